@@ -1,0 +1,41 @@
+"""Batch: what data hands to objectives."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of token ids. `samples` is each row's place in the run's endless order: together with `seed` it is the key
+    to all randomness about that row. `padded` is known when the batch is built, so that nobody has to ask a device."""
+
+    ids: Int[Tensor, "batch seq"]
+    segments: Int[Tensor, "batch seq"]
+    is_real: Bool[Tensor, "batch seq"]
+    samples: Int[Tensor, "batch"]
+    seed: int
+    padded: bool
+
+    def with_ids(self, ids: Int[Tensor, "batch seq"]) -> "Batch":
+        return replace(self, ids=ids)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        if self.ids.device == torch.device(device):
+            return self
+        move = {
+            name: getattr(self, name).to(device, non_blocking=True)
+            for name in ("ids", "segments", "is_real", "samples")
+        }
+        return replace(self, **move)

@@ -1,0 +1,191 @@
+"""Load, override, validate and print a tree of settings.
+
+A run is one frozen tree. A TOML recipe fills it, `key.path=value` overrides it, and what was resolved is written
+back as TOML that is itself a recipe. Every part of the tree is defined beside the code that it configures; this file
+knows none of them.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from electra.errors import SettingsError
+
+
+class Settings(BaseModel):
+    """Base of every part of the tree: frozen, no unknown keys, no silent conversion of numbers to text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+Tree = TypeVar("Tree", bound=Settings)
+
+
+def recipe_names() -> list[str]:
+    folder = resources.files("electra") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one)."""
+    path = Path(name)
+    if name in recipe_names():
+        text = (resources.files("electra") / "recipes" / f"{name}.toml").read_text("utf-8")
+    elif path.is_file():
+        text = path.read_text("utf-8")
+    else:
+        known = ", ".join(recipe_names())
+        raise SettingsError(f"no recipe {name!r}: it is neither a shipped recipe ({known}) nor a TOML file.")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"recipe {name} is not valid TOML: {error}.") from None
+
+
+def parse_value(text: str) -> Any:
+    """`3`, `1e-4`, `true`, `[1, 2]` and `"quoted"` as TOML has them; anything else is a plain string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}"""
+    overrides: dict[str, Any] = {}
+    problems = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            problems.append(f"{word!r} is not of the form key=value")
+        overrides[key.strip()] = parse_value(value.strip())
+    if problems:
+        raise SettingsError("; ".join(problems) + ".")
+    return overrides
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, leaf = path.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise SettingsError(f"{path}: {parent} is a value, not a section.")
+        node[leaf] = value
+    return tree
+
+
+def resolve(kind: type[Tree], recipe: str, words: Sequence[str] = ()) -> tuple[Tree, dict[str, str]]:
+    """The validated tree, and for every key where its value came from: default, the recipe, or the command line."""
+    from_recipe = flatten(read_recipe(recipe))
+    from_words = parse_overrides(words)
+    settings = validate(kind, nest(from_recipe | from_words))
+    sources = {
+        key: "command line" if key in from_words else recipe if key in from_recipe else "default"
+        for key in flatten(dump(settings))
+    }
+    return settings, sources
+
+
+def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
+    """Every problem at once, one line each, with the nearest known key where one is unknown."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        known = sorted(known_keys(kind))
+        lines = [describe(problem, known) for problem in error.errors()]
+        raise SettingsError("\n".join(dict.fromkeys(lines))) from None
+
+
+def describe(problem: Any, known: list[str]) -> str:
+    # A discriminated union puts its tag into the location; keys are told apart from tags by being known.
+    path = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(
+            path.rpartition(".")[2], [key.rpartition(".")[2] for key in known], n=1
+        )
+        nearest = next((key for key in known if near and (key == near[0] or key.endswith(f".{near[0]}"))), None)
+        return f"unknown key {path}." + (f" Did you mean {nearest}?" if nearest else "")
+    if problem["type"] == "missing":
+        return f"{path} is not set. Give it in the recipe or as {path}=… on the command line."
+    message = problem["msg"].removeprefix("Value error, ")
+    value = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
+    return f"{path}: {message}{value}." if path else f"{message}."
+
+
+def known_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        parts = [part for part in nested_models(field.annotation)]
+        if parts:
+            for part in parts:
+                yield from known_keys(part, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def nested_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from nested_models(argument)
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    return settings.model_dump(mode="json")
+
+
+def to_toml(settings: Settings) -> str:
+    """Only what our trees hold: numbers, booleans, strings, lists of them, and nested tables."""
+    lines: list[str] = []
+
+    def write(tree: Mapping[str, Any], path: str) -> None:
+        if path:
+            lines.append(f"\n[{path}]")
+        lines.extend(f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict))
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                write(value, f"{path}.{key}" if path else key)
+
+    write(dump(settings), "")
+    return "\n".join(lines).strip() + "\n"
+
+
+def toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str():
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+            return f'"{escaped}"'
+        case list() | tuple():
+            return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    raise AssertionError(f"no TOML form for {value!r}")
+
+
+def differences(old: Settings, new: Settings, ignore: Sequence[str] = ()) -> list[str]:
+    """`key: old -> new` for every key whose value differs."""
+    before, after = flatten(dump(old)), flatten(dump(new))
+    return [
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and key not in ignore
+    ]

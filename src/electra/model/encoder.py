@@ -1,0 +1,157 @@
+"""The encoder of the paper: BERT's post-norm block behind factorised embeddings.
+
+Differences from the original code, none of which changes a number: queries, keys and values are one matrix product;
+attention runs through torch's fused kernel; a batch without padding passes no mask at all.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from electra.config import Settings
+
+LAYER_NORM_EPS = 1e-12
+TYPES = 2
+
+
+class EncoderSettings(Settings):
+    """Sizes of the discriminator. `initialisation`: "original" draws the embedding projection and the detection
+    output from Glorot's distribution, as the original code does by TensorFlow's default; "normal" draws everything
+    from a normal distribution of deviation 0.02, as transformers does."""
+
+    layers: int = Field(12, ge=1)
+    hidden: int = Field(256, ge=1)
+    heads: int = Field(4, ge=1)
+    intermediate: int = Field(1024, ge=1)
+    embedding: int = Field(128, ge=1)
+    positions: int = Field(512, ge=2)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    attention_dropout: float = Field(0.1, ge=0, lt=1)
+    initialisation: Literal["original", "normal"] = "original"
+
+    @model_validator(mode="after")
+    def heads_divide_hidden(self) -> "EncoderSettings":
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        return self
+
+    def scaled(self, width: float, depth: float) -> "EncoderSettings":
+        """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`, rounded down as
+        in the original; the embedding size stays, because the table may be shared."""
+        return self.model_copy(
+            update={
+                "hidden": int(self.hidden * width),
+                "intermediate": int(self.intermediate * width),
+                "heads": max(1, int(self.heads * width)),
+                "layers": max(1, int(self.layers * depth)),
+            }
+        )
+
+
+class Embeddings(nn.Module):
+    """Word + position + type, LayerNorm, dropout: the part that generator and discriminator may share."""
+
+    def __init__(self, settings: EncoderSettings, vocab_size: int):
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, settings.embedding)
+        self.positions = nn.Embedding(settings.positions, settings.embedding)
+        self.types = nn.Embedding(TYPES, settings.embedding)
+        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq embedding"]:
+        summed = self.words(ids) + self.positions.weight[: ids.shape[1]] + self.types(segments)
+        return self.dropout(self.norm(summed))
+
+
+class Layer(nn.Module):
+    """x -> LN(x + attention(x)) -> LN(x + feed_forward(x)), with dropout before each sum."""
+
+    def __init__(self, settings: EncoderSettings):
+        super().__init__()
+        hidden = settings.hidden
+        self.heads = settings.heads
+        self.attention_dropout = settings.attention_dropout
+        self.query_key_value = nn.Linear(hidden, 3 * hidden)
+        self.attention_output = nn.Linear(hidden, hidden)
+        self.attention_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPS)
+        self.expand = nn.Linear(hidden, settings.intermediate)
+        self.contract = nn.Linear(settings.intermediate, hidden)
+        self.output_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPS)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "batch 1 1 seq"] | None
+    ) -> Float[Tensor, "batch seq hidden"]:
+        x = self.attention_norm(x + self.dropout(self.attention_output(self.attention(x, attend))))
+        return self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
+
+    def attention(
+        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "batch 1 1 seq"] | None
+    ) -> Float[Tensor, "batch seq hidden"]:
+        batch, seq, hidden = x.shape
+        projected = self.query_key_value(x).view(batch, seq, 3, self.heads, hidden // self.heads)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
+        return mixed.transpose(1, 2).reshape(batch, seq, hidden)
+
+
+class Encoder(nn.Module):
+    """Token ids in, one vector a token out. The embeddings arrive as an argument: sharing them is passing them twice."""
+
+    def __init__(self, settings: EncoderSettings, embeddings: Embeddings):
+        super().__init__()
+        self.settings = settings
+        self.embeddings = embeddings
+        projects = settings.embedding != settings.hidden
+        self.project = nn.Linear(settings.embedding, settings.hidden) if projects else nn.Identity()
+        self.project.glorot = True  # type: ignore[assignment]
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+
+    def forward(
+        self,
+        ids: Int[Tensor, "batch seq"],
+        segments: Int[Tensor, "batch seq"],
+        is_real: Bool[Tensor, "batch seq"] | None,
+    ) -> Float[Tensor, "batch seq hidden"]:
+        """`is_real` may be None where no row is padded: attention is faster without a mask."""
+        attend = None if is_real is None else is_real[:, None, None, :]
+        x = self.project(self.embeddings(ids, segments))
+        for layer in self.layers:
+            x = layer(x, attend)
+        return x
+
+
+def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
+    """Weights as a function of the seed. Truncated normal (0.02, cut at two deviations) and zero biases, except what
+    the original leaves to Glorot: modules that carry `glorot = True`."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in module.modules():
+        match part:
+            case nn.Linear():
+                glorot = getattr(part, "glorot", False) and settings.initialisation == "original"
+                if glorot:
+                    nn.init.xavier_uniform_(part.weight, generator=generator)
+                else:
+                    draw(part.weight, settings, generator)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
+            case nn.Embedding():
+                draw(part.weight, settings, generator)
+            case nn.LayerNorm():
+                nn.init.ones_(part.weight)
+                nn.init.zeros_(part.bias)
+
+
+def draw(weight: Tensor, settings: EncoderSettings, generator: torch.Generator) -> None:
+    if settings.initialisation == "original":
+        nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+    else:
+        nn.init.normal_(weight, std=0.02, generator=generator)

@@ -1,0 +1,37 @@
+"""What stands on top of an encoder: the generator's distribution over tokens, the discriminator's logit."""
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from electra.model.encoder import LAYER_NORM_EPS, EncoderSettings
+
+
+class TokenHead(nn.Module):
+    """p_G(x_t | x) ∝ exp(e(x_t)ᵀ h(x)_t): dense to the embedding size, GELU, LayerNorm, then the word table (passed in,
+    because it belongs to the embeddings) and a bias of its own."""
+
+    def __init__(self, settings: EncoderSettings, vocab_size: int):
+        super().__init__()
+        self.dense = nn.Linear(settings.hidden, settings.embedding)
+        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.bias = nn.Parameter(Tensor(vocab_size).zero_())
+
+    def forward(
+        self, hidden: Float[Tensor, "*rows hidden"], words: Float[Tensor, "vocab embedding"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        return F.linear(self.norm(F.gelu(self.dense(hidden))), words, self.bias)
+
+
+class DetectionHead(nn.Module):
+    """The logit of "this token was replaced": dense, GELU, one output. D in the paper is the probability of "original",
+    that is sigmoid(-logit); the code, like the original's, speaks of "replaced" as the positive class."""
+
+    def __init__(self, settings: EncoderSettings):
+        super().__init__()
+        self.dense = nn.Linear(settings.hidden, settings.hidden)
+        self.output = nn.Linear(settings.hidden, 1)
+        self.output.glorot = True  # type: ignore[assignment]
+
+    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
+        return self.output(F.gelu(self.dense(hidden))).squeeze(-1)
