@@ -19,7 +19,8 @@ class SpecialIds:
 @dataclass(frozen=True)
 class Batch:
     """Rows of token ids. `samples` is each row's place in the run's endless order: together with `seed` it is the key
-    to all randomness about that row. `padded` is known when the batch is built, so that nobody has to ask a device."""
+    to all randomness about that row. `padded` is known when the batch is built, so that nobody has to ask a device.
+    `progress` is the share of the run that is done, for what changes in its course; 1 outside of training."""
 
     ids: Int[Tensor, "batch seq"]
     segments: Int[Tensor, "batch seq"]
@@ -27,6 +28,7 @@ class Batch:
     samples: Int[Tensor, "batch"]
     seed: int
     padded: bool
+    progress: float = 1.0
 
     def with_ids(self, ids: Int[Tensor, "batch seq"]) -> "Batch":
         return replace(self, ids=ids)
@@ -39,3 +41,11 @@ class Batch:
             for name in ("ids", "segments", "is_real", "samples")
         }
         return replace(self, **move)
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Consecutive parts of equal size. Randomness belongs to samples, so a part is corrupted as in the whole."""
+        if parts == 1:
+            return [self]
+        names = ("ids", "segments", "is_real", "samples")
+        pieces = zip(*(getattr(self, name).chunk(parts) for name in names), strict=True)
+        return [replace(self, **dict(zip(names, piece, strict=True))) for piece in pieces]

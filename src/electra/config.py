@@ -28,7 +28,9 @@ Tree = TypeVar("Tree", bound=Settings)
 
 def recipe_names() -> list[str]:
     folder = resources.files("electra") / "recipes"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
 
 
 def read_recipe(name: str) -> dict[str, Any]:
@@ -121,7 +123,9 @@ def describe(problem: Any, known: list[str]) -> str:
         near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(
             path.rpartition(".")[2], [key.rpartition(".")[2] for key in known], n=1
         )
-        nearest = next((key for key in known if near and (key == near[0] or key.endswith(f".{near[0]}"))), None)
+        nearest = next(
+            (key for key in known if near and (key == near[0] or key.endswith(f".{near[0]}"))), None
+        )
         return f"unknown key {path}." + (f" Did you mean {nearest}?" if nearest else "")
     if problem["type"] == "missing":
         return f"{path} is not set. Give it in the recipe or as {path}=… on the command line."
@@ -158,7 +162,9 @@ def to_toml(settings: Settings) -> str:
     def write(tree: Mapping[str, Any], path: str) -> None:
         if path:
             lines.append(f"\n[{path}]")
-        lines.extend(f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict))
+        lines.extend(
+            f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict)
+        )
         for key, value in tree.items():
             if isinstance(value, dict):
                 write(value, f"{path}.{key}" if path else key)
@@ -174,7 +180,9 @@ def toml_value(value: Any) -> str:
         case int() | float():
             return repr(value)
         case str():
-            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+            escaped = (
+                value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+            )
             return f'"{escaped}"'
         case list() | tuple():
             return "[" + ", ".join(toml_value(item) for item in value) + "]"

@@ -18,7 +18,9 @@ MIN_CHARACTERS = 80
 def libraries() -> dict[str, Path]:
     """Where each documented library lives; those not installed are left out."""
     paths = sysconfig.get_paths()
-    found = {"stdlib": Path(paths["stdlib"])} | {name: Path(paths["purelib"]) / name for name in LIBRARIES[1:]}
+    found = {"stdlib": Path(paths["stdlib"])} | {
+        name: Path(paths["purelib"]) / name for name in LIBRARIES[1:]
+    }
     return {name: path for name, path in found.items() if path.is_dir()}
 
 

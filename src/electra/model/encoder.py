@@ -40,14 +40,14 @@ class EncoderSettings(Settings):
         return self
 
     def scaled(self, width: float, depth: float) -> "EncoderSettings":
-        """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`, rounded down as
-        in the original; the embedding size stays, because the table may be shared."""
+        """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`, rounded;
+        the embedding size stays, because the table may be shared."""
         return self.model_copy(
             update={
-                "hidden": int(self.hidden * width),
-                "intermediate": int(self.intermediate * width),
-                "heads": max(1, int(self.heads * width)),
-                "layers": max(1, int(self.layers * depth)),
+                "hidden": round(self.hidden * width),
+                "intermediate": round(self.intermediate * width),
+                "heads": max(1, round(self.heads * width)),
+                "layers": max(1, round(self.layers * depth)),
             }
         )
 

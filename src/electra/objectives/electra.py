@@ -18,15 +18,19 @@ from electra.config import Settings
 from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
 from electra.model.generator import GeneratorSettings
 from electra.model.heads import DetectionHead, TokenHead
-from electra.objectives.figures import Figures, Sums, alarms, detection_sums, generator_sums, summarise
 from electra.objectives.corruption import choose_positions, maskable, replace_at, sample_tokens
+from electra.objectives.figures import Figures, Sums, alarms, detection_sums, generator_sums, summarise
 from electra.objectives.losses import detection_loss, masked_lm_loss
 from electra.randomness import mix, uniform
 
 
 class ElectraSettings(Settings):
     """`mask_share` of a row is chosen; of the chosen, `mask_token_share` become [MASK] and the rest stay as they are
-    (never random words, unlike BERT)."""
+    (never random words, unlike BERT).
+
+    The sampling temperature falls in a straight line from `start_temperature` to `temperature` over the first `cooling`
+    of the run: samples of a hot generator are easier to catch, which starts a discriminator that would else stand at
+    chance for long. Equal temperatures, the default, are the paper's constant. Evaluation is at `temperature`."""
 
     kind: Literal["electra"] = "electra"
     mask_share: float = Field(0.15, gt=0, lt=1)
@@ -34,6 +38,8 @@ class ElectraSettings(Settings):
     generator_weight: float = Field(1.0, ge=0)
     detection_weight: float = Field(50.0, ge=0)
     temperature: float = Field(1.0, gt=0)
+    start_temperature: float = Field(1.0, gt=0)
+    cooling: float = Field(0.5, gt=0, le=1)
     disallow_correct: bool = False
 
 
@@ -54,6 +60,8 @@ class Corrupted(NamedTuple):
 
 
 class Electra(nn.Module):
+    headline = ("mlm_loss", "rtd_loss", "auc")
+
     def __init__(
         self,
         settings: ElectraSettings,
@@ -82,7 +90,9 @@ class Electra(nn.Module):
         corrupted = self.corrupt(batch)
         logits = self.detect(corrupted.batch)
         rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
-        total = self.settings.generator_weight * corrupted.mlm_loss + self.settings.detection_weight * rtd_loss
+        total = (
+            self.settings.generator_weight * corrupted.mlm_loss + self.settings.detection_weight * rtd_loss
+        )
         sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
         return Loss(total, corrupted.sums | sums)
 
@@ -104,12 +114,18 @@ class Electra(nn.Module):
 
         draws = uniform(batch.seed, "sample", batch.samples, 2 * count).view(-1, 2)
         forbidden = targets if self.settings.disallow_correct else None
-        sampled = sample_tokens(logits, draws, self.settings.temperature, forbidden)
+        sampled = sample_tokens(logits, draws, self.temperature(batch.progress), forbidden)
         corrupted = batch.with_ids(replace_at(batch.ids, positions, sampled.view_as(positions), used))
         sums = generator_sums(logits.detach(), targets, sampled, used.flatten(), mlm_loss)
         return Corrupted(corrupted, positions, used, corrupted.ids != batch.ids, mlm_loss, sums)
 
-    def generate(self, masked: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
+    def temperature(self, progress: float) -> float:
+        start, end = self.settings.start_temperature, self.settings.temperature
+        return start + (end - start) * min(1.0, progress / self.settings.cooling)
+
+    def generate(
+        self, masked: Batch, positions: Int[Tensor, "batch count"]
+    ) -> Float[Tensor, "batch count vocab"]:
         """The generator's logits at the chosen positions only."""
         hidden = self.generator(masked.ids, masked.segments, masked.is_real if masked.padded else None)
         chosen = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))

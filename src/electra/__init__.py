@@ -1,0 +1,29 @@
+"""electra: raw text in, a pre-trained ELECTRA encoder out. The public Python API; everything loads on first use."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "PretrainSettings": "electra.pretrain",
+    "pretrain": "electra.pretrain",
+    "resolve": "electra.pretrain",
+    "load_run": "electra.pretrain",
+    "evaluate_run": "electra.evaluate",
+    "train_tokenizer": "electra.data.tokenizer",
+    "load_tokenizer": "electra.data.tokenizer",
+    "prepare": "electra.data.prepare",
+    "open_data": "electra.data.shards",
+    "load_discriminator": "electra.interop.hf",
+    "load_generator": "electra.interop.hf",
+    "detect": "electra.inspector.analyse",
+    "ElectraError": "electra.errors",
+}
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'electra' has no attribute {name!r}")

@@ -1,0 +1,268 @@
+"""Token shards: the format, and reading it through memory maps. docs/formats.md describes both.
+
+A shard is a safetensors file of three arrays: all tokens in a row, and the ends of documents and of lines in them.
+The manifest is written last and holds the size and sha256 of every shard; a folder without one is unfinished.
+"""
+
+import hashlib
+import json
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from electra.config import Settings
+from electra.errors import CorruptError, DataError, MachineError
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+Split = Literal["train", "heldout"]
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+# Little-endian whatever the machine is: numpy converts where it has to.
+_DTYPES: dict[str, np.dtype] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}
+_LONGEST_HEADER = 1 << 16
+
+
+class ShardEntry(Settings):
+    file: str = Field(pattern=r"^(train|heldout)-\d{5,}\.safetensors$")
+    bytes: int
+    sha256: str
+    tokens: int
+    documents: int
+    lines: int
+
+
+class SplitEntry(Settings):
+    shards: tuple[ShardEntry, ...]
+    tokens: int
+    documents: int
+    lines: int
+
+
+class InputsEntry(Settings):
+    """Which files were read: their number, their bytes on disk, and a hash over their names and sizes."""
+
+    files: int
+    bytes: int
+    sha256: str
+
+
+class Manifest(Settings):
+    version: Literal[1] = 1
+    vocab_size: int
+    tokenizer_sha256: str
+    dtype: Literal["uint16", "uint32"]
+    settings: dict[str, Any]
+    inputs: InputsEntry
+    skipped_documents: int
+    replaced_documents: int
+    empty_files: int
+    splits: dict[Split, SplitEntry]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One memory-mapped file. `documents` and `lines` hold the offset in `tokens` just after each one's last token;
+    every end of a document is also an end of a line, and none of them is empty."""
+
+    tokens: np.ndarray
+    documents: np.ndarray
+    lines: np.ndarray
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """One split of a prepared folder."""
+
+    folder: Path
+    split: str
+    shards: tuple[Shard, ...]
+    manifest: Manifest
+
+
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is there whole or not at all, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def json_hash(text: str) -> str:
+    """sha256 of JSON in one fixed spelling, so that spacing and the order of keys do not matter."""
+    spelling = json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(spelling.encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise DataError(
+            f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.'
+        ) from None
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise CorruptError(
+            f'{path} is damaged: not UTF-8. Delete {folder} and run "electra prepare" again.'
+        ) from None
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise CorruptError(
+            f'{path} is damaged or of another version ({where}: {problem["msg"]}). Run "electra prepare" again.'
+        ) from None
+
+
+def manifest_hash(folder: Path) -> str:
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def open_data(folder: Path, split: Split = "train", verify: bool = True) -> TokenData:
+    """The tokens of a split, mapped and not loaded. Sizes are always checked, contents (about 1.5 GB a second) if
+    `verify`: a flipped bit would otherwise surface hours later as a strange loss, or never."""
+    manifest = read_manifest(folder)
+    _check_tokenizer(folder, manifest)
+    entries = manifest.splits[split].shards if split in manifest.splits else ()
+    if not entries:
+        raise DataError(
+            f"{folder} has no {split} documents. Prepare more text, or another share of held-out documents."
+        )
+    _allow_open_files(len(entries))
+    shards = []
+    for entry in entries:
+        data = _map(folder / entry.file, entry)
+        if verify:
+            _check_content(folder / entry.file, entry, data)
+        shard = _parse(folder / entry.file, entry, data, manifest.dtype)
+        if verify:
+            _check_arrays(folder / entry.file, shard, manifest.vocab_size)
+        shards.append(shard)
+    return TokenData(folder, split, tuple(shards), manifest)
+
+
+def verify_shards(folder: Path) -> list[str]:
+    """Every problem of a prepared folder, one line each; none if it is whole."""
+    try:
+        manifest = read_manifest(folder)
+    except (DataError, CorruptError, MachineError) as error:
+        return [str(error)]
+    problems = []
+    try:
+        _check_tokenizer(folder, manifest)
+    except CorruptError as error:
+        problems.append(str(error))
+    for split in manifest.splits.values():
+        for entry in split.shards:
+            path = folder / entry.file
+            try:
+                data = _map(path, entry)
+                _check_content(path, entry, data)
+                _check_arrays(path, _parse(path, entry, data, manifest.dtype), manifest.vocab_size)
+            except CorruptError as error:
+                problems.append(str(error))
+    return problems
+
+
+def _check_tokenizer(folder: Path, manifest: Manifest) -> None:
+    path = folder / TOKENIZER
+    try:
+        found = json_hash(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptError(f'{path} cannot be used ({error}). Run "electra prepare" again.') from None
+    if found != manifest.tokenizer_sha256:
+        raise CorruptError(
+            f"{path} is not the tokenizer of these shards: expected {manifest.tokenizer_sha256}, found {found}. "
+            f'Put the right one back, or run "electra prepare" again.'
+        )
+
+
+def _allow_open_files(count: int) -> None:
+    """A memory map keeps its file open, and the usual soft limit of 1,024 is too few for a large corpus."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 512
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            raise MachineError(
+                f'{count} shards need {wanted} open files, {hard} are allowed. Raise "ulimit -n".'
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _damaged(path: Path, what: str) -> CorruptError:
+    return CorruptError(f'{path} is damaged: {what}. Delete its folder and run "electra prepare" again.')
+
+
+def _map(path: Path, entry: ShardEntry) -> np.ndarray:
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise _damaged(path, f"expected {entry.bytes} bytes, found {size}")
+        return np.memmap(path, np.uint8, "r")
+    except FileNotFoundError:
+        raise _damaged(path, "the file is missing") from None
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _check_content(path: Path, entry: ShardEntry, data: np.ndarray) -> None:
+    found = hashlib.sha256(data.data).hexdigest()
+    if found != entry.sha256:
+        raise _damaged(path, f"expected sha256 {entry.sha256}, found {found}")
+
+
+def _parse(path: Path, entry: ShardEntry, data: np.ndarray, dtype: str) -> Shard:
+    """The safetensors header is untrusted: every offset is checked before it is used."""
+    try:
+        length = int.from_bytes(data[:8].tobytes(), "little")
+        if length > min(_LONGEST_HEADER, len(data) - 8):
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(data[8 : 8 + length].tobytes())
+        body = data[8 + length :]
+        arrays = {}
+        for name, count in (("tokens", entry.tokens), ("documents", entry.documents), ("lines", entry.lines)):
+            kind, shape = _DTYPES[header[name]["dtype"]], header[name]["shape"]
+            begin, end = header[name]["data_offsets"]
+            if kind != np.dtype(dtype if name == "tokens" else "int64").newbyteorder("<"):
+                raise ValueError(f"{name} of type {header[name]['dtype']}")
+            if shape != [count] or end - begin != count * kind.itemsize or not 0 <= begin <= end <= len(body):
+                raise ValueError(f"{name} of shape {shape}, {count} expected")
+            arrays[name] = body[begin:end].view(kind)
+        return Shard(**arrays)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, f"its header does not fit ({error})") from None
+
+
+def _check_arrays(path: Path, shard: Shard, vocab_size: int) -> None:
+    beyond = shard.tokens >= vocab_size
+    if beyond.any():
+        position = int(beyond.argmax())
+        raise CorruptError(
+            f"{path}: token {int(shard.tokens[position])} at position {position} is beyond the vocabulary of {vocab_size}. "
+            'Run "electra prepare" again with the right tokenizer.'
+        )
+    for name, ends in (("documents", shard.documents), ("lines", shard.lines)):
+        if not len(ends) or ends[0] <= 0 or ends[-1] != len(shard.tokens) or (np.diff(ends) <= 0).any():
+            raise _damaged(path, f"the ends of {name} do not rise to {len(shard.tokens)}")
+    if not np.isin(shard.documents, shard.lines, assume_unique=True).all():
+        raise _damaged(path, "a document ends inside a line")

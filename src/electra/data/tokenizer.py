@@ -1,0 +1,279 @@
+"""Tokenizers: trained from a stream of documents, or adopted from a vocab.txt or a tokenizer.json.
+
+Training on the same text twice gives the same bytes, which the library's trainers alone do not promise: they walk hash
+maps, whose random order then decides ties. `_train_wordpiece` and `unigram.py` say what is done about it.
+"""
+
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from electra.config import Settings
+from electra.data.shards import TOKENIZER, json_hash, write_atomically
+from electra.errors import CorruptError, DataError, MachineError
+
+if TYPE_CHECKING:
+    from electra.batch import SpecialIds
+    from electra.data.corpus import Corpus
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class TokenizerSettings(Settings):
+    """`strip_accents` decomposes characters (NFD) and drops the marks. It turns é into e, but in wordpiece, as in BERT,
+    it also leaves Hangul in pieces, and it takes the voicing marks off kana (が becomes か): off for Korean and Japanese.
+    `split_cjk` makes every Chinese character a word, as BERT does, and `character_coverage` is the share of all
+    characters that get a piece of their own, the others become [UNK]: both are for wordpiece only.
+    Of more text than `characters`, about that much is used: documents chosen by their hash."""
+
+    kind: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
+    vocab_size: int = Field(default=30522, ge=300)
+    lowercase: bool = True
+    strip_accents: bool = False
+    split_cjk: bool = True
+    min_frequency: int = Field(default=2, ge=1)
+    character_coverage: float = Field(default=0.9999, gt=0.9, le=1)
+    characters: int = Field(default=1_000_000_000, ge=1)
+
+
+def train_tokenizer(corpus: "Corpus", settings: TokenizerSettings) -> Tokenizer:
+    """The corpus is read as a stream: memory holds its distinct words, never its text."""
+    texts = _Sample(corpus, settings.characters)
+    match settings.kind:
+        case "wordpiece":
+            return _train_wordpiece(texts, settings)
+        case "unigram":
+            return _train_unigram(texts, settings)
+        case "bpe":
+            return _train_bpe(texts, settings)
+
+
+def adopt_vocabulary(
+    path: Path, lowercase: bool = True, strip_accents: bool | None = None, split_cjk: bool = True
+) -> Tokenizer:
+    """A WordPiece tokenizer from BERT's vocab.txt, one piece a line. BERT strips accents where it lowercases, which
+    is what `strip_accents=None` means."""
+    lines = _read(path).split("\n")
+    if not lines[-1]:
+        lines.pop()
+    vocabulary = {piece: number for number, piece in enumerate(lines)}
+    strip = lowercase if strip_accents is None else strip_accents
+    return _check_specials(path, _wordpiece(vocabulary, _bert_normalizer(lowercase, strip, split_cjk)))
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """From a tokenizer.json or a folder with one. Truncation and padding that its last user left in it are dropped:
+    they would silently cut documents."""
+    file = path / TOKENIZER if path.is_dir() else path
+    text = _read(file)
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more specific
+        raise CorruptError(
+            f'{file} is not a tokenizer.json ({error}). Train one with "electra tokenizer".'
+        ) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return _check_specials(file, tokenizer)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
+    """Writes folder/tokenizer.json and returns its path."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / TOKENIZER, (tokenizer.to_str(pretty=True) + "\n").encode())
+    except OSError as error:
+        raise MachineError(f"{folder / TOKENIZER} cannot be written: {error.strerror}.") from None
+    return folder / TOKENIZER
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    return json_hash(tokenizer.to_str())
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id: an adopted vocabulary may have holes."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def special_ids(tokenizer: Tokenizer) -> "SpecialIds":
+    from electra.batch import SpecialIds  # torch
+
+    vocabulary = tokenizer.get_vocab()
+    return SpecialIds(*(vocabulary[name] for name in SPECIAL_TOKENS))
+
+
+class _Sample:
+    """The texts of a corpus, or the share of them that is about `characters` long, the same at each iteration."""
+
+    _PROBE = 1 << 24
+
+    def __init__(self, corpus: "Corpus", characters: int) -> None:
+        self.corpus = corpus
+        self.threshold = min(1.0, characters / max(1, self._expected_characters())) * 2.0**64
+
+    def _expected_characters(self) -> float:
+        """From the size of the files and, as they may be compressed, the ratio at their beginning."""
+        from electra.data.corpus import Reading
+
+        reading, seen = Reading(), 0
+        for document in self.corpus.read(reading):
+            seen += len(document.text)
+            if seen >= self._PROBE:
+                return seen / max(1, reading.bytes_read) * self.corpus.size
+        return seen
+
+    def __iter__(self) -> Iterator[str]:
+        for document in self.corpus.read():
+            digest = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
+            if int.from_bytes(digest, "little") < self.threshold:
+                yield document.text
+
+
+def _train_wordpiece(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
+    """The library numbers the continuing characters (##a, ##b …) as it meets them in a hash map, and equally frequent
+    merges go by those numbers, so every training gives another vocabulary. Handing it the whole alphabet, numbered, in
+    the place of special tokens leaves nothing to chance; the pieces are then put into a fresh tokenizer as plain ones.
+    """
+    normalizer = _bert_normalizer(settings.lowercase, settings.strip_accents, settings.split_cjk)
+    alphabet, continuing = _alphabet(texts, normalizer, settings)
+    tokenizer = _wordpiece({"[UNK]": 0}, normalizer)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=settings.min_frequency,
+        special_tokens=[*SPECIAL_TOKENS, *alphabet, *continuing],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _wordpiece(tokenizer.get_vocab(), normalizer)
+
+
+def _alphabet(texts: _Sample, normalizer: Any, settings: TokenizerSettings) -> tuple[list[str], list[str]]:
+    """The characters that get a piece of their own, and with ## in front those that can stand inside a word."""
+    raw: Counter[str] = Counter()
+    for text in texts:
+        raw.update(text)
+    counts: Counter[str] = Counter()
+    for character, count in raw.items():
+        for normal in normalizer.normalize_str(character):
+            if not normal.isspace():
+                counts[normal] += count
+    alphabet = _most_frequent(counts, settings, settings.vocab_size // 3)
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    continuing = [f"##{it}" for it in alphabet if len(split(normalizer.normalize_str(f"a{it}"))) == 1]
+    return alphabet, continuing
+
+
+def _most_frequent(counts: Counter[str], settings: TokenizerSettings, limit: int) -> list[str]:
+    """As many characters as cover the wanted share of the text, up to a limit; sorted."""
+    kept: list[str] = []
+    missing = (1 - settings.character_coverage) * counts.total()
+    left = counts.total()
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if left <= missing or len(kept) == limit:
+            break
+        kept.append(character)
+        left -= count
+    return sorted(kept)
+
+
+def _train_bpe(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
+    """Byte-level: nothing is ever unknown."""
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    tokenizer.normalizer = _plain_normalizer(normalizers.NFC(), settings)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=settings.min_frequency,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _with_template(tokenizer)
+
+
+def _train_unigram(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
+    from electra.data.unigram import train_unigram  # scipy
+
+    normalizer = _plain_normalizer(normalizers.NFKC(), settings)
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(f"▁{word}" for word in normalizer.normalize_str(text).split(" "))
+    characters: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            characters[character] += count
+    alphabet = _most_frequent(characters, settings, settings.vocab_size // 2)
+    pieces = train_unigram(words, settings.vocab_size - len(SPECIAL_TOKENS), alphabet)
+    # Text that spells a special token must never become one, so no text may prefer them.
+    specials = [(name, -1e6) for name in SPECIAL_TOKENS]
+    tokenizer = Tokenizer(models.Unigram([*specials, *pieces], SPECIAL_TOKENS.index("[UNK]")))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return _with_template(tokenizer)
+
+
+def _bert_normalizer(lowercase: bool, strip_accents: bool, split_cjk: bool) -> Any:
+    return normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=split_cjk, strip_accents=strip_accents, lowercase=lowercase
+    )
+
+
+def _plain_normalizer(form: Any, settings: TokenizerSettings) -> Any:
+    steps = [form]
+    if settings.strip_accents:
+        steps = [normalizers.NFD(), normalizers.StripAccents(), form]
+    if settings.lowercase:
+        steps.append(normalizers.Lowercase())
+    return normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+
+
+def _wordpiece(vocabulary: dict[str, int], normalizer: Any) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return _with_template(tokenizer)
+
+
+def _with_template(tokenizer: Tokenizer) -> Tokenizer:
+    """[CLS] A [SEP] and [CLS] A [SEP] B [SEP]."""
+    special = {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
+    if None not in special.values():
+        tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", special["[CLS]"]), ("[SEP]", special["[SEP]"])],
+        )
+    return tokenizer
+
+
+def _check_specials(path: Path, tokenizer: Tokenizer) -> Tokenizer:
+    if missing := [name for name in SPECIAL_TOKENS if tokenizer.token_to_id(name) is None]:
+        raise DataError(
+            f"{path} has no {', '.join(missing)}. A vocabulary for ELECTRA needs all of {', '.join(SPECIAL_TOKENS)}."
+        )
+    return tokenizer
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise DataError(f'{path} does not exist. Train a tokenizer with "electra tokenizer".') from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} has bytes that are not UTF-8 at byte {error.start}. Convert it.") from None
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None

@@ -1,0 +1,68 @@
+"""Figures of a finished or running pre-training on held-out documents."""
+
+from pathlib import Path
+
+import torch
+
+from electra.batch import Batch
+from electra.data.shards import read_manifest
+from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
+from electra.errors import CorruptError
+from electra.objectives.electra import Electra
+from electra.objectives.figures import Figures, Sums, detection_sums, summarise
+from electra.objectives.losses import detection_loss
+from electra.pretrain import build_heldout, build_objective, load_run
+from electra.train.trainer import choose_device
+
+MEANINGS = {
+    "mlm_loss": "generator: cross-entropy at the chosen positions (nats)",
+    "mlm_accuracy": "generator: its first guess is the original token",
+    "sampled_accuracy": "generator: the token it sampled is the original",
+    "replaced_share": "tokens that were really replaced",
+    "rtd_loss": "discriminator: binary cross-entropy, all real tokens",
+    "rtd_accuracy": "discriminator: right answers",
+    "majority_baseline": 'right answers of always saying "original"',
+    "precision": "of the tokens it flags, replaced ones",
+    "recall": "of the replaced tokens, flagged ones",
+    "auc": "ROC-AUC: a replaced token scores above an original one",
+}
+
+
+def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -> tuple[Figures, Figures]:
+    """(figures of the trained network, figures of an untrained discriminator reading the same corrupted text)."""
+    settings, trained = load_run(run)
+    folder = data or Path(settings.data)
+    tokenizer = load_tokenizer(run / "tokenizer.json")
+    if read_manifest(folder).tokenizer_sha256 != tokenizer_hash(tokenizer):
+        raise CorruptError(
+            f"{folder} was prepared with another tokenizer than {run} was trained with. Prepare it again."
+        )
+    special = special_ids(tokenizer)
+    if rows:
+        settings = settings.model_copy(
+            update={"train": settings.train.model_copy(update={"evaluate_rows": rows})}
+        )
+    device = choose_device(settings.train)
+    untrained = build_objective(settings, trained.vocab_size, special).to(device).eval()
+    trained.to(device).eval()
+    ours: Sums = {}
+    baseline: Sums = {}
+    with torch.no_grad():
+        for batch in build_heldout(settings, folder, special):
+            batch = batch.to(device)
+            add(ours, trained(batch).sums)
+            add(baseline, detection_on(trained, untrained, batch))
+    return summarise(ours), summarise(baseline)
+
+
+def detection_on(corrupter: Electra, detector: Electra, batch: Batch) -> Sums:
+    """What `detector` makes of text that `corrupter`'s generator has corrupted."""
+    corrupted = corrupter.corrupt(batch)
+    logits = detector.detect(corrupted.batch)
+    loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
+    return detection_sums(logits, corrupted.is_replaced, batch.is_real, loss)
+
+
+def add(totals: Sums, more: Sums) -> None:
+    for name, value in more.items():
+        totals[name] = totals[name] + value if name in totals else value

@@ -1,0 +1,294 @@
+"""Folders that `transformers` loads offline, and reading such folders without transformers.
+
+transformers 5 silently builds another tokenizer from an ELECTRA folder unless `tokenizer_class` says
+PreTrainedTokenizerFast, so an export is not done before both sides agreed on a probe: same ids, same logits.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from electra.batch import SpecialIds
+from electra.errors import CorruptError, DataError, MachineError
+from electra.interop import names
+from electra.model.encoder import LAYER_NORM_EPS, TYPES, Embeddings, Encoder, EncoderSettings
+from electra.model.heads import DetectionHead, TokenHead
+
+Kind = Literal["discriminator", "generator"]
+ARCHITECTURES: dict[Kind, str] = {"discriminator": "ElectraForPreTraining", "generator": "ElectraForMaskedLM"}
+WEIGHTS = "model.safetensors"
+TOLERANCE = 1e-4
+PROBE = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Straße, Übergröße und Äpfel: naïve café façade.",
+    "안녕하세요. 한국어 문장도 잘 됩니다.",
+    "日本語の文章も、カタカナも大丈夫です。",
+    "[MASK] tokens, numbers 3.14159 and emoji 🙂 — “quotes”.",
+)
+
+
+def config_json(
+    settings: EncoderSettings, vocab_size: int, special: SpecialIds, kind: Kind
+) -> dict[str, Any]:
+    return {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": "electra",
+        "vocab_size": vocab_size,
+        "embedding_size": settings.embedding,
+        "hidden_size": settings.hidden,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "intermediate_size": settings.intermediate,
+        "max_position_embeddings": settings.positions,
+        "type_vocab_size": TYPES,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": settings.dropout,
+        "attention_probs_dropout_prob": settings.attention_dropout,
+        "layer_norm_eps": LAYER_NORM_EPS,
+        "initializer_range": 0.02,
+        "pad_token_id": special.pad,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+
+
+def tokenizer_config(tokenizer: Tokenizer, special: SpecialIds, positions: int) -> dict[str, Any]:
+    tokens = {
+        f"{name}_token": tokenizer.id_to_token(getattr(special, name))
+        for name in ("pad", "unk", "cls", "sep", "mask")
+    }
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": positions,
+        "model_input_names": inputs,
+        "clean_up_tokenization_spaces": False,
+    } | tokens
+
+
+def discriminator_tensors(encoder: Encoder, head: DetectionHead) -> dict[str, Tensor]:
+    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(encoder.state_dict()).items()}
+    top = names.head_to_transformers(head.state_dict(), names.DETECTION_HEAD)
+    return body | {f"discriminator_predictions.{k}": v for k, v in top.items()}
+
+
+def generator_tensors(encoder: Encoder, head: TokenHead) -> dict[str, Tensor]:
+    """The output matrix is the word table; transformers ties the two itself and wants it stored once."""
+    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(encoder.state_dict()).items()}
+    return body | names.head_to_transformers(head.state_dict(), names.TOKEN_HEAD)
+
+
+def write_folder(
+    out: Path,
+    kind: Kind,
+    encoder: Encoder,
+    head: nn.Module,
+    tokenizer: Tokenizer,
+    special: SpecialIds,
+    card: str,
+) -> Path:
+    """Everything goes into a temporary folder first and is renamed at the end: `out` is whole or absent."""
+    if out.exists():
+        raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
+    vocab_size = encoder.embeddings.words.num_embeddings
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise CorruptError(
+            f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the network {vocab_size}."
+        )
+    match head:
+        case DetectionHead():
+            tensors = discriminator_tensors(encoder, head)
+        case TokenHead():
+            tensors = generator_tensors(encoder, head)
+    config = config_json(encoder.settings, vocab_size, special, kind)
+    files = {
+        "config.json": json.dumps(config, indent=2),
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(
+            tokenizer_config(tokenizer, special, encoder.settings.positions), indent=2
+        ),
+        "README.md": card,
+    }
+    content = {name: text.encode() for name, text in files.items()}
+    stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    content[WEIGHTS] = save(stored, metadata={"format": "pt"})
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        for name, data in content.items():
+            (temporary / name).write_bytes(data)
+        manifest = {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in content.items()
+        }
+        (temporary / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
+        check_folder(temporary, kind, encoder, head, tokenizer, special)
+        temporary.rename(out)
+    except OSError as error:
+        raise MachineError(f"the export to {out} could not be written: {error}.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def probe_batch(tokenizer: Tokenizer, special: SpecialIds, positions: int) -> tuple[Tensor, Tensor]:
+    """The probe as padded ids and their attention mask."""
+    rows = [tokenizer.encode(text).ids[:positions] for text in PROBE]
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
+    return ids, torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
+
+
+def our_logits(encoder: Encoder, head: nn.Module, ids: Tensor, is_real: Tensor) -> Tensor:
+    training = encoder.training
+    encoder.eval()
+    with torch.no_grad():
+        hidden = encoder(ids, torch.zeros_like(ids), is_real)
+        logits = (
+            head(hidden, encoder.embeddings.words.weight) if isinstance(head, TokenHead) else head(hidden)
+        )
+    encoder.train(training)
+    return logits
+
+
+def check_folder(
+    folder: Path, kind: Kind, encoder: Encoder, head: nn.Module, tokenizer: Tokenizer, special: SpecialIds
+) -> None:
+    """What was written gives the same ids and logits: read back by ourselves, and by transformers where installed."""
+    device = encoder.embeddings.words.weight.device
+    ids, is_real = (t.to(device) for t in probe_batch(tokenizer, special, encoder.settings.positions))
+    expected = our_logits(encoder, head, ids, is_real).cpu()[is_real.cpu()]
+    again = load_discriminator(folder) if kind == "discriminator" else load_generator(folder)
+    require_equal(
+        expected, our_logits(again.encoder, again.head, ids.cpu(), is_real.cpu())[is_real.cpu()], "our reader"
+    )
+    if theirs := transformers_reader():
+        their_ids, their_logits = theirs(folder, kind)
+        for text, row, ours in zip(PROBE, their_ids, ids.tolist(), strict=True):
+            if row != ours[: len(row)]:
+                raise CorruptError(
+                    f"transformers' tokenizer reads {text!r} otherwise than ours. The export was not kept."
+                )
+        require_equal(expected, their_logits[is_real.cpu()], "transformers")
+
+
+def require_equal(expected: Tensor, found: Tensor, who: str) -> None:
+    difference = (expected - found).abs().max().item()
+    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
+        raise CorruptError(
+            f"{who} gets other logits from the export (largest difference {difference:.2g}). It was not kept."
+        )
+
+
+def transformers_reader() -> Callable[[Path, Kind], tuple[list[list[int]], Tensor]] | None:
+    try:
+        import transformers
+    except ImportError:
+        return None
+
+    def read(folder: Path, kind: Kind) -> tuple[list[list[int]], Tensor]:
+        classes = {
+            "discriminator": transformers.AutoModelForPreTraining,
+            "generator": transformers.AutoModelForMaskedLM,
+        }
+        verbosity, bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = classes[kind].from_pretrained(folder, local_files_only=True).eval()
+            inputs = tokenizer(list(PROBE), padding=True, truncation=True, return_tensors="pt")
+            with torch.no_grad():
+                logits = model(**inputs).logits
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+            if bar:
+                transformers.logging.enable_progress_bar()
+        rows = [
+            row[mask.bool()].tolist()
+            for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+        ]
+        return rows, logits
+
+    return read
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An encoder with its head, ready to use, and the tokenizer it was trained with."""
+
+    encoder: Encoder
+    head: Any
+    tokenizer: Tokenizer
+
+
+def read_folder(folder: Path) -> tuple[EncoderSettings, int, dict[str, Tensor], Tokenizer]:
+    """config.json through an allow-list of keys (nothing in it can name code), weights from safetensors only."""
+    for name in ("config.json", WEIGHTS, "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise DataError(
+                f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.'
+            )
+    try:
+        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+        if config.get("model_type") != "electra":
+            raise DataError(f"{folder} holds a model of type {config.get('model_type')!r}, not electra.")
+        settings = EncoderSettings(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            intermediate=config["intermediate_size"],
+            embedding=config["embedding_size"],
+            positions=config["max_position_embeddings"],
+            dropout=config.get("hidden_dropout_prob", 0.1),
+            attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
+        )
+        tensors = load_file(folder / WEIGHTS)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return settings, config["vocab_size"], tensors, tokenizer
+    except (json.JSONDecodeError, KeyError, ValidationError, SafetensorError) as error:
+        raise CorruptError(f"{folder} cannot be read: {str(error).splitlines()[0]}.") from None
+
+
+def load_discriminator(folder: Path) -> Loaded:
+    settings, vocab_size, tensors, tokenizer = read_folder(folder)
+    head = DetectionHead(settings)
+    encoder = Encoder(settings, Embeddings(settings, vocab_size))
+    return fill(
+        folder, Loaded(encoder, head, tokenizer), tensors, "discriminator_predictions.", names.DETECTION_HEAD
+    )
+
+
+def load_generator(folder: Path) -> Loaded:
+    settings, vocab_size, tensors, tokenizer = read_folder(folder)
+    head = TokenHead(settings, vocab_size)
+    encoder = Encoder(settings, Embeddings(settings, vocab_size))
+    return fill(folder, Loaded(encoder, head, tokenizer), tensors, "", names.TOKEN_HEAD)
+
+
+def fill(
+    folder: Path, model: Loaded, tensors: Mapping[str, Tensor], prefix: str, table: Mapping[str, str]
+) -> Loaded:
+    body = {name.removeprefix("electra."): t for name, t in tensors.items() if name.startswith("electra.")}
+    top = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    try:
+        model.encoder.load_state_dict(names.encoder_from_transformers(body))
+        model.head.load_state_dict(names.head_from_transformers(top, table))
+    except (RuntimeError, KeyError) as error:
+        first = str(error).splitlines()[-1].strip()
+        raise CorruptError(f"{folder}/{WEIGHTS} does not fit its config.json: {first}") from None
+    model.encoder.eval()
+    model.head.eval()
+    return model

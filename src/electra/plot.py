@@ -1,0 +1,57 @@
+"""The curves of a run as a PNG."""
+
+from pathlib import Path
+from typing import Any
+
+from electra.errors import DataError
+from electra.train.runlog import read_metrics
+
+PANELS = (
+    ("loss", (("mlm_loss", "generator (MLM)"),)),
+    ("loss", (("rtd_loss", "discriminator (RTD)"),)),
+    (
+        "held-out ROC-AUC, share",
+        (("auc", "AUC"), ("recall", "recall"), ("mlm_accuracy", "generator accuracy")),
+    ),
+)
+
+
+def plot_run(folder: Path, out: Path) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    records = read_metrics(folder)
+    train = [record for record in records if record["kind"] == "train"]
+    heldout = [record for record in records if record["kind"] == "heldout"]
+    if not train:
+        raise DataError(f"{folder} has no figures to plot yet.")
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(15, 4.2))
+    for axis, (label, curves) in zip(axes, PANELS, strict=True):
+        for key, name in curves:
+            points = axis.plot(*series(train, key), alpha=0.55, linewidth=1, label=f"{name}, training")
+            axis.plot(
+                *series(heldout, key),
+                color=points[0].get_color(),
+                marker="o",
+                markersize=3,
+                label=f"{name}, held-out",
+            )
+        axis.set_xlabel("step")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    last = train[-1]
+    figure.suptitle(
+        f"{folder.name}: {last['step']:,} steps, {last['seconds'] / 60:.1f} minutes of training", fontsize=11
+    )
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+    plt.close(figure)
+    return out
+
+
+def series(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    points = [(record["step"], record[key]) for record in records if record.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]

@@ -1,0 +1,71 @@
+"""What keeps a run safe from outside: one process a folder, room on the disk, signals that save."""
+
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from electra.errors import ElectraError, InterruptedRunError, MachineError, PreemptedError
+
+SPACE_FACTOR = 2.2
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Refuse a second process. The lock dies with its holder, so a stale file never blocks."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise MachineError(f"{folder} cannot be written to: {error.strerror}.") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise MachineError(
+                f"{folder} is in use by process {holder}. Wait for it, stop it, or choose another folder."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def check_space(folder: Path, checkpoint_bytes: int) -> None:
+    needed, free = int(SPACE_FACTOR * checkpoint_bytes), shutil.disk_usage(folder).free
+    if free < needed:
+        raise MachineError(
+            f"too little space at {folder}: checkpoints need {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free. "
+            "Free some space or choose another run folder."
+        )
+
+
+class Signals:
+    """SIGTERM and SIGINT ask for a stop at the next safe point; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def __enter__(self) -> "Signals":
+        self.previous = {
+            number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def handle(self, number: int, _: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(130 if number == signal.SIGINT else 143)
+        self.received = number
+
+    def stop(self, message: str) -> ElectraError:
+        return PreemptedError(message) if self.received == signal.SIGTERM else InterruptedRunError(message)

@@ -1,0 +1,280 @@
+"""The loop. It moves batches to an objective and gradients to an optimizer, and knows neither tokenizers nor
+generators: what it trains and what it trains on arrive as arguments."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from electra.batch import Batch
+from electra.config import Settings
+from electra.errors import DivergedError, ElectraError, MachineError, MemoryExhaustedError
+from electra.randomness import mix
+from electra.train import checkpoint, guard
+from electra.train.display import Display
+from electra.train.optim import OptimizerSettings, build_optimizer, optimizer_tensors, set_rate
+from electra.train.runlog import RunLog
+from electra.train.schedule import ScheduleSettings, learning_rate
+
+# These change what is shown or kept, never a weight: a run may be resumed with other values.
+FREE_TO_CHANGE = (
+    "train.log_every",
+    "train.evaluate_every",
+    "train.evaluate_rows",
+    "train.save_every",
+    "train.save_minutes",
+    "train.keep",
+    "train.keep_every",
+    "train.workers",
+)
+
+
+class TrainSettings(Settings):
+    """`batch` is global; `accumulate` splits it into as many parts that are computed one after the other.
+    `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none)."""
+
+    steps: int = Field(1_000_000, ge=1)
+    batch: int = Field(128, ge=1)
+    accumulate: int = Field(1, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    deterministic: bool = False
+    log_every: int = Field(50, ge=1)
+    evaluate_every: int = Field(1000, ge=1)
+    evaluate_rows: int = Field(1024, ge=1)
+    save_every: int = Field(1000, ge=1)
+    save_minutes: float = Field(10.0, gt=0)
+    keep: int = Field(2, ge=2)
+    keep_every: int = Field(0, ge=0)
+    workers: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def accumulate_divides_batch(self) -> "TrainSettings":
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
+        return self
+
+
+class Loss(Protocol):
+    @property
+    def total(self) -> Tensor: ...
+    @property
+    def sums(self) -> dict[str, Tensor]: ...
+
+
+class Objective(Protocol):
+    """An nn.Module that maps a batch to a loss and its added-up sums to figures."""
+
+    headline: Sequence[str]
+
+    def __call__(self, batch: Batch) -> Loss: ...
+    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]: ...
+    def alarms(self, history: Sequence[dict[str, float]], progress: float) -> list[str]: ...
+
+
+class Batches(Protocol):
+    def batches(self, first_step: int) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run lives, what must not change under it, and how to go on with it."""
+
+    folder: Path
+    fingerprint: dict[str, str]
+    resume_command: str
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+
+def choose_device(settings: TrainSettings) -> torch.device:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise MachineError("train.device=cuda, but torch sees no CUDA device. Use train.device=auto or cpu.")
+    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def autocast(settings: TrainSettings, device: torch.device) -> Any:
+    """bfloat16 on GPUs that have it, float32 elsewhere."""
+    wanted = settings.precision == "bfloat16" or (
+        settings.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+    )
+    return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
+
+
+def train(
+    objective: Any,
+    data: Batches,
+    heldout: Iterable[Batch],
+    settings: TrainSettings,
+    optimizer_settings: OptimizerSettings,
+    schedule: ScheduleSettings,
+    seed: int,
+    run: Run,
+) -> dict[str, float]:
+    """Train from the newest checkpoint, or from the beginning, to the last step. Returns the last held-out figures.
+    The caller holds the lock on the run folder."""
+    device = choose_device(settings)
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(settings.deterministic)
+    objective.to(device).train()
+    optimizer = build_optimizer(optimizer_settings, objective)
+    display = Display(settings.steps, objective.headline)
+
+    groups = {
+        "model": dict(objective.named_parameters()),
+        "optimizer": optimizer_tensors(optimizer, objective),
+    }
+    checkpoint.clean(run.checkpoints)
+    found = checkpoint.newest_checkpoint(run.checkpoints, display.warn)
+    step, seconds_before = 0, 0.0
+    if found:
+        checkpoint.restore(found, groups)
+        step, seconds_before = found.step, found.state["seconds"]
+        display.note(f"resuming at step {step} from {found.folder}")
+    guard.check_space(run.folder, sum(t.nbytes for tensors in groups.values() for t in tensors.values()))
+
+    log = RunLog(run.folder, step)
+    log.state("running", step, resume=run.resume_command)
+    history = log.history()
+    alarmed = {record["text"] for record in log.records if record["kind"] == "alarm"}
+    sums: dict[str, Tensor] = {}
+    started = saved = logged = time.monotonic()
+    first_step = step
+    tokens = torch.zeros((), dtype=torch.long, device=device)
+
+    def save(at: int) -> None:
+        nonlocal saved
+        require_finite(objective, at, run)
+        seconds = seconds_before + time.monotonic() - started
+        checkpoint.save_checkpoint(run.checkpoints, at, groups, {"seconds": seconds, **run.fingerprint})
+        checkpoint.prune(run.checkpoints, settings.keep, settings.keep_every)
+        saved = time.monotonic()
+
+    display.start(step)
+    with guard.Signals() as signals:
+        try:
+            for batch in data.batches(step):
+                rate = learning_rate(schedule, optimizer_settings.lr, step, settings.steps)
+                set_rate(optimizer, rate)
+                for part, piece in enumerate(batch.to(device).split(settings.accumulate)):
+                    torch.manual_seed(mix(seed, "dropout", step, part))
+                    with autocast(settings, device):
+                        loss = objective(piece)
+                    (loss.total / settings.accumulate).backward()
+                    tokens += piece.is_real.sum()
+                    for name, value in loss.sums.items():
+                        sums[name] = sums[name] + value if name in sums else value
+                norm = torch.nn.utils.clip_grad_norm_(objective.parameters(), optimizer_settings.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+                step += 1
+                display.advance(step)
+
+                if step % settings.log_every == 0 or step == settings.steps:
+                    now = time.monotonic()
+                    speed = tokens.item() / (now - logged)
+                    figures = objective.figures(sums) | {
+                        "loss": loss.total.item(),
+                        "lr": rate,
+                        "gradient_norm": norm.item(),
+                        "tokens_per_second": speed,
+                        "seconds": seconds_before + now - started,
+                    }
+                    if not (torch.isfinite(loss.total) and torch.isfinite(norm)):
+                        raise diverged(step, run)
+                    eta = (settings.steps - step) * (now - started) / max(1, step - first_step)
+                    display.figures("train", step, figures, eta)
+                    log.write("train", step, figures)
+                    history.append(figures)
+                    for text in objective.alarms(history, step / settings.steps):
+                        kind = text.split(":")[0]
+                        if kind not in alarmed:
+                            alarmed.add(kind)
+                            display.warn(text)
+                            log.write("alarm", step, {"text": kind, "advice": text})
+                    sums, logged = {}, now
+                    tokens.zero_()
+
+                if step % settings.evaluate_every == 0 or step == settings.steps:
+                    paused = time.monotonic()
+                    held = evaluate(objective, heldout, settings, device, signals)
+                    if signals.received is None:
+                        display.figures("heldout", step, held, 0)
+                        log.write("heldout", step, held)
+                    logged += time.monotonic() - paused
+
+                stop = signals.received is not None
+                due = step % settings.save_every == 0 or time.monotonic() - saved > settings.save_minutes * 60
+                if stop or due or step == settings.steps:
+                    save(step)
+                if stop:
+                    raise signals.stop(f"stopped at step {step} of {settings.steps}; everything is saved.")
+            log.state("finished", step)
+            return log.last("heldout")
+        except torch.OutOfMemoryError:
+            log.state("failed", step, reason="out of memory", resume=run.resume_command)
+            raise MemoryExhaustedError(
+                f"out of memory on {device} with {settings.batch // settings.accumulate} rows at once. Run again with "
+                f"train.accumulate={settings.accumulate * 2}: same batch, same data, less memory."
+            ) from None
+        except ElectraError as error:
+            states = {75: "preempted", 130: "interrupted", 6: "diverged"}
+            log.state(
+                states.get(error.exit_code, "failed"), step, reason=str(error), resume=run.resume_command
+            )
+            raise
+        finally:
+            display.stop()
+            log.close()
+
+
+def checkpoint_groups(
+    objective: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, dict[str, Tensor]]:
+    """The live tensors that a checkpoint holds, by file."""
+    return {"model": dict(objective.named_parameters()), "optimizer": optimizer_tensors(optimizer, objective)}
+
+
+def evaluate(
+    objective: Any,
+    heldout: Iterable[Batch],
+    settings: TrainSettings,
+    device: torch.device,
+    signals: guard.Signals | None = None,
+) -> dict[str, float]:
+    """Figures over the held-out rows, without dropout. A signal cuts it short: the checkpoint comes first."""
+    sums: dict[str, Tensor] = {}
+    objective.eval()
+    with torch.no_grad(), autocast(settings, device):
+        for batch in heldout:
+            for name, value in objective(batch.to(device)).sums.items():
+                sums[name] = sums[name] + value if name in sums else value
+            if signals is not None and signals.received is not None:
+                break
+    objective.train()
+    return objective.figures(sums) if sums else {}
+
+
+def require_finite(objective: torch.nn.Module, step: int, run: Run) -> None:
+    """Never save weights that are not finite: the checkpoints before them are the way back."""
+    if not all(torch.isfinite(parameter).all() for parameter in objective.parameters()):
+        raise diverged(step, run)
+
+
+def diverged(step: int, run: Run) -> DivergedError:
+    last = checkpoint.checkpoint_folders(run.checkpoints)
+    return DivergedError(
+        f"the loss is not finite at step {step}. Nothing after {last[-1].name if last else 'the start'} was saved. "
+        "Start a new run with a lower optimizer.lr or a longer schedule.warmup."
+    )
