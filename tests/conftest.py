@@ -1,6 +1,19 @@
+"""Shared fixtures. The shapes in signatures are checked while the tests run."""
+
 from pathlib import Path
 
 import pytest
+import torch
+from jaxtyping import install_import_hook
+
+install_import_hook(["electra.batch", "electra.randomness", "electra.model", "electra.objectives"], "shapes.checked")
+
+from electra.batch import Batch, SpecialIds  # noqa: E402
+from electra.model.encoder import EncoderSettings  # noqa: E402
+
+SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+VOCABULARY = 97
+TINY = EncoderSettings(layers=2, hidden=32, heads=2, intermediate=64, embedding=16, positions=40)
 
 
 @pytest.fixture(scope="session")
@@ -10,3 +23,18 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared corpora at {folder}")
     return folder
+
+
+def make_batch(rows: int = 6, length: int = 24, vocabulary: int = VOCABULARY, seed: int = 0, padded: bool = True) -> Batch:
+    """Two-segment rows of random tokens, padded to different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, vocabulary, (rows, length), generator=generator)
+    ids[:, 5] = SPECIAL.unk
+    segments = torch.zeros_like(ids)
+    is_real = torch.ones_like(ids, dtype=torch.bool)
+    for row in range(rows):
+        real = length - 2 * row if padded else length
+        ids[row, 0], ids[row, real // 2], ids[row, real - 1] = SPECIAL.cls, SPECIAL.sep, SPECIAL.sep
+        ids[row, real:], is_real[row, real:] = SPECIAL.pad, False
+        segments[row, real // 2 + 1 : real] = 1
+    return Batch(ids, segments, is_real, torch.arange(rows) + 100, seed=7, padded=padded)

@@ -152,11 +152,18 @@ def test_a_long_document_comes_in_pieces_and_loses_nothing(
     text = f"{long}\n\nshort"
     lines = "".join(json.dumps({"text": it}) + "\n" for it in (long, "short"))
     path = write(tmp_path / "a", text if kind == "text" else lines)
-    *pieces, last = Corpus([path]).read()
+    reading = Reading()
+    *pieces, last = Corpus([path]).read(reading)
+    assert reading.documents == 2
     assert last == ("short", False)
     assert [piece.continues for piece in pieces] == [False] + [True] * (len(pieces) - 1)
     assert all(len(piece.text) <= 100 for piece in pieces)
-    assert pieces[0].text == long[:100].rsplit(" ", 1)[0]
+    expected, rest = [], long
+    while len(rest) > 100:
+        words = rest[:100].rsplit(" ", 1)
+        expected.append(words[0])
+        rest = rest[len(words[0]) :].strip()
+    assert [piece.text for piece in pieces] == [*expected, rest]
     assert "".join(piece.text for piece in pieces).replace(" ", "") == long.replace(" ", "")
 
 

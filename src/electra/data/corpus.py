@@ -261,9 +261,11 @@ class _Reader:
 
     def _clean(self, text: str, where: str) -> str:
         """No NUL and no lone surrogate goes further; an empty text if that means to skip it."""
-        if not (found := _BAD.search(text)):
+        if _is_clean(text):
             return text
         if self.stop:
+            found = _BAD.search(text)
+            assert found
             what = (
                 "a NUL character" if found[0][0] == "\0" else f"a lone surrogate (\\u{ord(found[0][0]):04x})"
             )
@@ -273,3 +275,12 @@ class _Reader:
             return ""
         self.reading.replaced += 1
         return _BAD.sub("\ufffd", text)
+
+
+def _is_clean(text: str) -> bool:
+    """Encoding is the fastest way to ask for lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

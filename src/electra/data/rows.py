@@ -81,8 +81,8 @@ class PackedRows:
 class SegmentRows:
     """The original's examples, by its own probabilities: lines of one document are taken until a target is reached;
     one in ten examples is a single segment, the others put about half into the first; one in twenty aims at a random
-    shorter target. Differs from the original in one thing: what does not fit is the beginning of the next row there is
-    nothing dropped."""
+    shorter target. Two differences from the original: what does not fit opens the next row instead of being dropped,
+    and once the second segment has begun no later line goes back to the first, so that text stays in order."""
 
     def __init__(self, data: TokenData, length: int, special: SpecialIds, seed: int):
         self.shards, self.special = data.shards, special

@@ -1,0 +1,138 @@
+"""The encoder against transformers' own classes, with random weights, padding and segments, both ways."""
+
+import pytest
+import torch
+from conftest import SPECIAL, TINY, VOCABULARY, make_batch
+
+from electra.interop import hf, names
+from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
+from electra.model.heads import DetectionHead, TokenHead
+
+transformers = pytest.importorskip("transformers", reason="needs the hf extra")
+
+SAME_WIDTH = TINY.model_copy(update={"embedding": TINY.hidden})
+
+
+def hf_config(settings: EncoderSettings, kind: hf.Kind) -> "transformers.ElectraConfig":
+    config = hf.config_json(settings, VOCABULARY, SPECIAL, kind)
+    return transformers.ElectraConfig(**{key: value for key, value in config.items() if key != "model_type"})
+
+
+def noisy(module: torch.nn.Module) -> torch.nn.Module:
+    """Every weight random, LayerNorm and biases too: zeros and ones hide mistakes."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return module.eval()
+
+
+def our_encoder(settings: EncoderSettings) -> Encoder:
+    encoder = Encoder(settings, Embeddings(settings, VOCABULARY))
+    initialise(encoder, settings, seed=1)
+    return noisy(encoder)
+
+
+def largest_difference(ours: torch.Tensor, theirs: torch.Tensor, where: torch.Tensor) -> float:
+    return (ours - theirs)[where].abs().max().item()
+
+
+@pytest.mark.parametrize("settings", [TINY, SAME_WIDTH], ids=["projected", "same width"])
+def test_our_weights_in_transformers_give_the_same_states(settings):
+    encoder, batch = our_encoder(settings), make_batch()
+    theirs = transformers.ElectraModel(hf_config(settings, "discriminator")).eval()
+    theirs.load_state_dict(names.encoder_to_transformers(encoder.state_dict()))
+    with torch.no_grad():
+        ours = encoder(batch.ids, batch.segments, batch.is_real)
+        expected = theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state
+    assert largest_difference(ours, expected, batch.is_real) <= 1e-5
+
+
+@pytest.mark.parametrize("settings", [TINY, SAME_WIDTH], ids=["projected", "same width"])
+def test_transformers_weights_here_give_the_same_states(settings):
+    theirs = noisy(transformers.ElectraModel(hf_config(settings, "discriminator")))
+    encoder, batch = Encoder(settings, Embeddings(settings, VOCABULARY)).eval(), make_batch()
+    encoder.load_state_dict(names.encoder_from_transformers(theirs.state_dict()))
+    with torch.no_grad():
+        ours = encoder(batch.ids, batch.segments, batch.is_real)
+        expected = theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state
+    assert largest_difference(ours, expected, batch.is_real) <= 1e-5
+
+
+def test_detection_logits_equal_electra_for_pre_training():
+    encoder, head, batch = our_encoder(TINY), noisy(DetectionHead(TINY)), make_batch()
+    theirs = transformers.ElectraForPreTraining(hf_config(TINY, "discriminator")).eval()
+    theirs.load_state_dict(hf.discriminator_tensors(encoder, head))
+    with torch.no_grad():
+        ours = head(encoder(batch.ids, batch.segments, batch.is_real))
+        expected = theirs(batch.ids, batch.is_real.long(), batch.segments).logits
+    assert largest_difference(ours, expected, batch.is_real) <= 1e-5
+
+
+def test_token_logits_equal_electra_for_masked_lm():
+    encoder, head, batch = our_encoder(TINY), noisy(TokenHead(TINY, VOCABULARY)), make_batch()
+    theirs = transformers.ElectraForMaskedLM(hf_config(TINY, "generator")).eval()
+    missing = theirs.load_state_dict(hf.generator_tensors(encoder, head), strict=False)
+    assert missing.missing_keys == ["generator_lm_head.weight"] and not missing.unexpected_keys
+    theirs.tie_weights()
+    with torch.no_grad():
+        ours = head(encoder(batch.ids, batch.segments, batch.is_real), encoder.embeddings.words.weight)
+        expected = theirs(batch.ids, batch.is_real.long(), batch.segments).logits
+    assert largest_difference(ours, expected, batch.is_real) <= 1e-5
+
+
+def test_gradients_equal_transformers():
+    encoder, batch = our_encoder(TINY), make_batch()
+    theirs = transformers.ElectraModel(hf_config(TINY, "discriminator")).eval()
+    theirs.load_state_dict(names.encoder_to_transformers(encoder.state_dict()))
+    weights = torch.randn(TINY.hidden, generator=torch.Generator().manual_seed(0))
+    (encoder(batch.ids, batch.segments, batch.is_real) @ weights)[batch.is_real].sum().backward()
+    (theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state @ weights)[batch.is_real].sum().backward()
+    ours = names.encoder_to_transformers({name: p.grad for name, p in encoder.named_parameters()})
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, atol=2e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_padding_does_not_change_real_tokens():
+    encoder, batch = our_encoder(TINY), make_batch(rows=1, padded=False)
+    longer = torch.nn.functional.pad(batch.ids, (0, 6))
+    real = torch.nn.functional.pad(batch.is_real, (0, 6))
+    with torch.no_grad():
+        alone = encoder(batch.ids, batch.segments, None)
+        padded = encoder(longer, torch.nn.functional.pad(batch.segments, (0, 6)), real)
+    torch.testing.assert_close(padded[:, :-6], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
+    def weights(seed: int) -> torch.Tensor:
+        torch.rand(3)
+        encoder = Encoder(TINY, Embeddings(TINY, VOCABULARY))
+        initialise(encoder, TINY, seed)
+        return torch.cat([parameter.flatten() for parameter in encoder.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_the_original_initialisation_uses_glorot_for_the_projection_and_cuts_the_normal_elsewhere():
+    settings = EncoderSettings(layers=1)
+    encoder = Encoder(settings, Embeddings(settings, 2000))
+    initialise(encoder, settings, seed=0)
+    assert encoder.project.weight.std().item() == pytest.approx(0.072, abs=0.002)  # electra-facts: 128 -> 256
+    assert encoder.layers[0].expand.weight.abs().max().item() <= 0.04
+    assert encoder.embeddings.words.weight.std().item() == pytest.approx(0.02 * 0.88, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("full", "width", "small"),
+    [
+        (EncoderSettings(), 0.25, (64, 256, 1, 12)),
+        (EncoderSettings(hidden=768, heads=12, intermediate=3072, embedding=768), 1 / 3, (256, 1024, 4, 12)),
+        (EncoderSettings(layers=24, hidden=1024, heads=16, intermediate=4096, embedding=1024), 0.25, (256, 1024, 4, 24)),
+    ],
+    ids=["small", "base", "large"],
+)
+def test_generator_sizes_are_the_papers(full, width, small):
+    scaled = full.scaled(width, 1.0)
+    assert (scaled.hidden, scaled.intermediate, scaled.heads, scaled.layers) == small
+    assert scaled.embedding == full.embedding

@@ -1,0 +1,148 @@
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import SPECIAL, TINY, make_batch
+from sklearn import metrics
+
+from electra.model.generator import GeneratorSettings
+from electra.objectives.electra import Electra, ElectraSettings
+from electra.randomness import uniform
+
+VOCABULARY = 300  # more than two sampling blocks
+QUIET = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
+HALF = GeneratorSettings(width=0.5, depth=0.5)
+
+
+def build(settings=None, generator=HALF, encoder=QUIET, noisy=True):
+    objective = Electra(settings or ElectraSettings(), encoder, generator, VOCABULARY, SPECIAL, seed=5)
+    if noisy:  # a fresh network samples almost uniformly: larger weights make every part matter
+        draws = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for parameter in objective.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=draws))
+    return objective
+
+
+@pytest.mark.parametrize("sharing", ["tied", "none", "all"])
+@pytest.mark.parametrize(("temperature", "disallow"), [(1.0, False), (1.7, True)])
+def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharing, temperature, disallow):
+    generator = GeneratorSettings(width=1, depth=1, sharing="all") if sharing == "all" else HALF.model_copy(update={"sharing": sharing})
+    settings = ElectraSettings(temperature=temperature, start_temperature=temperature, disallow_correct=disallow)
+    objective, batch = build(settings, generator).double(), make_batch(vocabulary=VOCABULARY)
+    loss = objective(batch)
+    corrupted = objective.corrupt(batch)
+    logits = objective.detect(corrupted.batch)
+
+    weights = {name: tensor.detach().numpy() for name, tensor in objective.state_dict().items()}
+    small = objective.generator.settings
+    sizes = (small.layers, small.heads, "generator.embeddings"), (QUIET.layers, QUIET.heads, "discriminator.embeddings")
+    count = corrupted.positions.shape[1]
+    noise = {
+        name: uniform(batch.seed, name, batch.samples, width).double().numpy()
+        for name, width in (("choose", batch.ids.shape[1]), ("mask", count), ("sample", 2 * count))
+    }
+    special = [SPECIAL.pad, SPECIAL.unk, SPECIAL.cls, SPECIAL.sep, SPECIAL.mask]
+    arrays = batch.ids.numpy(), batch.segments.numpy(), batch.is_real.numpy()
+    expected = reference.step(weights, sizes, special, *arrays, noise, 0.15, 0.85, (1, 50), temperature, disallow)
+
+    assert np.array_equal(corrupted.batch.ids.numpy(), expected["corrupted"])
+    assert np.array_equal(corrupted.is_replaced.numpy(), expected["is_replaced"])
+    real = batch.is_real.numpy()
+    np.testing.assert_allclose(logits.detach().numpy()[real], expected["logits"][real], atol=1e-10)
+    # The losses are taken in float32 (logits.float()), so that half precision never touches them.
+    assert corrupted.mlm_loss.item() == pytest.approx(expected["mlm"], rel=1e-6)
+    assert loss.total.item() == pytest.approx(expected["total"], rel=1e-6)
+    assert expected["is_replaced"].any()
+
+
+def test_a_sampled_token_that_equals_the_original_is_original():
+    objective, batch = build(), make_batch(vocabulary=VOCABULARY)
+    objective.generate = lambda masked, positions: 50.0 * torch.nn.functional.one_hot(
+        batch.ids.gather(1, positions), VOCABULARY
+    ).float()
+    corrupted = objective.corrupt(batch)
+    assert corrupted.used.any() and not corrupted.is_replaced.any()
+    assert torch.equal(corrupted.batch.ids, batch.ids)
+
+
+def test_the_asked_shares_of_tokens_are_chosen_and_masked():
+    seen = {}
+    objective, batch = build(), make_batch(rows=400, length=40, vocabulary=VOCABULARY, padded=False)
+    generate = objective.generate
+    objective.generate = lambda masked, positions: seen.setdefault("ids", masked.ids) is None or generate(masked, positions)
+    chosen = objective.corrupt(batch).used.sum().item()
+    assert chosen == 400 * 6
+    masks = (seen["ids"] == SPECIAL.mask).sum().item()
+    assert masks / chosen == pytest.approx(0.85, abs=3 * (0.85 * 0.15 / chosen) ** 0.5)
+    assert ((seen["ids"] != batch.ids) & (seen["ids"] != SPECIAL.mask)).sum() == 0  # never random words
+
+
+def gradients(objective, part):
+    return {name for name, p in objective.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0 and name.startswith(part)}
+
+
+@pytest.mark.parametrize("sharing", ["tied", "none"])
+def test_the_discriminators_gradient_never_reaches_the_generators_body(sharing):
+    objective = build(ElectraSettings(generator_weight=0), HALF.model_copy(update={"sharing": sharing}))
+    objective(make_batch(vocabulary=VOCABULARY)).total.backward()
+    assert gradients(objective, "discriminator.layers") and gradients(objective, "detection_head")
+    assert not gradients(objective, "generator.") and not gradients(objective, "token_head")
+
+
+def test_the_generators_gradient_never_reaches_the_discriminators_body():
+    objective = build(ElectraSettings(detection_weight=0))
+    objective(make_batch(vocabulary=VOCABULARY)).total.backward()
+    assert gradients(objective, "generator.layers") and gradients(objective, "token_head")
+    assert not gradients(objective, "discriminator.layers") and not gradients(objective, "detection_head")
+    assert gradients(objective, "discriminator.embeddings")  # tied: both learn the tables
+
+
+def test_tied_shares_word_position_type_and_norm_and_none_shares_nothing():
+    tied = build()
+    assert tied.generator.embeddings is tied.discriminator.embeddings
+    assert tied.generator.project is not tied.discriminator.project
+    names = [name for name, _ in tied.named_parameters()]
+    assert not any(name.startswith("generator.embeddings") for name in names)
+    none = build(generator=HALF.model_copy(update={"sharing": "none"}))
+    assert not {id(p) for p in none.generator.parameters()} & {id(p) for p in none.discriminator.parameters()}
+
+
+def test_accumulated_micro_batches_are_corrupted_as_the_whole_batch_is():
+    objective, batch = build(), make_batch(vocabulary=VOCABULARY)
+    whole = objective.corrupt(batch).batch.ids
+    parts = torch.cat([objective.corrupt(part).batch.ids for part in batch.split(3)])
+    assert torch.equal(whole, parts)
+
+
+def test_the_temperature_cools_in_a_straight_line_and_evaluation_is_cold():
+    objective = build(ElectraSettings(start_temperature=2.0, cooling=0.5))
+    assert [objective.temperature(p) for p in (0.0, 0.25, 0.5, 1.0)] == [2.0, 1.5, 1.0, 1.0]
+
+
+def test_figures_equal_sklearn_on_the_same_answers():
+    objective, batch = build(), make_batch(rows=200, vocabulary=VOCABULARY, padded=False)
+    sums = objective(batch).sums
+    corrupted = objective.corrupt(batch)
+    logits = objective.detect(corrupted.batch).detach()[batch.is_real].numpy()
+    truth = corrupted.is_replaced[batch.is_real].numpy()
+    figures = objective.figures(sums)
+    assert figures["auc"] == pytest.approx(metrics.roc_auc_score(truth, logits), abs=2e-3)
+    assert figures["precision"] == pytest.approx(metrics.precision_score(truth, logits > 0))
+    assert figures["recall"] == pytest.approx(metrics.recall_score(truth, logits > 0))
+    assert figures["rtd_accuracy"] == pytest.approx(metrics.accuracy_score(truth, logits > 0))
+    assert figures["rtd_loss"] == pytest.approx(metrics.log_loss(truth, 1 / (1 + np.exp(-logits.astype(float)))), rel=1e-5)
+    assert figures["majority_baseline"] == pytest.approx(max(truth.mean(), 1 - truth.mean()))
+    targets = batch.ids.gather(1, corrupted.positions)
+    sampled = corrupted.batch.ids.gather(1, corrupted.positions)
+    assert figures["sampled_accuracy"] == pytest.approx((targets == sampled).float().mean().item())
+
+
+def test_figures_of_two_batches_add_up():
+    objective = build()
+    first, second = (make_batch(rows=8, vocabulary=VOCABULARY, seed=seed, padded=False) for seed in (1, 2))
+    sums = [objective(batch).sums for batch in (first, second)]
+    together = objective.figures({name: sums[0][name] + sums[1][name] for name in sums[0]})
+    alone = [objective.figures(part) for part in sums]
+    assert together["rtd_loss"] == pytest.approx((alone[0]["rtd_loss"] + alone[1]["rtd_loss"]) / 2, rel=1e-5)
+    assert together["mlm_loss"] == pytest.approx((alone[0]["mlm_loss"] + alone[1]["mlm_loss"]) / 2, rel=1e-5)

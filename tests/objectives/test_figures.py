@@ -1,0 +1,75 @@
+"""Alarms must ring for the runs that went wrong unnoticed, and stay silent for healthy ones."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics
+
+from electra.objectives.figures import alarms, area_under_curve, effective_number
+
+HEALTHY = {
+    "mlm_loss": 3.0,
+    "mlm_accuracy": 0.45,
+    "sampled_accuracy": 0.35,
+    "sampled_variety": 300.0,
+    "target_variety": 350.0,
+    "auc": 0.9,
+    "recall": 0.5,
+    "flagged_share": 0.05,
+}
+
+
+def history(length=40, **changes):
+    return [HEALTHY | {"mlm_loss": 4.0 - 0.02 * n} | changes for n in range(length)]
+
+
+def test_a_healthy_run_is_left_in_peace():
+    assert alarms(history(), 0.5) == []
+
+
+def test_a_discriminator_that_answers_one_class_is_called_out():
+    (text,) = alarms(history(auc=0.5, recall=0.0, flagged_share=0.0), 0.5)
+    assert 'answers "original" for every token' in text and "optimizer.lr" in text
+
+
+def test_a_cautious_but_ranking_discriminator_is_not_called_out():
+    assert alarms(history(auc=0.75, recall=0.0, flagged_share=0.0), 0.5) == []
+
+
+def test_a_generator_that_stands_still_is_called_out_with_both_losses():
+    (text,) = alarms(history(mlm_loss=5.7, mlm_accuracy=0.15), 0.5)
+    assert "generator stands still" in text and "5.70" in text and "generator.width" in text
+
+
+def test_a_good_generator_that_improves_slowly_is_not_called_out():
+    assert alarms(history(mlm_loss=2.0, mlm_accuracy=0.6), 0.5) == []
+
+
+def test_sampling_one_token_everywhere_is_called_out():
+    (text,) = alarms(history(sampled_variety=1.0), 0.5)
+    assert "sampling is degenerate" in text
+
+
+def test_the_beginning_of_a_run_rings_no_alarm():
+    assert alarms(history(auc=0.5, recall=0.0, flagged_share=0.0, mlm_accuracy=0.0), 0.05) == []
+
+
+def test_figures_that_are_not_numbers_ring_no_alarm_and_break_nothing():
+    assert alarms(history(auc=math.nan, recall=math.nan, flagged_share=math.nan), 0.5) == []
+
+
+def test_area_under_the_curve_counts_ties_half():
+    rng = np.random.default_rng(0)
+    positives, negatives = rng.integers(0, 9, 300), rng.integers(0, 7, 900)
+    histograms = (np.bincount(positives, minlength=9), np.bincount(negatives, minlength=9))
+    truth = np.r_[np.ones(300), np.zeros(900)]
+    expected = metrics.roc_auc_score(truth, np.r_[positives, negatives])
+    assert area_under_curve(*histograms) == pytest.approx(expected)
+    assert math.isnan(area_under_curve(np.zeros(9), histograms[1]))
+
+
+def test_effective_number_is_the_exponential_of_the_entropy():
+    counts = np.array([5, 0, 1, 7])
+    assert effective_number(counts) == pytest.approx(np.exp(stats.entropy(counts)))
