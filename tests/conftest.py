@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import SETTINGS, electra, write_corpus
 from jaxtyping import install_import_hook
 
 install_import_hook(["electra.batch", "electra.randomness", "electra.model", "electra.objectives"], "shapes.checked")
@@ -38,3 +39,34 @@ def make_batch(rows: int = 6, length: int = 24, vocabulary: int = VOCABULARY, se
         ids[row, real:], is_real[row, real:] = SPECIAL.pad, False
         segments[row, real // 2 + 1 : real] = 1
     return Batch(ids, segments, is_real, torch.arange(rows) + 100, seed=7, padded=padded)
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token shards of a small corpus: made once, read by many."""
+    from electra.data.corpus import Corpus
+    from electra.data.prepare import PrepareSettings, prepare
+    from electra.data.tokenizer import TokenizerSettings, save_tokenizer, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("corpus")
+    text = write_corpus(folder / "text.txt")
+    tokenizer = train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=300))
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    prepare([text], folder / "shards", folder / "tokenizer", PrepareSettings(heldout_share=0.1), workers=1, progress=False)
+    return folder / "shards"
+
+
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "test.toml"
+    path.write_text(SETTINGS)
+    return path
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, prepared: Path, recipe: Path) -> Path:
+    """A run that was never interrupted, and its export."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    done = electra("pretrain", recipe, f"data={prepared}", f"run={run}")
+    assert done.returncode == 0, done.stderr
+    return run

@@ -158,6 +158,21 @@ def test_only_the_missing_units_are_done_again(
     assert changed == {name for name in expected if name.rpartition("-")[2][:5] in ("00003", "00005")}
 
 
+def test_units_of_text_that_has_changed_are_done_again(
+    corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "in.txt", tmp_path / "out"
+    settings = PrepareSettings(unit_bytes=20_000, heldout_share=0)
+    prepare([corpus], tmp_path / "fresh", tokenizer, settings, workers=1, progress=False)
+    path.write_text(corpus.read_text().translate(str.maketrans("ab", "ba")))
+    monkeypatch.setattr(prepare_module, "write_atomically", fail_with(OSError(5, "Input/output error")))
+    refused(MachineError, 5, [path], out, tokenizer, settings, workers=1)
+    monkeypatch.undo()
+    path.write_bytes(corpus.read_bytes())
+    prepare([path], out, tokenizer, settings, workers=1, progress=False)
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
 def fail_with(error: Exception) -> Any:
     def fail(*_: Any) -> None:
         raise error
@@ -206,6 +221,21 @@ def test_few_documents_still_fill_both_splits(
         assert manifest.splits["train"].documents and manifest.splits["heldout"].documents
         assert manifest.splits["train"].documents + manifest.splits["heldout"].documents == count
         assert verify_shards(out) == []
+
+
+def test_documents_that_would_all_be_held_out_leave_one_to_train_on(tokenizer: Path, tmp_path: Path) -> None:
+    def would_be_held_out(text: str) -> bool:
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") < 1 << 63
+
+    texts = [
+        text for first in LETTERS for second in LETTERS if would_be_held_out(text := f"{first} {second}")
+    ]
+    (tmp_path / "in.txt").write_text("\n\n".join(texts[:4]))
+    settings = PrepareSettings(heldout_share=0.5)
+    manifest = prepare(
+        [tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings, workers=1, progress=False
+    )
+    assert (manifest.splits["train"].documents, manifest.splits["heldout"].documents) == (1, 3)
 
 
 def test_nothing_is_held_out_of_one_document_or_if_not_wanted(
@@ -381,6 +411,7 @@ def test_a_line_of_200_megabytes_stays_small_in_memory(tokenizer: Path, tmp_path
     command = [sys.executable, script, tmp_path / "in.txt", tmp_path / "out", tokenizer]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     largest, together = map(int, result.stdout.split())
+    print(f"largest process {largest} kB, all together {together} kB")
     assert together < 600_000, (largest, together)
     assert verify_shards(tmp_path / "out") == []
 

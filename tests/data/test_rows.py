@@ -36,7 +36,9 @@ def all_rows(rows, length):
 
 
 corpora = st.lists(
-    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=6), min_size=1, max_size=3
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=6),
+    min_size=1,
+    max_size=3,
 )
 
 

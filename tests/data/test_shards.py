@@ -192,6 +192,25 @@ def test_sixteen_bits_are_used_as_long_as_they_suffice() -> None:
     assert (token_dtype(65536), token_dtype(65537)) == ("uint16", "uint32")
 
 
+@pytest.mark.parametrize("moved", [-8, 0, 8])
+def test_arrays_outside_the_file_are_refused(moved: int) -> None:
+    places = {"tokens": ("U16", 2, 16, 20), "documents": ("I64", 1, 0, 8), "lines": ("I64", 1, 8, 16)}
+    header = {
+        name: {"dtype": kind, "shape": [count], "data_offsets": [begin + moved, end + moved]}
+        for name, (kind, count, begin, end) in places.items()
+    }
+    text = json.dumps(header).encode()
+    data = np.frombuffer(struct.pack("<Q", len(text)) + text + bytes(20), np.uint8)
+    entry = ShardEntry(
+        file="train-00000.safetensors", bytes=len(data), sha256="", tokens=2, documents=1, lines=1
+    )
+    if moved:
+        with pytest.raises(CorruptError, match="its header does not fit"):
+            _parse(Path("x"), entry, data, "uint16")
+    else:
+        assert len(_parse(Path("x"), entry, data, "uint16").tokens) == 2
+
+
 @given(
     header=strategies.one_of(
         strategies.binary(max_size=80),

@@ -138,9 +138,11 @@ def train(
     checkpoint.clean(run.checkpoints)
     found = checkpoint.newest_checkpoint(run.checkpoints, display.warn)
     step, seconds_before = 0, 0.0
+    sums: dict[str, Tensor] = {}
     if found:
         checkpoint.restore(found, groups)
         step, seconds_before = found.step, found.state["seconds"]
+        sums = {name: tensor.to(device) for name, tensor in found.tensors("sums").items()}
         display.note(f"resuming at step {step} from {found.folder}")
     guard.check_space(run.folder, sum(t.nbytes for tensors in groups.values() for t in tensors.values()))
 
@@ -148,7 +150,6 @@ def train(
     log.state("running", step, resume=run.resume_command)
     history = log.history()
     alarmed = {record["text"] for record in log.records if record["kind"] == "alarm"}
-    sums: dict[str, Tensor] = {}
     started = saved = logged = time.monotonic()
     first_step = step
     tokens = torch.zeros((), dtype=torch.long, device=device)
@@ -157,7 +158,8 @@ def train(
         nonlocal saved
         require_finite(objective, at, run)
         seconds = seconds_before + time.monotonic() - started
-        checkpoint.save_checkpoint(run.checkpoints, at, groups, {"seconds": seconds, **run.fingerprint})
+        state = {"seconds": seconds, **run.fingerprint}
+        checkpoint.save_checkpoint(run.checkpoints, at, groups | {"sums": sums}, state)
         checkpoint.prune(run.checkpoints, settings.keep, settings.keep_every)
         saved = time.monotonic()
 

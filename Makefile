@@ -1,0 +1,37 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.installed
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+quickstart: $(READY)  ## train a small ELECTRA on the documentation on this machine and show what it learned
+	$(BIN)/electra quickstart
+
+test: $(READY)  ## all tests that take seconds (make test-slow: the others)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+
+test-slow: $(READY)  ## the slow tests: random kills, a 200 MB line, the quickstart itself
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)  ## ruff check and ruff format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(READY)  ## mypy
+	$(BIN)/mypy
+
+bench: $(READY)  ## the measurements behind docs/evidence.md that run on this machine
+	$(BIN)/python bench/step_speed.py
+	$(BIN)/python bench/prepare_speed.py
+
+docs: $(READY)  ## check that the links between the pages lead somewhere
+	$(BIN)/python -m pytest tests/test_docs.py
+
+.PHONY: help quickstart test test-slow lint types bench docs
+.DEFAULT_GOAL := help

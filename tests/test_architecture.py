@@ -1,0 +1,80 @@
+"""The folder order is the dependency order, files stay short, and --help does not import torch."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "electra"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# A module may import from layers before its own, and from its own. data and model do not know each other.
+ORDER = {
+    "errors": 0,
+    "config": 1,
+    "randomness": 1,
+    "batch": 1,
+    "data": 2,
+    "model": 2,
+    "objectives": 3,
+    "train": 3,
+    "interop": 4,
+    "inspector": 5,
+    "plot": 5,
+    "pretrain": 6,
+    "evaluate": 7,
+    "doctor": 7,
+    "quickstart": 8,
+    "cli": 9,
+    "__main__": 10,
+}
+STRANGERS = [("model", "data"), ("data", "model"), ("objectives", "data"), ("objectives", "train"), ("train", "data"), ("train", "model"), ("train", "objectives")]
+
+
+def layer(module: str) -> str:
+    return module.removeprefix("electra.").split(".")[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("electra"):
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "electra" else [node.module]
+            found |= {layer(name) for name in names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down_the_tree(path):
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for other in imports_of(path) - {own}:
+        assert ORDER[other] <= ORDER[own], f"{path} imports {other}"
+        assert (own, other) not in STRANGERS, f"{path} imports {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_stay_under_about_three_hundred_lines(path):
+    assert len(path.read_text("utf-8").splitlines()) <= 330
+
+
+def test_help_answers_at_once_and_without_torch():
+    code = "import sys; sys.argv = ['electra', '--help']\nfrom electra.cli import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    fastest = 9.0
+    for _ in range(5):
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        fastest = min(fastest, time.monotonic() - started)
+    assert fastest < 0.3
+
+
+def test_the_public_names_exist():
+    import electra
+
+    assert all(getattr(electra, name) is not None for name in electra.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        electra.nonsense  # noqa: B018

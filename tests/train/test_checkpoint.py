@@ -1,0 +1,96 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from electra.errors import CorruptError, MachineError
+from electra.train import checkpoint, guard
+
+
+def save(root: Path, step: int, value: float = 1.0) -> Path:
+    groups = {"model": {"w": torch.full((64, 64), value)}, "optimizer": {"w.exp_avg": torch.zeros(64, 64)}}
+    return checkpoint.save_checkpoint(root, step, groups, {"seconds": 1.0})
+
+
+def test_what_was_saved_is_restored(tmp_path):
+    save(tmp_path, 7, value=3.5)
+    live = {"model": {"w": torch.zeros(64, 64)}}
+    found = checkpoint.newest_checkpoint(tmp_path, print)
+    checkpoint.restore(found, live)
+    assert found.step == 7 and (live["model"]["w"] == 3.5).all()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+def test_a_damaged_checkpoint_is_never_loaded_and_the_one_before_is_used_loudly(tmp_path, name, harm):
+    save(tmp_path, 1)
+    file = save(tmp_path, 2) / name
+    content = bytearray(file.read_bytes())
+    match harm:
+        case "flip":
+            content[len(content) // 2] ^= 0x10
+            file.write_bytes(content)
+        case "truncate":
+            file.write_bytes(content[:-3])
+        case "remove":
+            file.unlink()
+    warnings: list[str] = []
+    assert checkpoint.newest_checkpoint(tmp_path, warnings.append).step == 1
+    assert len(warnings) == 1 and "step-000000002" in warnings[0] and "damaged" in warnings[0]
+
+
+def test_only_damaged_checkpoints_are_an_error_and_not_a_silent_start_from_zero(tmp_path):
+    (save(tmp_path, 1) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CorruptError, match="all 1 checkpoints") as error:
+        checkpoint.newest_checkpoint(tmp_path, lambda _: None)
+    assert error.value.exit_code == 4
+
+
+def test_pruning_keeps_the_newest_and_the_permanent_ones(tmp_path):
+    for step in range(1, 8):
+        save(tmp_path, step)
+    checkpoint.prune(tmp_path, keep=2, permanent_every=3)
+    assert [folder.name[-1] for folder in checkpoint.checkpoint_folders(tmp_path)] == ["3", "6", "7"]
+
+
+def test_left_overs_of_killed_processes_are_cleaned(tmp_path):
+    for name in (".tmp-3-99", ".del-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    save(tmp_path, 1)
+    checkpoint.clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match="disk is full") as error:
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert error.value.exit_code == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+    assert checkpoint.newest_checkpoint(tmp_path, print).step == 1
+
+
+def test_too_little_space_is_said_before_training(tmp_path):
+    with pytest.raises(MachineError, match="too little space"):
+        guard.check_space(tmp_path, 10**18)
+
+
+def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
+    save(tmp_path, 1)
+    with pytest.raises(CorruptError, match="another network"):
+        checkpoint.restore(checkpoint.newest_checkpoint(tmp_path, print), {"model": {"w": torch.zeros(2, 2)}})
+
+
+def test_a_stale_lock_file_does_not_block(tmp_path):
+    (tmp_path / ".lock").write_text("99999")
+    with guard.lock(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())

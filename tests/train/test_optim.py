@@ -1,0 +1,65 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from electra.train.optim import OptimizerSettings, build_optimizer, set_rate
+from electra.train.schedule import ScheduleSettings, learning_rate
+
+
+def original_adam(weight, gradients, rates, decay, beta1=0.9, beta2=0.999, eps=1e-6, correct=False):
+    """Adam as the original code has it, in float64: no bias correction, decay added to the update before the rate."""
+    m, v = np.zeros_like(weight), np.zeros_like(weight)
+    for number, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        c1, c2 = (1 - beta1**number, 1 - beta2**number) if correct else (1, 1)
+        weight = weight - rate * ((m / c1) / (np.sqrt(v / c2) + eps) + decay * weight)
+    return weight
+
+
+@pytest.mark.parametrize("correct", [False, True], ids=["as the original", "bias-corrected"])
+def test_adam_equals_the_originals_update(correct):
+    rng = np.random.default_rng(0)
+    model = nn.Linear(5, 3).double()
+    before = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    gradients = {name: rng.normal(size=(6, *value.shape)) for name, value in before.items()}
+    rates = [1e-2, 2e-2, 3e-2, 2e-2, 1e-2, 5e-3]
+    optimizer = build_optimizer(OptimizerSettings(bias_correction=correct, weight_decay=0.1), model)
+    for number, rate in enumerate(rates):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.from_numpy(gradients[name][number].copy())
+        set_rate(optimizer, rate)
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        decay = 0.1 if name == "weight" else 0.0
+        expected = original_adam(before[name], gradients[name], rates, decay, correct=correct)
+        np.testing.assert_allclose(parameter.detach().numpy(), expected, atol=1e-9, err_msg=name)
+
+
+def test_layer_norm_and_bias_are_not_decayed_and_embeddings_are():
+    model = nn.ModuleDict({"norm": nn.LayerNorm(4), "linear": nn.Linear(4, 4), "words": nn.Embedding(9, 4)})
+    decayed, plain = build_optimizer(OptimizerSettings(), model).param_groups
+    assert {id(p) for p in decayed["params"]} == {id(model["linear"].weight), id(model["words"].weight)}
+    assert decayed["weight_decay"] == 0.01 and plain["weight_decay"] == 0.0
+
+
+def test_the_original_schedule_multiplies_warm_up_and_decay():
+    settings = ScheduleSettings(kind="original", warmup=10_000)
+    rates = [learning_rate(settings, 5e-4, step, 1_000_000) for step in (0, 4_999, 9_999, 500_000, 999_999)]
+    expected = [5e-4 * min(1, (t + 1) / 1e4) * (1 - t / 1e6) for t in (0, 4_999, 9_999, 500_000, 999_999)]
+    assert rates == pytest.approx(expected)
+    assert max(learning_rate(settings, 1.0, step, 1_000_000) for step in range(9_000, 11_000)) == pytest.approx(0.99, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
+def test_the_usual_schedules_reach_their_peak_after_warm_up(kind):
+    settings = ScheduleSettings(kind=kind, warmup=100)
+    rates = [learning_rate(settings, 1.0, step, 1000) for step in range(1000)]
+    assert rates[99] == pytest.approx(1.0) and rates[0] == pytest.approx(0.01)
+    middle = {"linear": 0.5, "cosine": 0.5, "constant": 1.0}[kind]
+    assert rates[550] == pytest.approx(middle, abs=1e-9)
+    assert all(rate > 0 and math.isfinite(rate) for rate in rates)
+    assert all(later <= earlier for earlier, later in zip(rates[100:], rates[101:], strict=False))
