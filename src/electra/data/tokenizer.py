@@ -203,23 +203,29 @@ def _train_bpe(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
 
 
 def _train_unigram(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
+    """A text that spells [MASK] must not become the special token. Scores cannot prevent it (an unknown character
+    scores below every piece), so "[" is always a word of its own, and no longer piece that starts with it can match."""
     from electra.data.unigram import train_unigram  # scipy
 
+    split = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Split("[", "isolated")])
     normalizer = _plain_normalizer(normalizers.NFKC(), settings)
     words: Counter[str] = Counter()
     for text in texts:
         words.update(f"▁{word}" for word in normalizer.normalize_str(text).split(" "))
+    for word in [word for word in words if "[" in word]:
+        count = words.pop(word)
+        for part, _ in split.pre_tokenize_str(word):
+            words[part] += count
     characters: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
             characters[character] += count
     alphabet = _most_frequent(characters, settings, settings.vocab_size // 2)
     pieces = train_unigram(words, settings.vocab_size - len(SPECIAL_TOKENS), alphabet)
-    # Text that spells a special token must never become one, so no text may prefer them.
-    specials = [(name, -1e6) for name in SPECIAL_TOKENS]
+    specials = [(name, 0.0) for name in SPECIAL_TOKENS]
     tokenizer = Tokenizer(models.Unigram([*specials, *pieces], SPECIAL_TOKENS.index("[UNK]")))
     tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.Metaspace()
     return _with_template(tokenizer)
 

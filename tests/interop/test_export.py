@@ -1,0 +1,133 @@
+"""What we write loads offline with transformers' Auto classes and gives the same numbers; what they wrote loads here."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import electra
+
+from electra.data.tokenizer import load_tokenizer, special_ids
+from electra.errors import CorruptError, DataError
+from electra.interop import hf
+from electra.pretrain import export_parts, load_run
+
+transformers = pytest.importorskip("transformers", reason="needs the hf extra")
+TEXT = "The barak walks the lonute, and the [MASK] walks back."
+
+
+@pytest.fixture(scope="module")
+def exported(finished_run, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("export") / "model"
+    done = electra("export", finished_run, out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("same ids and same logits") == 2
+    return out
+
+
+def test_the_discriminator_loads_with_the_auto_classes_and_has_our_logits(exported, finished_run):
+    folder = exported / "discriminator"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForPreTraining.from_pretrained(folder).eval()
+    inputs = tokenizer([TEXT, "back."], padding=True, return_tensors="pt")
+    _, objective = load_run(finished_run)
+    with torch.no_grad():
+        theirs = model(**inputs).logits
+        hidden = objective.discriminator(inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"].bool())
+        ours = objective.detection_head(hidden)
+    real = inputs["attention_mask"].bool()
+    assert (ours - theirs)[real].abs().max() <= 1e-5
+    body = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        assert (body(**inputs).last_hidden_state - hidden)[real].abs().max() <= 1e-5
+
+
+def test_the_generator_fills_masks_in_a_pipeline(exported, finished_run):
+    fill = transformers.pipeline("fill-mask", str(exported / "generator"))
+    answers = fill(TEXT)
+    _, objective = load_run(finished_run)
+    tokenizer = load_tokenizer(finished_run / "tokenizer.json")
+    ids = torch.tensor([tokenizer.encode(TEXT).ids])
+    with torch.no_grad():
+        hidden = objective.generator(ids, torch.zeros_like(ids), None)
+        logits = objective.token_head(hidden, objective.generator.embeddings.words.weight)
+    place = ids[0].tolist().index(special_ids(tokenizer).mask)
+    assert answers[0]["token"] == logits[0, place].argmax().item()
+    assert answers[0]["score"] == pytest.approx(logits[0, place].softmax(0).max().item(), abs=1e-5)
+
+
+def test_the_run_folder_ends_with_an_export_of_the_discriminator(finished_run):
+    loaded = hf.load_discriminator(finished_run / "export")
+    _, objective = load_run(finished_run)
+    assert torch.equal(loaded.encoder.embeddings.words.weight, objective.discriminator.embeddings.words.weight)
+
+
+def test_their_tokenizer_gives_our_ids_for_every_kind_of_tokenizer(finished_run, tmp_path):
+    """transformers 5 silently builds another tokenizer for ELECTRA unless the class is PreTrainedTokenizerFast."""
+    config = json.loads((finished_run / "export" / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    theirs = transformers.AutoTokenizer.from_pretrained(finished_run / "export")
+    ours = load_tokenizer(finished_run / "export")
+    for text in (*hf.PROBE, TEXT):
+        assert theirs(text)["input_ids"] == ours.encode(text).ids
+    assert theirs.model_max_length == 32 and theirs.mask_token == "[MASK]"
+
+
+def test_an_export_whose_tokenizer_would_be_read_otherwise_is_not_kept(finished_run, tmp_path, monkeypatch):
+    honest = hf.tokenizer_config
+    monkeypatch.setattr(hf, "tokenizer_config", lambda *a: honest(*a) | {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False})
+    settings, objective = load_run(finished_run)
+    with pytest.raises(CorruptError, match="tokenizer reads .* otherwise than ours"):
+        export_parts(settings, objective, finished_run, tmp_path / "bad", ("discriminator",), {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeypatch):
+    honest = hf.discriminator_tensors
+
+    def harmed(encoder, head):
+        tensors = honest(encoder, head)
+        return tensors | {"electra.embeddings.LayerNorm.bias": tensors["electra.embeddings.LayerNorm.bias"] + 0.1}
+
+    monkeypatch.setattr(hf, "discriminator_tensors", harmed)
+    settings, objective = load_run(finished_run)
+    with pytest.raises(CorruptError, match="other logits"):
+        export_parts(settings, objective, finished_run, tmp_path / "bad", ("discriminator",), {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
+    config = transformers.ElectraConfig(vocab_size=50, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=40)
+    model = transformers.ElectraForPreTraining(config).eval()
+    model.save_pretrained(tmp_path)
+    shutil.copy(finished_run / "tokenizer.json", tmp_path)
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        ours = hf.our_logits(*(lambda m: (m.encoder, m.head))(hf.load_discriminator(tmp_path)), ids, torch.ones_like(ids).bool())
+        assert (ours - model(ids).logits).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("config.json", b"{", CorruptError, "cannot be read"),
+        ("config.json", b'{"model_type": "bert"}', DataError, "of type 'bert', not electra"),
+        ("model.safetensors", b"\x80\x04cos\nsystem\n", CorruptError, "cannot be read"),
+        ("model.safetensors", None, DataError, "has no model.safetensors"),
+    ],
+)
+def test_a_folder_that_cannot_be_trusted_is_refused(finished_run, tmp_path, name, content, error, message):
+    folder = tmp_path / "model"
+    shutil.copytree(finished_run / "export", folder)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(error, match=message):
+        hf.load_discriminator(folder)
+
+
+def test_an_existing_folder_is_not_overwritten(finished_run, exported):
+    again = electra("export", finished_run, exported)
+    assert again.returncode == 5 and "exists already" in again.stderr
