@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import machine
 import torch
+
+import machine
 
 VOCABULARY = 30_522
 SHARE = 0.15
@@ -31,12 +32,16 @@ def ours() -> Callable[[torch.Tensor, int], None]:
     from electra.objectives.electra import Electra, ElectraSettings
     from electra.train.optim import OptimizerSettings, build_optimizer
 
-    objective = Electra(ElectraSettings(), EncoderSettings(), GeneratorSettings(), VOCABULARY, SpecialIds(*SPECIAL), 0)
+    objective = Electra(
+        ElectraSettings(), EncoderSettings(), GeneratorSettings(), VOCABULARY, SpecialIds(*SPECIAL), 0
+    )
     optimizer = build_optimizer(OptimizerSettings(), objective)
 
     def step(ids: torch.Tensor, number: int) -> None:
         samples = torch.arange(len(ids)) + number * len(ids)
-        batch = Batch(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool), samples, 0, padded=False)
+        batch = Batch(
+            ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool), samples, 0, padded=False
+        )
         objective(batch).total.backward()
         torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
         optimizer.step()
@@ -63,7 +68,9 @@ def on_transformers() -> Callable[[torch.Tensor, int], None]:
         chosen = torch.rand(ids.shape).topk(round(SHARE * ids.shape[1]), dim=1).indices
         is_chosen = torch.zeros_like(ids, dtype=torch.bool).scatter(1, chosen, True)
         becomes_mask = is_chosen & (torch.rand(ids.shape) < 0.85)
-        output = generator(ids.masked_fill(becomes_mask, SPECIAL[4]), labels=ids.masked_fill(~is_chosen, -100))
+        output = generator(
+            ids.masked_fill(becomes_mask, SPECIAL[4]), labels=ids.masked_fill(~is_chosen, -100)
+        )
         with torch.no_grad():
             probabilities = output.logits[is_chosen].softmax(-1)
             corrupted = ids.masked_scatter(is_chosen, torch.multinomial(probabilities, 1).squeeze(1))
@@ -80,17 +87,30 @@ VARIANTS = {"electra": ours, "transformers": on_transformers}
 
 
 def rows(arguments: argparse.Namespace, number: int) -> torch.Tensor:
-    return torch.randint(1000, VOCABULARY, (arguments.rows, arguments.length), generator=torch.Generator().manual_seed(number))
+    return torch.randint(
+        1000, VOCABULARY, (arguments.rows, arguments.length), generator=torch.Generator().manual_seed(number)
+    )
 
 
 def high_water_mark() -> float:
     """MiB. Not ru_maxrss: that one is inherited from the process that started this one."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    (line,) = (
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) / 1024
 
 
 def peak_memory(name: str, arguments: argparse.Namespace) -> float:
-    words = [sys.executable, __file__, "--memory-of", name, "--rows", str(arguments.rows), "--length", str(arguments.length)]
+    words = [
+        sys.executable,
+        __file__,
+        "--memory-of",
+        name,
+        "--rows",
+        str(arguments.rows),
+        "--length",
+        str(arguments.length),
+    ]
     return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
@@ -123,10 +143,15 @@ def main() -> None:
     for name in steps:
         print(f"{name:14}{1000 * medians[name]:12.0f}{tokens / medians[name]:12.0f}{memory[name]:12.0f}")
     ratio = medians["transformers"] / medians["electra"]
-    print(f"ours is {ratio:.2f} times as fast, with {memory['electra'] / memory['transformers']:.2f} of the memory")
+    print(
+        f"ours is {ratio:.2f} times as fast, with {memory['electra'] / memory['transformers']:.2f} of the memory"
+    )
     seconds = {name: [round(value, 4) for value in values[2:]] for name, values in times.items()}
     shape = {"rows": arguments.rows, "length": arguments.length}
-    machine.write("step_speed", {"shape": shape, "seconds": seconds, "medians": medians, "peak_mib": memory, "ratio": ratio})
+    machine.write(
+        "step_speed",
+        {"shape": shape, "seconds": seconds, "medians": medians, "peak_mib": memory, "ratio": ratio},
+    )
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SETTINGS, electra, write_corpus
 from jaxtyping import install_import_hook
 
-install_import_hook(["electra.batch", "electra.randomness", "electra.model", "electra.objectives"], "shapes.checked")
+from helpers import SETTINGS, electra, write_corpus
+
+install_import_hook(
+    ["electra.batch", "electra.randomness", "electra.model", "electra.objectives"], "shapes.checked"
+)
 
 from electra.batch import Batch, SpecialIds  # noqa: E402
 from electra.model.encoder import EncoderSettings  # noqa: E402
@@ -26,7 +29,9 @@ def shared_data() -> Path:
     return folder
 
 
-def make_batch(rows: int = 6, length: int = 24, vocabulary: int = VOCABULARY, seed: int = 0, padded: bool = True) -> Batch:
+def make_batch(
+    rows: int = 6, length: int = 24, vocabulary: int = VOCABULARY, seed: int = 0, padded: bool = True
+) -> Batch:
     """Two-segment rows of random tokens, padded to different lengths."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, vocabulary, (rows, length), generator=generator)
@@ -52,7 +57,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = write_corpus(folder / "text.txt")
     tokenizer = train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=300))
     save_tokenizer(tokenizer, folder / "tokenizer")
-    prepare([text], folder / "shards", folder / "tokenizer", PrepareSettings(heldout_share=0.1), workers=1, progress=False)
+    prepare(
+        [text],
+        folder / "shards",
+        folder / "tokenizer",
+        PrepareSettings(heldout_share=0.1),
+        workers=1,
+        progress=False,
+    )
     return folder / "shards"
 
 

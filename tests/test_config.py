@@ -17,7 +17,9 @@ def test_the_command_line_beats_the_recipe_and_the_recipe_beats_the_default():
 
 
 def test_an_unknown_key_is_refused_with_a_suggestion():
-    with pytest.raises(SettingsError, match=r"unknown key encoder.hiden. Did you mean encoder.hidden\?") as error:
+    with pytest.raises(
+        SettingsError, match=r"unknown key encoder.hiden. Did you mean encoder.hidden\?"
+    ) as error:
         resolve("electra-small", [DATA, "encoder.hiden=3"])
     assert error.value.exit_code == 2
 
@@ -29,7 +31,10 @@ def test_a_key_in_the_wrong_section_is_found_by_its_name():
 
 def test_all_problems_are_reported_at_once():
     with pytest.raises(SettingsError) as error:
-        resolve("electra-small", [DATA, "objective.mask_share=1.5", "optimizer.lr=-1", "train.batchh=3", "encoder.layers=two"])
+        resolve(
+            "electra-small",
+            [DATA, "objective.mask_share=1.5", "optimizer.lr=-1", "train.batchh=3", "encoder.layers=two"],
+        )
     lines = str(error.value).splitlines()
     assert len(lines) == 4
     assert any("objective.mask_share" in line and "1.5" in line for line in lines)
@@ -60,7 +65,9 @@ def test_missing_data_names_the_key():
 
 
 def test_an_unknown_recipe_lists_the_known_ones():
-    with pytest.raises(SettingsError, match="electra-base, electra-large, electra-small, electra-small-plus-plus, tiny"):
+    with pytest.raises(
+        SettingsError, match="electra-base, electra-large, electra-small, electra-small-plus-plus, tiny"
+    ):
         resolve("electra-smol", [DATA])
 
 
@@ -90,7 +97,14 @@ def test_settings_are_frozen():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3", 3), ("1e-4", 1e-4), ("true", True), ("[0.9, 0.98]", [0.9, 0.98]), ('"3"', "3"), ("some/path", "some/path")],
+    [
+        ("3", 3),
+        ("1e-4", 1e-4),
+        ("true", True),
+        ("[0.9, 0.98]", [0.9, 0.98]),
+        ('"3"', "3"),
+        ("some/path", "some/path"),
+    ],
 )
 def test_values_on_the_command_line_are_read_as_toml_or_as_text(text, value):
     assert config.parse_value(text) == value
@@ -111,9 +125,27 @@ def test_recipes_have_the_papers_hyper_parameters(name):
     sizes = (e.layers, e.hidden, e.intermediate, e.heads, e.embedding, s.generator.width)
     run = (s.objective.mask_share, s.optimizer.lr, s.train.batch, s.train.steps, s.rows.length)
     assert (*sizes, *run) == pytest.approx(PAPER[name])
-    assert (s.optimizer.betas, s.optimizer.eps, s.optimizer.weight_decay, s.optimizer.clip) == ((0.9, 0.999), 1e-6, 0.01, 1.0)
+    assert (s.optimizer.betas, s.optimizer.eps, s.optimizer.weight_decay, s.optimizer.clip) == (
+        (0.9, 0.999),
+        1e-6,
+        0.01,
+        1.0,
+    )
     assert (e.dropout, e.attention_dropout, s.schedule.warmup, s.schedule.power) == (0.1, 0.1, 10_000, 1.0)
-    assert (s.objective.detection_weight, s.objective.generator_weight, s.objective.temperature) == (50.0, 1.0, 1.0)
+    assert (s.objective.detection_weight, s.objective.generator_weight, s.objective.temperature) == (
+        50.0,
+        1.0,
+        1.0,
+    )
     # The original's mechanics where they change numbers.
-    assert (s.objective.mask_token_share, s.optimizer.bias_correction, s.schedule.kind) == (0.85, False, "original")
-    assert (e.initialisation, s.generator.sharing, s.rows.kind, s.objective.start_temperature) == ("original", "tied", "segments", 1.0)
+    assert (s.objective.mask_token_share, s.optimizer.bias_correction, s.schedule.kind) == (
+        0.85,
+        False,
+        "original",
+    )
+    assert (e.initialisation, s.generator.sharing, s.rows.kind, s.objective.start_temperature) == (
+        "original",
+        "tied",
+        "segments",
+        1.0,
+    )

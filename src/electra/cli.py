@@ -178,8 +178,9 @@ def evaluate(
     from rich.table import Table
 
     from electra.evaluate import MEANINGS, evaluate_run
+    from electra.files import write_json
     from electra.plot import plot_run
-    from electra.train.runlog import finite_or_none, write_json
+    from electra.train.runlog import finite_or_none
 
     figures, untrained = evaluate_run(run, data, rows)
     result = {"trained": figures, "untrained": untrained}

@@ -22,13 +22,14 @@ from electra.data.rows import RowsSettings, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.errors import CorruptError, DataError, SettingsError
+from electra.files import lock, write_json
 from electra.interop import card, hf
 from electra.model.encoder import EncoderSettings
 from electra.model.generator import GeneratorSettings
 from electra.objectives.electra import Electra, ElectraSettings
-from electra.train import checkpoint, guard
+from electra.train import checkpoint
 from electra.train.optim import OptimizerSettings
-from electra.train.runlog import read_metrics, write_json
+from electra.train.runlog import read_metrics
 from electra.train.schedule import ScheduleSettings
 from electra.train.trainer import FREE_TO_CHANGE, Run, TrainSettings, train
 
@@ -124,7 +125,7 @@ def build_heldout(
 def pretrain(settings: PretrainSettings, command: str) -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
     folder = Path(settings.run)
-    with guard.lock(folder):
+    with lock(folder):
         refuse_other_settings(folder, settings)
         parts = build_parts(settings)
         fingerprint = {

@@ -10,7 +10,6 @@ from rich.table import Table
 from electra.data.corpus import Corpus
 from electra.data.docstrings import docstrings, libraries
 from electra.data.prepare import PrepareSettings, prepare
-from electra.data.shards import write_atomically
 from electra.data.tokenizer import (
     TokenizerSettings,
     load_tokenizer,
@@ -19,17 +18,18 @@ from electra.data.tokenizer import (
     train_tokenizer,
 )
 from electra.evaluate import evaluate_run
+from electra.files import write_atomically
 from electra.inspector.analyse import ScoredToken, detect
 from electra.plot import plot_run
 from electra.pretrain import build_objective, load_run, pretrain, resolve, resume_command
 
 VOCABULARY = 4096
 HELDOUT_SHARE = 0.02
-# (sentence, the word that was swapped in). Written for this page, not chosen by result.
+# (sentence, the word that stands where "shape", "used" and "if" should be)
 SENTENCES = (
-    ("returns a new tensor with the same purple as the input", "purple"),
-    ("if this argument is not given, the default value is eaten", "eaten"),
-    ("raises an error if the graph is elbow directed", "elbow"),
+    ("returns a new tensor with the same given as the input", "given"),
+    ("if this argument is not specified, the default value is graph", "graph"),
+    ("raises an error matrix the node is not in the list", "matrix"),
 )
 
 

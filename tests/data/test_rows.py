@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import SPECIAL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import SPECIAL
 from electra.data.loader import HeldOut, Loader
 from electra.data.rows import PackedRows, RowsSettings, SegmentRows, build_rows, plan_segments
 from electra.data.shards import Shard, TokenData

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import electra
 
 from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import CorruptError, DataError
 from electra.interop import hf
 from electra.pretrain import export_parts, load_run
+from helpers import electra
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 TEXT = "The barak walks the lonute, and the [MASK] walks back."
@@ -34,7 +34,9 @@ def test_the_discriminator_loads_with_the_auto_classes_and_has_our_logits(export
     _, objective = load_run(finished_run)
     with torch.no_grad():
         theirs = model(**inputs).logits
-        hidden = objective.discriminator(inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"].bool())
+        hidden = objective.discriminator(
+            inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"].bool()
+        )
         ours = objective.detection_head(hidden)
     real = inputs["attention_mask"].bool()
     assert (ours - theirs)[real].abs().max() <= 1e-5
@@ -60,7 +62,9 @@ def test_the_generator_fills_masks_in_a_pipeline(exported, finished_run):
 def test_the_run_folder_ends_with_an_export_of_the_discriminator(finished_run):
     loaded = hf.load_discriminator(finished_run / "export")
     _, objective = load_run(finished_run)
-    assert torch.equal(loaded.encoder.embeddings.words.weight, objective.discriminator.embeddings.words.weight)
+    assert torch.equal(
+        loaded.encoder.embeddings.words.weight, objective.discriminator.embeddings.words.weight
+    )
 
 
 def test_their_tokenizer_gives_our_ids_for_every_kind_of_tokenizer(finished_run, tmp_path):
@@ -76,7 +80,11 @@ def test_their_tokenizer_gives_our_ids_for_every_kind_of_tokenizer(finished_run,
 
 def test_an_export_whose_tokenizer_would_be_read_otherwise_is_not_kept(finished_run, tmp_path, monkeypatch):
     honest = hf.tokenizer_config
-    monkeypatch.setattr(hf, "tokenizer_config", lambda *a: honest(*a) | {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False})
+    monkeypatch.setattr(
+        hf,
+        "tokenizer_config",
+        lambda *a: honest(*a) | {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False},
+    )
     settings, objective = load_run(finished_run)
     with pytest.raises(CorruptError, match="tokenizer reads .* otherwise than ours"):
         export_parts(settings, objective, finished_run, tmp_path / "bad", ("discriminator",), {})
@@ -88,7 +96,9 @@ def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeyp
 
     def harmed(encoder, head):
         tensors = honest(encoder, head)
-        return tensors | {"electra.embeddings.LayerNorm.bias": tensors["electra.embeddings.LayerNorm.bias"] + 0.1}
+        return tensors | {
+            "electra.embeddings.LayerNorm.bias": tensors["electra.embeddings.LayerNorm.bias"] + 0.1
+        }
 
     monkeypatch.setattr(hf, "discriminator_tensors", harmed)
     settings, objective = load_run(finished_run)
@@ -98,13 +108,25 @@ def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeyp
 
 
 def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
-    config = transformers.ElectraConfig(vocab_size=50, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=40)
+    config = transformers.ElectraConfig(
+        vocab_size=50,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=40,
+    )
     model = transformers.ElectraForPreTraining(config).eval()
     model.save_pretrained(tmp_path)
     shutil.copy(finished_run / "tokenizer.json", tmp_path)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
-        ours = hf.our_logits(*(lambda m: (m.encoder, m.head))(hf.load_discriminator(tmp_path)), ids, torch.ones_like(ids).bool())
+        ours = hf.our_logits(
+            *(lambda m: (m.encoder, m.head))(hf.load_discriminator(tmp_path)),
+            ids,
+            torch.ones_like(ids).bool(),
+        )
         assert (ours - model(ids).logits).abs().max() <= 1e-5
 
 

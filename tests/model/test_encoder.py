@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import SPECIAL, TINY, VOCABULARY, make_batch
 
+from conftest import SPECIAL, TINY, VOCABULARY, make_batch
 from electra.interop import hf, names
 from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
 from electra.model.heads import DetectionHead, TokenHead
@@ -87,10 +87,14 @@ def test_gradients_equal_transformers():
     theirs.load_state_dict(names.encoder_to_transformers(encoder.state_dict()))
     weights = torch.randn(TINY.hidden, generator=torch.Generator().manual_seed(0))
     (encoder(batch.ids, batch.segments, batch.is_real) @ weights)[batch.is_real].sum().backward()
-    (theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state @ weights)[batch.is_real].sum().backward()
+    (theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state @ weights)[
+        batch.is_real
+    ].sum().backward()
     ours = names.encoder_to_transformers({name: p.grad for name, p in encoder.named_parameters()})
     for name, parameter in theirs.named_parameters():
-        torch.testing.assert_close(ours[name], parameter.grad, atol=2e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            ours[name], parameter.grad, atol=2e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_padding_does_not_change_real_tokens():
@@ -128,7 +132,11 @@ def test_the_original_initialisation_uses_glorot_for_the_projection_and_cuts_the
     [
         (EncoderSettings(), 0.25, (64, 256, 1, 12)),
         (EncoderSettings(hidden=768, heads=12, intermediate=3072, embedding=768), 1 / 3, (256, 1024, 4, 12)),
-        (EncoderSettings(layers=24, hidden=1024, heads=16, intermediate=4096, embedding=1024), 0.25, (256, 1024, 4, 24)),
+        (
+            EncoderSettings(layers=24, hidden=1024, heads=16, intermediate=4096, embedding=1024),
+            0.25,
+            (256, 1024, 4, 24),
+        ),
     ],
     ids=["small", "base", "large"],
 )

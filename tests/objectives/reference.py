@@ -29,7 +29,7 @@ def encode(w, prefix, embeddings, layers, heads, ids, segments, is_real):
         x = x @ w[f"{prefix}.project.weight"].T + w[f"{prefix}.project.bias"]
     for n in range(layers):
         g = lambda name, n=n: w[f"{prefix}.layers.{n}.{name}"]  # noqa: E731
-        batch, seq, hidden = x.shape
+        batch, _, hidden = x.shape
         size = hidden // heads
         qkv = x @ g("query_key_value.weight").T + g("query_key_value.bias")
         out = np.zeros_like(x)
@@ -39,13 +39,34 @@ def encode(w, prefix, embeddings, layers, heads, ids, segments, is_real):
                 scores = q @ k.T / np.sqrt(size)
                 scores[:, ~is_real[b]] = -np.inf
                 out[b, :, h * size : (h + 1) * size] = softmax(scores) @ v
-        x = layer_norm(x + out @ g("attention_output.weight").T + g("attention_output.bias"), g("attention_norm.weight"), g("attention_norm.bias"))
+        x = layer_norm(
+            x + out @ g("attention_output.weight").T + g("attention_output.bias"),
+            g("attention_norm.weight"),
+            g("attention_norm.bias"),
+        )
         inner = gelu(x @ g("expand.weight").T + g("expand.bias"))
-        x = layer_norm(x + inner @ g("contract.weight").T + g("contract.bias"), g("output_norm.weight"), g("output_norm.bias"))
+        x = layer_norm(
+            x + inner @ g("contract.weight").T + g("contract.bias"),
+            g("output_norm.weight"),
+            g("output_norm.bias"),
+        )
     return x
 
 
-def step(w, sizes, special, ids, segments, is_real, noise, share, mask_share, weights, temperature, disallow_correct):
+def step(
+    w,
+    sizes,
+    special,
+    ids,
+    segments,
+    is_real,
+    noise,
+    share,
+    mask_share,
+    weights,
+    temperature,
+    disallow_correct,
+):
     """Losses, labels, corrupted ids and detection logits. `sizes`: (generator layers, heads, embeddings), the same for
     the discriminator. `noise`: the three arrays of uniform numbers, for choosing, masking and sampling."""
     (g_layers, g_heads, g_embeddings), (d_layers, d_heads, d_embeddings) = sizes

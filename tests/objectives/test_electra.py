@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import SPECIAL, TINY, make_batch
 from sklearn import metrics
 
+from conftest import SPECIAL, TINY, make_batch
 from electra.model.generator import GeneratorSettings
 from electra.objectives.electra import Electra, ElectraSettings
 from electra.randomness import uniform
@@ -27,8 +27,14 @@ def build(settings=None, generator=HALF, encoder=QUIET, noisy=True):
 @pytest.mark.parametrize("sharing", ["tied", "none", "all"])
 @pytest.mark.parametrize(("temperature", "disallow"), [(1.0, False), (1.7, True)])
 def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharing, temperature, disallow):
-    generator = GeneratorSettings(width=1, depth=1, sharing="all") if sharing == "all" else HALF.model_copy(update={"sharing": sharing})
-    settings = ElectraSettings(temperature=temperature, start_temperature=temperature, disallow_correct=disallow)
+    generator = (
+        GeneratorSettings(width=1, depth=1, sharing="all")
+        if sharing == "all"
+        else HALF.model_copy(update={"sharing": sharing})
+    )
+    settings = ElectraSettings(
+        temperature=temperature, start_temperature=temperature, disallow_correct=disallow
+    )
     objective, batch = build(settings, generator).double(), make_batch(vocabulary=VOCABULARY)
     loss = objective(batch)
     corrupted = objective.corrupt(batch)
@@ -36,7 +42,10 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
 
     weights = {name: tensor.detach().numpy() for name, tensor in objective.state_dict().items()}
     small = objective.generator.settings
-    sizes = (small.layers, small.heads, "generator.embeddings"), (QUIET.layers, QUIET.heads, "discriminator.embeddings")
+    sizes = (
+        (small.layers, small.heads, "generator.embeddings"),
+        (QUIET.layers, QUIET.heads, "discriminator.embeddings"),
+    )
     count = corrupted.positions.shape[1]
     noise = {
         name: uniform(batch.seed, name, batch.samples, width).double().numpy()
@@ -44,7 +53,9 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
     }
     special = [SPECIAL.pad, SPECIAL.unk, SPECIAL.cls, SPECIAL.sep, SPECIAL.mask]
     arrays = batch.ids.numpy(), batch.segments.numpy(), batch.is_real.numpy()
-    expected = reference.step(weights, sizes, special, *arrays, noise, 0.15, 0.85, (1, 50), temperature, disallow)
+    expected = reference.step(
+        weights, sizes, special, *arrays, noise, 0.15, 0.85, (1, 50), temperature, disallow
+    )
 
     assert np.array_equal(corrupted.batch.ids.numpy(), expected["corrupted"])
     assert np.array_equal(corrupted.is_replaced.numpy(), expected["is_replaced"])
@@ -58,9 +69,9 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
 
 def test_a_sampled_token_that_equals_the_original_is_original():
     objective, batch = build(), make_batch(vocabulary=VOCABULARY)
-    objective.generate = lambda masked, positions: 50.0 * torch.nn.functional.one_hot(
-        batch.ids.gather(1, positions), VOCABULARY
-    ).float()
+    objective.generate = lambda masked, positions: (
+        50.0 * torch.nn.functional.one_hot(batch.ids.gather(1, positions), VOCABULARY).float()
+    )
     corrupted = objective.corrupt(batch)
     assert corrupted.used.any() and not corrupted.is_replaced.any()
     assert torch.equal(corrupted.batch.ids, batch.ids)
@@ -70,7 +81,9 @@ def test_the_asked_shares_of_tokens_are_chosen_and_masked():
     seen = {}
     objective, batch = build(), make_batch(rows=400, length=40, vocabulary=VOCABULARY, padded=False)
     generate = objective.generate
-    objective.generate = lambda masked, positions: seen.setdefault("ids", masked.ids) is None or generate(masked, positions)
+    objective.generate = lambda masked, positions: (
+        seen.setdefault("ids", masked.ids) is None or generate(masked, positions)
+    )
     chosen = objective.corrupt(batch).used.sum().item()
     assert chosen == 400 * 6
     masks = (seen["ids"] == SPECIAL.mask).sum().item()
@@ -79,7 +92,11 @@ def test_the_asked_shares_of_tokens_are_chosen_and_masked():
 
 
 def gradients(objective, part):
-    return {name for name, p in objective.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0 and name.startswith(part)}
+    return {
+        name
+        for name, p in objective.named_parameters()
+        if p.grad is not None and p.grad.abs().sum() > 0 and name.startswith(part)
+    }
 
 
 @pytest.mark.parametrize("sharing", ["tied", "none"])
@@ -131,7 +148,9 @@ def test_figures_equal_sklearn_on_the_same_answers():
     assert figures["precision"] == pytest.approx(metrics.precision_score(truth, logits > 0))
     assert figures["recall"] == pytest.approx(metrics.recall_score(truth, logits > 0))
     assert figures["rtd_accuracy"] == pytest.approx(metrics.accuracy_score(truth, logits > 0))
-    assert figures["rtd_loss"] == pytest.approx(metrics.log_loss(truth, 1 / (1 + np.exp(-logits.astype(float)))), rel=1e-5)
+    assert figures["rtd_loss"] == pytest.approx(
+        metrics.log_loss(truth, 1 / (1 + np.exp(-logits.astype(float)))), rel=1e-5
+    )
     assert figures["majority_baseline"] == pytest.approx(max(truth.mean(), 1 - truth.mean()))
     targets = batch.ids.gather(1, corrupted.positions)
     sampled = corrupted.batch.ids.gather(1, corrupted.positions)

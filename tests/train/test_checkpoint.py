@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from electra.errors import CorruptError, MachineError
+from electra.files import lock
 from electra.train import checkpoint, guard
 
 
@@ -22,7 +23,9 @@ def test_what_was_saved_is_restored(tmp_path):
     assert found.step == 7 and (live["model"]["w"] == 3.5).all()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+)
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_never_loaded_and_the_one_before_is_used_loudly(tmp_path, name, harm):
     save(tmp_path, 1)
@@ -92,5 +95,5 @@ def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
 
 def test_a_stale_lock_file_does_not_block(tmp_path):
     (tmp_path / ".lock").write_text("99999")
-    with guard.lock(tmp_path):
+    with lock(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -51,7 +52,9 @@ def test_the_original_schedule_multiplies_warm_up_and_decay():
     rates = [learning_rate(settings, 5e-4, step, 1_000_000) for step in (0, 4_999, 9_999, 500_000, 999_999)]
     expected = [5e-4 * min(1, (t + 1) / 1e4) * (1 - t / 1e6) for t in (0, 4_999, 9_999, 500_000, 999_999)]
     assert rates == pytest.approx(expected)
-    assert max(learning_rate(settings, 1.0, step, 1_000_000) for step in range(9_000, 11_000)) == pytest.approx(0.99, abs=1e-4)
+    assert max(
+        learning_rate(settings, 1.0, step, 1_000_000) for step in range(9_000, 11_000)
+    ) == pytest.approx(0.99, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
@@ -62,4 +65,4 @@ def test_the_usual_schedules_reach_their_peak_after_warm_up(kind):
     middle = {"linear": 0.5, "cosine": 0.5, "constant": 1.0}[kind]
     assert rates[550] == pytest.approx(middle, abs=1e-9)
     assert all(rate > 0 and math.isfinite(rate) for rate in rates)
-    assert all(later <= earlier for earlier, later in zip(rates[100:], rates[101:], strict=False))
+    assert all(later <= earlier for earlier, later in pairwise(rates[100:]))

@@ -8,15 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import command, electra, environment
 
 from electra.train.checkpoint import checkpoint_folders, newest_checkpoint, problem_of
 from electra.train.runlog import read_metrics
+from helpers import command, electra, environment
 
 
 def start(recipe: Path, prepared: Path, run: Path, *more: str) -> subprocess.Popen:
     words = command("pretrain", recipe, f"data={prepared}", f"run={run}", *more)
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
 
 
 def wait_for_step(run: Path, step: int, timeout: float = 60) -> None:
@@ -59,7 +61,9 @@ def kill_until_finished(recipe: Path, prepared: Path, run: Path, kills: int) -> 
     return done
 
 
-def test_a_run_killed_twice_ends_with_the_same_weights_and_the_same_figures(finished_run, recipe, prepared, tmp_path):
+def test_a_run_killed_twice_ends_with_the_same_weights_and_the_same_figures(
+    finished_run, recipe, prepared, tmp_path
+):
     run = tmp_path / "run"
     for step in (10, 25):
         process = start(recipe, prepared, run)
@@ -85,7 +89,9 @@ def test_twenty_random_kills_end_with_the_same_weights(finished_run, recipe, pre
     assert total >= 20
 
 
-@pytest.mark.parametrize(("number", "code", "state"), [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "interrupted")])
+@pytest.mark.parametrize(
+    ("number", "code", "state"), [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "interrupted")]
+)
 def test_a_signal_saves_and_the_same_command_ends_with_the_same_weights(
     number, code, state, finished_run, recipe, prepared, tmp_path
 ):
@@ -103,7 +109,11 @@ def test_a_signal_saves_and_the_same_command_ends_with_the_same_weights(
 
 
 def test_a_finished_run_says_so_and_changes_nothing(finished_run, recipe, prepared):
-    before = {path: path.read_bytes() for path in finished_run.rglob("*") if path.name.endswith(("safetensors", "jsonl"))}
+    before = {
+        path: path.read_bytes()
+        for path in finished_run.rglob("*")
+        if path.name.endswith(("safetensors", "jsonl"))
+    }
     again = electra("pretrain", recipe, f"data={prepared}", f"run={finished_run}")
     assert again.returncode == 0 and "finished" in again.stdout
     assert before == {path: path.read_bytes() for path in before}
@@ -120,7 +130,9 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(recipe, prepared,
 
 
 def test_other_settings_are_refused_and_the_differing_keys_listed(finished_run, recipe, prepared):
-    other = electra("pretrain", recipe, f"data={prepared}", f"run={finished_run}", "optimizer.lr=0.5", "seed=9")
+    other = electra(
+        "pretrain", recipe, f"data={prepared}", f"run={finished_run}", "optimizer.lr=0.5", "seed=9"
+    )
     assert other.returncode == 2
     assert "optimizer.lr: 0.001 -> 0.5" in other.stderr and "seed: 3 -> 9" in other.stderr
 
@@ -132,9 +144,17 @@ def test_the_resolved_settings_in_the_run_folder_repeat_the_run(finished_run, tm
     assert final_weights(run) == final_weights(finished_run)
 
 
-def test_accumulating_in_parts_sees_the_same_data_and_nearly_the_same_losses(finished_run, recipe, prepared, tmp_path):
+def test_accumulating_in_parts_sees_the_same_data_and_nearly_the_same_losses(
+    finished_run, recipe, prepared, tmp_path
+):
     run = tmp_path / "run"
-    words = (f"data={prepared}", f"run={run}", "train.accumulate=2", "encoder.dropout=0", "encoder.attention_dropout=0")
+    words = (
+        f"data={prepared}",
+        f"run={run}",
+        "train.accumulate=2",
+        "encoder.dropout=0",
+        "encoder.attention_dropout=0",
+    )
     assert electra("pretrain", recipe, *words).returncode == 0
     whole = tmp_path / "whole"
     words = (f"data={prepared}", f"run={whole}", "encoder.dropout=0", "encoder.attention_dropout=0")

@@ -6,7 +6,6 @@ last: a folder that has one is complete.
 """
 
 import errno
-import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -15,7 +14,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,11 +32,11 @@ from electra.data.shards import (
     SplitEntry,
     read_manifest,
     token_dtype,
-    write_atomically,
 )
 from electra.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_hash, vocabulary_size
 from electra.data.units import Unit, UnitEntry, entry_path, run_unit, start_worker
 from electra.errors import DataError, MachineError, SettingsError
+from electra.files import lock, write_atomically
 
 _HASHES = 1 << 64
 
@@ -70,7 +68,7 @@ def prepare(
     for path in inputs:
         if out.resolve().is_relative_to(path.resolve()):
             raise SettingsError(f"{out} is inside the input {path}. Choose a folder outside it.")
-    with _locked(out):
+    with lock(out):
         plan = _Plan(out, corpus, settings, tokenizer_hash(encoder), vocabulary_size(encoder))
         if (out / MANIFEST).exists():
             manifest = plan.finished()
@@ -89,28 +87,6 @@ def prepare(
                 raise plan.explained(error) from None
         plan.tidy(manifest)
     return manifest
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """One process at a time in a folder. The lock goes with its process, however that ends."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / ".lock").open("a+")
-    except OSError as error:
-        raise MachineError(f"{out} cannot be written: {error.strerror}. Choose another folder.") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise MachineError(
-                f"{out} is in use by process {file.read().strip()}. Wait for it, or stop it."
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
 
 
 @dataclass

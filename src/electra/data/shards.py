@@ -6,7 +6,6 @@ The manifest is written last and holds the size and sha256 of every shard; a fol
 
 import hashlib
 import json
-import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,21 +86,6 @@ class TokenData:
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def json_hash(text: str) -> str:

@@ -15,8 +15,9 @@ from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from electra.config import Settings
-from electra.data.shards import TOKENIZER, json_hash, write_atomically
+from electra.data.shards import TOKENIZER, json_hash
 from electra.errors import CorruptError, DataError, MachineError
+from electra.files import write_atomically
 
 if TYPE_CHECKING:
     from electra.batch import SpecialIds

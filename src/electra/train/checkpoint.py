@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from electra.errors import CorruptError, MachineError
+from electra.files import sync_folder, write_synced
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -67,19 +68,8 @@ def save_checkpoint(
 
 
 def write(path: Path, content: bytes) -> dict[str, Any]:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(path, content)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def checkpoint_folders(root: Path) -> list[Path]:

@@ -1,40 +1,14 @@
-"""What keeps a run safe from outside: one process a folder, room on the disk, signals that save."""
+"""What keeps a run safe from outside: room on the disk, signals that save."""
 
-import fcntl
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from electra.errors import ElectraError, InterruptedRunError, MachineError, PreemptedError
 
 SPACE_FACTOR = 2.2
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Refuse a second process. The lock dies with its holder, so a stale file never blocks."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a+")
-    except OSError as error:
-        raise MachineError(f"{folder} cannot be written to: {error.strerror}.") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise MachineError(
-                f"{folder} is in use by process {holder}. Wait for it, stop it, or choose another folder."
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
 
 
 def check_space(folder: Path, checkpoint_bytes: int) -> None:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from electra.files import write_atomically, write_json
+
 METRICS = "metrics.jsonl"
 RUN_STATE = "run_state.json"
 
@@ -22,12 +24,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def write_json(path: Path, content: Any) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    temporary.replace(path)
-
-
 class RunLog:
     """Appends to metrics.jsonl, and to TensorBoard where it is installed. Opening at step n forgets what an
     interrupted process wrote beyond n: those steps are about to be done again."""
@@ -35,9 +31,8 @@ class RunLog:
     def __init__(self, folder: Path, step: int):
         self.folder = folder
         self.records = [record for record in read_metrics(folder) if record["step"] <= step]
-        temporary = folder / f".{METRICS}.tmp"
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in self.records), "utf-8")
-        temporary.replace(folder / METRICS)
+        kept = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in self.records)
+        write_atomically(folder / METRICS, kept.encode())
         self.file = (folder / METRICS).open("a", encoding="utf-8")
         self.board = tensorboard(folder, step)
 

@@ -1,0 +1,94 @@
+"""Every command of the README runs, and every link between the pages leads somewhere."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helpers import command, electra, environment, write_corpus
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(text: str) -> list[str]:
+    """Lines of bash blocks and the commands in tables, without their comments."""
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    rows = re.findall(r"^\|.*\| `(electra [^`]+)` \|$", text, re.MULTILINE)
+    lines = [line.split("   #")[0].strip() for line in blocks.splitlines()]
+    return [line for line in lines if line] + rows
+
+
+def test_the_readme_names_the_commands_we_think_it_does():
+    found = commands(README)
+    assert found[:2] == ["make quickstart", "make test"]
+    assert {shlex.split(line)[1] for line in found[2:]} == {
+        "tokenizer", "prepare", "doctor", "pretrain", "export", "config", "evaluate", "detect",
+    }  # fmt: skip
+
+
+@pytest.mark.timeout(240)
+def test_every_electra_command_of_the_readme_runs(tmp_path, recipe):
+    """In the README's order, with a small network in place of electra-small and six steps."""
+    write_corpus(tmp_path / "my-text.txt", documents=120)
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("\n".join([*specials, *"abcdefgh"]) + "\n")
+    for line in commands(README)[2:]:
+        words = shlex.split(line)[1:]
+        if words[0] != "config":
+            words = [str(recipe) if word == "electra-small" else word for word in words]
+            words = ["train.steps=6" if word.startswith("train.steps=") else word for word in words]
+        done = electra(*words, cwd=tmp_path)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "my-model" / "discriminator")
+    assert model.config.hidden_size == 32
+
+
+def test_the_make_targets_of_the_readme_exist():
+    for target in ("quickstart", "test", "test-slow", "lint", "types", "bench", "docs", "help"):
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        assert other.exists(), f"{page.name} links to {target}"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", other.read_text("utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert anchor in slugs, f"{page.name} links to {target}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_quickstart_reaches_what_it_promises(tmp_path):
+    """At most six minutes on two cores after installation; held-out AUC at least 0.70."""
+    words = command("quickstart", tmp_path / "quickstart")
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment({"OMP_NUM_THREADS": "2"}), timeout=800
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = (line for line in done.stdout.splitlines() if "ROC-AUC" in line)
+    untrained, trained = map(float, re.findall(r"0\.\d+", row))
+    assert trained >= 0.70 and untrained < 0.6
+    (seconds,) = re.findall(r"Done in (\d+) s", done.stdout)
+    assert int(seconds) <= 360
+
+
+def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path):
+    first = electra("quickstart", tmp_path / "q", "--steps", 8)
+    assert first.returncode == 0, first.stderr
+    assert "What to type next" in first.stdout and "ROC-AUC" in first.stdout
+    weights = sorted((tmp_path / "q" / "run" / "checkpoints").rglob("model.safetensors"))[-1]
+    before = weights.read_bytes()
+    again = electra("quickstart", tmp_path / "q", "--steps", 8)
+    assert again.returncode == 0 and weights.read_bytes() == before

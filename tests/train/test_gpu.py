@@ -1,0 +1,74 @@
+"""On a CUDA device: the same randomness and losses as on the CPU, bfloat16 training that learns and resumes exactly."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import SPECIAL, TINY, make_batch
+from electra.model.generator import GeneratorSettings
+from electra.objectives.electra import Electra, ElectraSettings
+from electra.randomness import uniform
+from electra.train.checkpoint import checkpoint_folders
+from electra.train.runlog import read_metrics
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_random_numbers_are_the_same_bits_on_every_device():
+    samples = torch.arange(1000)
+    assert torch.equal(uniform(5, "sample", samples, 64), uniform(5, "sample", samples.cuda(), 64).cpu())
+
+
+def test_the_step_on_the_gpu_equals_the_step_on_the_cpu():
+    quiet = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
+    objective = Electra(ElectraSettings(), quiet, GeneratorSettings(width=0.5), 300, SPECIAL, seed=1)
+    batch = make_batch(vocabulary=300)
+    expected, ids = objective(batch).total.item(), objective.corrupt(batch).batch.ids
+    objective.cuda()
+    assert torch.equal(objective.corrupt(batch.to("cuda")).batch.ids.cpu(), ids)
+    assert objective(batch.to("cuda")).total.item() == pytest.approx(expected, rel=1e-4)
+
+
+def run_to_the_end(recipe: Path, prepared: Path, run: Path, stop_at: int | None = None) -> dict[str, bytes]:
+    """In this process: a machine with a GPU may be slow to start others. `stop_at` plays an interruption."""
+    from electra.pretrain import pretrain, resolve
+    from electra.train import trainer
+
+    words = [f"data={prepared}", f"run={run}", "train.deterministic=true", "train.device=cuda"]
+    settings, _ = resolve(str(recipe), words)
+    if stop_at:
+        saved = trainer.checkpoint.save_checkpoint
+
+        def save_and_stop(root, step, *rest):
+            saved(root, step, *rest)
+            if step >= stop_at:
+                raise KeyboardInterrupt
+
+        trainer.checkpoint.save_checkpoint = save_and_stop
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pretrain(settings, "")
+        finally:
+            trainer.checkpoint.save_checkpoint = saved
+    pretrain(settings, "")
+    folder = checkpoint_folders(run / "checkpoints")[-1]
+    return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer")}
+
+
+def test_bfloat16_training_learns_and_an_interrupted_run_ends_with_the_same_weights(
+    recipe, prepared, tmp_path
+):
+    whole = run_to_the_end(recipe, prepared, tmp_path / "whole")
+    parts = run_to_the_end(recipe, prepared, tmp_path / "parts", stop_at=12)
+    assert whole == parts
+    losses = [
+        record["mlm_loss"] for record in read_metrics(tmp_path / "whole") if record["kind"] == "heldout"
+    ]
+    assert losses[-1] < losses[0]
+    environment = json.loads((tmp_path / "whole" / "environment.json").read_text())
+    assert environment["gpu"] == torch.cuda.get_device_name()
