@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -76,13 +75,21 @@ def test_files_stay_under_about_three_hundred_lines(path):
 
 
 def test_help_answers_at_once_and_without_torch():
-    code = "import sys; sys.argv = ['electra', '--help']\nfrom electra.cli import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
-    fastest = 9.0
-    for _ in range(5):
-        started = time.monotonic()
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        fastest = min(fastest, time.monotonic() - started)
-    assert fastest < 0.3
+    """Processor time, not time on the wall: other tests run beside this one."""
+    code = (
+        "import resource, sys; sys.argv = ['electra', '--help']\n"
+        "from electra.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules\n"
+        "usage = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(usage.ru_utime + usage.ru_stime)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        for _ in range(5)
+    ]
+    assert min(float(run.stdout.split()[-1]) for run in runs) < 0.3
 
 
 def test_the_public_names_exist():

@@ -1,7 +1,6 @@
 """Verbs -> functions. torch and everything that needs it is imported inside the verbs: --help must answer at once."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -175,9 +174,8 @@ def evaluate(
 ) -> None:
     """Figures on held-out documents, and the run's curves as curves.png."""
     from rich.console import Console
-    from rich.table import Table
 
-    from electra.evaluate import MEANINGS, evaluate_run
+    from electra.evaluate import evaluate_run, figures_table
     from electra.files import write_json
     from electra.plot import plot_run
     from electra.train.runlog import finite_or_none
@@ -192,15 +190,7 @@ def evaluate(
     if as_json:
         print(json.dumps(clean))
         return
-    table = Table(title=f"{run}, held-out documents")
-    table.add_column("figure")
-    table.add_column("trained", justify="right")
-    table.add_column("untrained", justify="right")
-    table.add_column("meaning")
-    for name, meaning in MEANINGS.items():
-        values = (f"{part[name]:.4f}" if name in part else "" for part in (figures, untrained))
-        table.add_row(name, *values, meaning)
-    Console().print(table)
+    Console().print(figures_table(f"{run}, held-out documents", figures, untrained))
     print(f"{run / 'evaluation.json'} · {run / 'curves.png'}")
 
 
@@ -217,7 +207,7 @@ def detect(
 
     from electra.data.tokenizer import special_ids
     from electra.inspector.analyse import detect as score
-    from electra.inspector.show import coloured
+    from electra.inspector.show import coloured, read_lines
     from electra.pretrain import load_detector
 
     loaded = load_detector(model)
@@ -230,25 +220,6 @@ def detect(
             )
         else:
             console.print(coloured(tokens), soft_wrap=True)
-
-
-def read_lines(text: str | None) -> list[str]:
-    """A file's lines if `text` names one, `text` itself if not, standard input if it is absent."""
-    from electra.errors import DataError
-
-    if text is None:
-        content = sys.stdin.read()
-    elif os.path.isfile(text):  # noqa: PTH113  (False, not an error, where text is too long for a path)
-        try:
-            content = Path(text).read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{text} is not UTF-8 (byte {error.start}). Convert it first.") from None
-    else:
-        content = text
-    lines = [line for line in content.splitlines() if line.strip()]
-    if not lines:
-        raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
-    return lines
 
 
 @app.command()
@@ -317,9 +288,14 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("electra: interrupted.", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of our output went away
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # disk full, no permission, a folder that vanished
+        if "--debug" in words:
+            raise
+        print(f"electra: {error}.", file=sys.stderr)
+        sys.exit(5)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
             error.show()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from rich.table import Table
 
 from electra.batch import Batch
 from electra.data.shards import read_manifest
@@ -66,3 +67,15 @@ def detection_on(corrupter: Electra, detector: Electra, batch: Batch) -> Sums:
 def add(totals: Sums, more: Sums) -> None:
     for name, value in more.items():
         totals[name] = totals[name] + value if name in totals else value
+
+
+def figures_table(title: str, trained: Figures, untrained: Figures) -> Table:
+    table = Table(title=title)
+    table.add_column("figure")
+    table.add_column("trained", justify="right")
+    table.add_column("untrained", justify="right")
+    table.add_column("meaning")
+    for name, meaning in MEANINGS.items():
+        values = (f"{part[name]:.4f}" if name in part else "" for part in (trained, untrained))
+        table.add_row(name, *values, meaning)
+    return table

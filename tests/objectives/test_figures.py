@@ -26,38 +26,38 @@ def history(length=40, **changes):
 
 
 def test_a_healthy_run_is_left_in_peace():
-    assert alarms(history(), 0.5) == []
+    assert alarms(history(), 0.5) == {}
 
 
 def test_a_discriminator_that_answers_one_class_is_called_out():
-    (text,) = alarms(history(auc=0.5, recall=0.0, flagged_share=0.0), 0.5)
+    (text,) = alarms(history(auc=0.5, recall=0.0, flagged_share=0.0), 0.5).values()
     assert 'answers "original" for every token' in text and "optimizer.lr" in text
 
 
 def test_a_cautious_but_ranking_discriminator_is_not_called_out():
-    assert alarms(history(auc=0.75, recall=0.0, flagged_share=0.0), 0.5) == []
+    assert alarms(history(auc=0.75, recall=0.0, flagged_share=0.0), 0.5) == {}
 
 
 def test_a_generator_that_stands_still_is_called_out_with_both_losses():
-    (text,) = alarms(history(mlm_loss=5.7, mlm_accuracy=0.15), 0.5)
+    (text,) = alarms(history(mlm_loss=5.7, mlm_accuracy=0.15), 0.5).values()
     assert "generator stands still" in text and "5.70" in text and "generator.width" in text
 
 
 def test_a_good_generator_that_improves_slowly_is_not_called_out():
-    assert alarms(history(mlm_loss=2.0, mlm_accuracy=0.6), 0.5) == []
+    assert alarms(history(mlm_loss=2.0, mlm_accuracy=0.6), 0.5) == {}
 
 
 def test_sampling_one_token_everywhere_is_called_out():
-    (text,) = alarms(history(sampled_variety=1.0), 0.5)
+    (text,) = alarms(history(sampled_variety=1.0), 0.5).values()
     assert "sampling is degenerate" in text
 
 
 def test_the_beginning_of_a_run_rings_no_alarm():
-    assert alarms(history(auc=0.5, recall=0.0, flagged_share=0.0, mlm_accuracy=0.0), 0.05) == []
+    assert alarms(history(auc=0.5, recall=0.0, flagged_share=0.0, mlm_accuracy=0.0), 0.05) == {}
 
 
 def test_figures_that_are_not_numbers_ring_no_alarm_and_break_nothing():
-    assert alarms(history(auc=math.nan, recall=math.nan, flagged_share=math.nan), 0.5) == []
+    assert alarms(history(auc=math.nan, recall=math.nan, flagged_share=math.nan), 0.5) == {}
 
 
 def test_area_under_the_curve_counts_ties_half():

@@ -1,8 +1,13 @@
-"""Scored tokens for the terminal."""
+"""Text from the command line, and scored tokens for the terminal."""
+
+import os
+import sys
+from pathlib import Path
 
 from rich.style import Style
 from rich.text import Text
 
+from electra.errors import DataError
 from electra.inspector.analyse import ScoredToken
 
 
@@ -17,3 +22,20 @@ def coloured(tokens: list[ScoredToken]) -> Text:
         text.append(token.token, style)
         text.append(f"·{token.probability:.2f}", Style(dim=True))
     return text
+
+
+def read_lines(text: str | None) -> list[str]:
+    """A file's lines if `text` names one, `text` itself if not, standard input if it is absent."""
+    if text is None:
+        content = sys.stdin.read()
+    elif os.path.isfile(text):  # noqa: PTH113  (False, not an error, where text is too long for a path)
+        try:
+            content = Path(text).read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{text} is not UTF-8 (byte {error.start}). Convert it first.") from None
+    else:
+        content = text
+    lines = [line for line in content.splitlines() if line.strip()]
+    if not lines:
+        raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
+    return lines

@@ -138,5 +138,5 @@ class Electra(nn.Module):
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:
         return summarise(sums)
 
-    def alarms(self, history: Sequence[Figures], progress: float) -> list[str]:
+    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
         return alarms(history, progress)

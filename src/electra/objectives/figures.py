@@ -111,16 +111,17 @@ def area_under_curve(positives: np.ndarray, negatives: np.ndarray) -> float:
     return ratio(float((positives * (below + negatives / 2)).sum()), pairs)
 
 
-def alarms(history: Sequence[Figures], progress: float) -> list[str]:
+def alarms(history: Sequence[Figures], progress: float) -> dict[str, str]:
     """What a person looking at the curves would shout. `history`: figures of the run so far, the newest last, evenly
-    spaced; `progress`: the share of the run that is done. The first tenth of a run is left in peace."""
+    spaced; `progress`: the share of the run that is done. The first tenth of a run is left in peace. The keys name the
+    alarms, so that each is sounded once."""
     if progress < 0.1 or not history:
-        return []
+        return {}
     now = history[-1]
-    found = []
+    found: dict[str, str] = {}
     if now.get("auc", 1) < 0.6 and not 0.001 < now["flagged_share"] < 0.999:
         answer = "original" if now["flagged_share"] < 0.5 else "replaced"
-        found.append(
+        found["one class"] = (
             f'the discriminator answers "{answer}" for every token (recall {now["recall"]:.3f}, AUC {now["auc"]:.2f}): '
             "its accuracy is only the majority baseline. Lower optimizer.lr, lengthen schedule.warmup or use a smaller "
             "generator (generator.width)."
@@ -128,13 +129,13 @@ def alarms(history: Sequence[Figures], progress: float) -> list[str]:
     tenth = history[-1 - max(1, round(len(history) * 0.1 / progress))] if len(history) > 10 else now
     improvement = 1 - now.get("mlm_loss", 0) / tenth["mlm_loss"] if "mlm_loss" in tenth else 1.0
     if len(history) > 10 and progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and improvement < 0.01:
-        found.append(
+        found["generator stands still"] = (
             f"the generator stands still: MLM loss {now['mlm_loss']:.2f}, {tenth['mlm_loss']:.2f} a tenth of the run "
             "ago. Raise optimizer.lr, use a wider or shallower generator (generator.width, generator.depth) or a "
             "smaller batch."
         )
     if now.get("sampled_variety", 1) < 0.1 * now.get("target_variety", 0):
-        found.append(
+        found["degenerate sampling"] = (
             f"sampling is degenerate: the generator's samples are as varied as {now['sampled_variety']:.0f} tokens, the "
             f"text as {now['target_variety']:.0f}. Check generator.temperature; lower optimizer.lr."
         )

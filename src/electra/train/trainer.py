@@ -76,7 +76,7 @@ class Objective(Protocol):
 
     def __call__(self, batch: Batch) -> Loss: ...
     def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]: ...
-    def alarms(self, history: Sequence[dict[str, float]], progress: float) -> list[str]: ...
+    def alarms(self, history: Sequence[dict[str, float]], progress: float) -> dict[str, str]: ...
 
 
 class Batches(Protocol):
@@ -131,10 +131,7 @@ def train(
     optimizer = build_optimizer(optimizer_settings, objective)
     display = Display(settings.steps, objective.headline)
 
-    groups = {
-        "model": dict(objective.named_parameters()),
-        "optimizer": optimizer_tensors(optimizer, objective),
-    }
+    groups = checkpoint_groups(objective, optimizer)
     checkpoint.clean(run.checkpoints)
     found = checkpoint.newest_checkpoint(run.checkpoints, display.warn)
     step, seconds_before = 0, 0.0
@@ -149,7 +146,7 @@ def train(
     log = RunLog(run.folder, step)
     log.state("running", step, resume=run.resume_command)
     history = log.history()
-    alarmed = {record["text"] for record in log.records if record["kind"] == "alarm"}
+    alarmed = {record["alarm"] for record in log.records if record["kind"] == "alarm"}
     started = saved = logged = time.monotonic()
     first_step = step
     tokens = torch.zeros((), dtype=torch.long, device=device)
@@ -163,9 +160,19 @@ def train(
         checkpoint.prune(run.checkpoints, settings.keep, settings.keep_every)
         saved = time.monotonic()
 
+    def evaluate_if_due(signals: guard.Signals) -> None:
+        """Also asked on resuming: a signal during an evaluation puts it off to the next start."""
+        due = step and (step % settings.evaluate_every == 0 or step == settings.steps)
+        if due and log.last("heldout").get("step") != step:
+            held = evaluate(objective, heldout, settings, device, signals)
+            if signals.received is None:
+                display.figures("heldout", step, held, 0)
+                log.write("heldout", step, held)
+
     display.start(step)
     with guard.Signals() as signals:
         try:
+            evaluate_if_due(signals)
             for batch in data.batches(step):
                 rate = learning_rate(schedule, optimizer_settings.lr, step, settings.steps)
                 set_rate(optimizer, rate)
@@ -199,22 +206,17 @@ def train(
                     display.figures("train", step, figures, eta)
                     log.write("train", step, figures)
                     history.append(figures)
-                    for text in objective.alarms(history, step / settings.steps):
-                        kind = text.split(":")[0]
-                        if kind not in alarmed:
-                            alarmed.add(kind)
+                    for alarm, text in objective.alarms(history, step / settings.steps).items():
+                        if alarm not in alarmed:
+                            alarmed.add(alarm)
                             display.warn(text)
-                            log.write("alarm", step, {"text": kind, "advice": text})
+                            log.write("alarm", step, {"alarm": alarm, "text": text})
                     sums, logged = {}, now
                     tokens.zero_()
 
-                if step % settings.evaluate_every == 0 or step == settings.steps:
-                    paused = time.monotonic()
-                    held = evaluate(objective, heldout, settings, device, signals)
-                    if signals.received is None:
-                        display.figures("heldout", step, held, 0)
-                        log.write("heldout", step, held)
-                    logged += time.monotonic() - paused
+                paused = time.monotonic()
+                evaluate_if_due(signals)
+                logged += time.monotonic() - paused
 
                 stop = signals.received is not None
                 due = step % settings.save_every == 0 or time.monotonic() - saved > settings.save_minutes * 60
@@ -224,7 +226,9 @@ def train(
                     raise signals.stop(f"stopped at step {step} of {settings.steps}; everything is saved.")
             log.state("finished", step)
             return log.last("heldout")
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
             log.state("failed", step, reason="out of memory", resume=run.resume_command)
             raise MemoryExhaustedError(
                 f"out of memory on {device} with {settings.batch // settings.accumulate} rows at once. Run again with "
