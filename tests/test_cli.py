@@ -102,13 +102,46 @@ def test_doctor_finds_damaged_shards(recipe, prepared, tmp_path):
     shards = shutil.copytree(prepared, tmp_path / "shards")
     flip(next(shards.glob("train-*")))
     done = electra("doctor", recipe, f"data={shards}")
-    assert done.returncode == 5 and "wrong shards" in done.stdout and "train-00000" in done.stdout
+    assert done.returncode == 4 and "wrong shards" in done.stdout and "train-00000" in done.stdout
 
 
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
+
+
+def test_training_works_where_nothing_is_held_out(recipe, tmp_path):
+    text = write_corpus(tmp_path / "text.txt", documents=60)
+    assert electra("tokenizer", tmp_path / "tok", text, "--vocab-size", 300).returncode == 0
+    assert (
+        electra(
+            "prepare", tmp_path / "shards", text, "--tokenizer", tmp_path / "tok", "--heldout", 0
+        ).returncode
+        == 0
+    )
+    run = tmp_path / "run"
+    done = electra("pretrain", recipe, f"data={tmp_path / 'shards'}", f"run={run}", "train.steps=12")
+    assert done.returncode == 0, done.stderr
+    assert "no held-out documents" in done.stdout
+    refused(electra("evaluate", run), 3, "no held-out documents", "--data")
+
+
+def test_an_interrupted_start_leaves_settings_that_still_work(finished_run, recipe, prepared, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    (run / ".config.toml.1.tmp").write_text("half")
+    (run / ".export.1.tmp").mkdir()
+    assert electra("pretrain", recipe, f"data={prepared}", f"run={run}").returncode == 0
+    assert not list(run.glob(".*.tmp"))
+
+
+def test_prepare_refuses_a_folder_with_other_things_in_it(finished_run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train-00007.safetensors").write_text("mine")
+    text = write_corpus(tmp_path / "text.txt", documents=20)
+    done = electra("prepare", tmp_path / "out", text, "--tokenizer", finished_run / "tokenizer.json")
+    refused(done, 2, "is not empty")
+    assert (tmp_path / "out" / "train-00007.safetensors").read_text() == "mine"
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])

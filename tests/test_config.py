@@ -51,6 +51,7 @@ def test_all_problems_are_reported_at_once():
         ('generator.sharing="all"', "needs generator.width=1"),
         ("train.steps", "'train.steps' is not of the form key=value"),
         ("encoder=3", "encoder"),
+        ("optimizer.betas=[1.5, 0.9]", "optimizer.betas"),
     ],
 )
 def test_contradictions_are_refused_with_both_values(word, message):
@@ -87,6 +88,17 @@ def test_the_resolved_tree_written_as_toml_resolves_to_itself(name, tmp_path):
     assert again == settings
     assert set(sources.values()) == {str(path)}
     assert tomllib.loads(path.read_text("utf-8"))["train"]["steps"] == settings.train.steps
+
+
+def test_a_folder_may_be_called_like_a_number_or_a_date():
+    settings, _ = resolve("tiny", ["data=2024", "run=2024-01-01"])
+    assert (settings.data, settings.run) == ("2024", "2024-01-01")
+
+
+def test_a_recipe_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "r.toml").write_bytes(b"# \xff\xfe")
+    with pytest.raises(SettingsError, match="r.toml cannot be read"):
+        resolve(str(tmp_path / "r.toml"), [DATA])
 
 
 def test_settings_are_frozen():

@@ -1,6 +1,7 @@
 """Verbs -> functions. torch and everything that needs it is imported inside the verbs: --help must answer at once."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,7 +45,15 @@ def quickstart(
     """Tokenizer, shards, pre-training and a result from the documentation on this machine; no download."""
     from electra.quickstart import run_quickstart
 
-    run_quickstart(folder, steps)
+    try:
+        run_quickstart(folder, steps)
+    except BaseException:
+        print(
+            f"to go on: electra quickstart {shlex.quote(str(folder))}"
+            + (f" --steps {steps}" if steps else ""),
+            file=sys.stderr,
+        )
+        raise
 
 
 @app.command()
@@ -154,12 +163,18 @@ def pretrain(recipe: Recipe, words: Words = None) -> None:
     folder = Path(settings.run)
     try:
         figures = run(settings, command)
-    except ElectraError as error:
-        if error.exit_code not in (2, 3, 4):
+    except Exception as error:
+        if getattr(error, "exit_code", 1) not in (2, 6, 7):  # those need another command
             print(f"to go on: {command}", file=sys.stderr)
         raise
     plot_run(folder, folder / "curves.png")
-    print(f"{folder}: finished, held-out AUC {figures['auc']:.3f}, MLM loss {figures['mlm_loss']:.3f}")
+    shown = ", ".join(
+        f"{name} {figures[name]:.3f}" for name in ("auc", "mlm_loss") if figures.get(name) is not None
+    )
+    print(
+        f"{folder}: finished"
+        + (f", held-out {shown}" if shown else " (no held-out documents, so no figures)")
+    )
     print(f'next: electra detect {folder} "some text"   or   electra export {folder} my-model')
 
 
@@ -168,7 +183,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     data: Annotated[Path | None, typer.Option(help="other prepared shards than the run's")] = None,
     rows: Annotated[
-        int | None, typer.Option(help="how many held-out rows", show_default="as in training")
+        int | None, typer.Option(help="how many held-out rows", show_default="as in training", min=1)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="figures for machines")] = False,
 ) -> None:
@@ -185,13 +200,13 @@ def evaluate(
     clean = {
         name: {key: finite_or_none(value) for key, value in part.items()} for name, part in result.items()
     }
-    write_json(run / "evaluation.json", clean)
-    plot_run(run, run / "curves.png")
     if as_json:
         print(json.dumps(clean))
-        return
-    Console().print(figures_table(f"{run}, held-out documents", figures, untrained))
-    print(f"{run / 'evaluation.json'} · {run / 'curves.png'}")
+    else:
+        Console().print(figures_table(f"{run}, held-out documents", figures, untrained))
+        print(f"{run / 'evaluation.json'} · {run / 'curves.png'}")
+    write_json(run / "evaluation.json", clean)
+    plot_run(run, run / "curves.png")
 
 
 @app.command()
@@ -230,8 +245,8 @@ def export(
     """transformers folders of discriminator and generator, checked: same ids, same logits."""
     from electra.pretrain import export_run
 
-    for path in export_run(run, out):
-        print(f"{path}: same ids and same logits as ours, loads with transformers")
+    for line in export_run(run, out):
+        print(line)
 
 
 @app.command()
@@ -241,8 +256,7 @@ def doctor(
     """Check the machine, the shards and the settings before hours are spent."""
     from electra.doctor import examine
 
-    if not examine(recipe, words or []):
-        raise typer.Exit(5)
+    raise typer.Exit(examine(recipe, words or []))
 
 
 @config_app.command("show")

@@ -8,6 +8,7 @@ knows none of them.
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +19,9 @@ from electra.errors import SettingsError
 
 
 class Settings(BaseModel):
-    """Base of every part of the tree: frozen, no unknown keys, no silent conversion of numbers to text."""
+    """Base of every part of the tree: frozen, no unknown keys. A folder may be called 2024."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
 
 Tree = TypeVar("Tree", bound=Settings)
@@ -39,7 +40,10 @@ def read_recipe(name: str) -> dict[str, Any]:
     if name in recipe_names():
         text = (resources.files("electra") / "recipes" / f"{name}.toml").read_text("utf-8")
     elif path.is_file():
-        text = path.read_text("utf-8")
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
     else:
         known = ", ".join(recipe_names())
         raise SettingsError(f"no recipe {name!r}: it is neither a shipped recipe ({known}) nor a TOML file.")
@@ -52,9 +56,10 @@ def read_recipe(name: str) -> dict[str, Any]:
 def parse_value(text: str) -> Any:
     """`3`, `1e-4`, `true`, `[1, 2]` and `"quoted"` as TOML has them; anything else is a plain string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return text if isinstance(value, date | time) else value
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:

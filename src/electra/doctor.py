@@ -1,117 +1,107 @@
 """Find out in a minute what would else be found out after hours: one trial step at full length, one trial checkpoint."""
 
 import os
+import platform
 import resource
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from electra.data.shards import verify_shards
-from electra.errors import ElectraError, MachineError
+from electra.errors import CorruptError, ElectraError, MachineError
 from electra.pretrain import Parts, PretrainSettings, build_parts, resolve
 from electra.train.checkpoint import save_checkpoint
 from electra.train.display import duration
-from electra.train.guard import check_space
+from electra.train.guard import check_space, explain_memory
 from electra.train.optim import build_optimizer
-from electra.train.trainer import autocast, checkpoint_groups, choose_device
+from electra.train.trainer import autocast, checkpoint_groups, choose_device, memory_remedy
 
 TRIAL_STEPS = 3
 
 
-def examine(recipe: str | None, words: list[str]) -> bool:
-    """Prints one line a check; False if any of them failed."""
+def examine(recipe: str | None, words: list[str]) -> int:
+    """One line a check, each resting on those before it. Returns the exit code of the one that failed, 0 if none did."""
     console = Console(highlight=False)
-    healthy = True
+    name = ""
 
-    def check(name: str, look: Callable[[], str]) -> bool:
-        nonlocal healthy
-        try:
-            console.print(f"[green]ok[/]    {name}: {look()}", soft_wrap=True)
-            return True
-        except ElectraError as error:
-            console.print(f"[red]wrong[/] {name}: {error}", soft_wrap=True)
-            healthy = False
-            return False
+    def fine(text: str) -> None:
+        console.print(f"[green]ok[/]    {name}: {escape(text)}", soft_wrap=True)
 
-    check("machine", machine)
-    if recipe is None:
-        return healthy
-    found: dict[str, PretrainSettings] = {}
-    parts: list[Parts] = []
-    if not check("settings", lambda: settings_line(found, recipe, words)):
-        return False
-    settings = found["settings"]
-    folder = existing_parent(Path(settings.run))
-    if check("shards", lambda: shards_line(settings, parts)):
-        check("one step at full length", lambda: trial_step(settings, parts[0]))
-        check("one checkpoint", lambda: trial_checkpoint(settings, parts[0], folder))
-    return healthy
+    try:
+        name = "machine"
+        fine(machine())
+        if recipe is None:
+            return 0
+        name = "settings"
+        settings, _ = resolve(recipe, words)
+        train = settings.train
+        fine(f"{recipe}, {train.steps:,} steps of {train.batch} rows of {settings.rows.length} tokens")
+        name = "shards"
+        parts, text = check_shards(settings)
+        fine(text)
+        name = "one step at full length"
+        with explain_memory(memory_remedy(train)):
+            objective = parts.objective.to(choose_device(train)).train()
+            optimizer = build_optimizer(settings.optimizer, objective)
+            fine(trial_step(settings, parts, optimizer))
+        name = "one checkpoint"
+        fine(trial_checkpoint(checkpoint_groups(objective, optimizer), existing_parent(Path(settings.run))))
+        return 0
+    except ElectraError as error:
+        console.print(f"[red]wrong[/] {name}: {escape(str(error))}", soft_wrap=True)
+        return error.exit_code
 
 
 def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    gpu = (
-        f"{torch.cuda.get_device_name()}"
-        if torch.cuda.is_available()
-        else "no GPU (training runs on the CPU)"
-    )
-    python = ".".join(map(str, sys.version_info[:3]))
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (training runs on the CPU)"
+    python = platform.python_version()
     return (
         f"python {python}, torch {torch.__version__}, {os.cpu_count()} cores, {memory:.0f} GiB memory, {gpu}"
     )
 
 
-def settings_line(found: dict[str, PretrainSettings], recipe: str, words: list[str]) -> str:
-    found["settings"] = settings = resolve(recipe, words)[0]
-    rows, train = settings.rows, settings.train
-    return f"{recipe}, {train.steps:,} steps of {train.batch} rows of {rows.length} tokens"
+def check_shards(settings: PretrainSettings) -> tuple[Parts, str]:
+    if problems := verify_shards(Path(settings.data)):
+        raise CorruptError(" ".join(problems))
+    parts = build_parts(settings, verify=False)
+    rows, tokens = len(parts.loader.rows), parts.manifest.splits["train"].tokens
+    passes = settings.train.steps * settings.train.batch / rows
+    held = "" if len(parts.heldout) else " Nothing is held out: there will be no held-out figures."
+    return (
+        parts,
+        f"{tokens:,} tokens, {rows:,} rows, every hash right; the run passes over them {passes:.2g} times.{held}",
+    )
 
 
-def shards_line(settings: PretrainSettings, parts: list[Parts]) -> str:
-    folder = Path(settings.data)
-    if problems := verify_shards(folder):
-        raise MachineError(" ".join(problems))
-    built = build_parts(settings, verify=False)
-    parts.append(built)
-    epochs = settings.train.steps * settings.train.batch / len(built.loader.rows)
-    tokens = built.manifest.splits["train"].tokens
-    return f"{tokens:,} tokens, {len(built.loader.rows):,} rows, every hash right; the run passes over them {epochs:.2g} times"
-
-
-def trial_step(settings: PretrainSettings, parts: Parts) -> str:
+def trial_step(settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer) -> str:
     device = choose_device(settings.train)
-    objective = parts.objective.to(device).train()
-    optimizer = build_optimizer(settings.optimizer, objective)
     batch = parts.loader.batch_at(0).to(device)
     times = []
     for _ in range(TRIAL_STEPS):
         started = time.monotonic()
         for piece in batch.split(settings.train.accumulate):
             with autocast(settings.train, device):
-                loss = objective(piece)
+                loss = parts.objective(piece)
             loss.total.backward()
         optimizer.step()
         optimizer.zero_grad()
         loss.total.item()
         times.append(time.monotonic() - started)
-    seconds = min(times)
-    total = duration(seconds * settings.train.steps)
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**30
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return f"{seconds:.2f} s on {device}, peak memory {peak:.1f} GiB; the whole run takes about {total}"
+    total = duration(min(times) * settings.train.steps)
+    return f"{min(times):.2f} s on {device}, peak memory {peak:.1f} GiB; the whole run takes about {total}"
 
 
-def trial_checkpoint(settings: PretrainSettings, parts: Parts, folder: Path) -> str:
-    optimizer = build_optimizer(settings.optimizer, parts.objective)
-    groups = checkpoint_groups(parts.objective, optimizer)
+def trial_checkpoint(groups: dict[str, dict[str, torch.Tensor]], folder: Path) -> str:
     size = sum(tensor.nbytes for tensors in groups.values() for tensor in tensors.values())
     check_space(folder, size)
     try:

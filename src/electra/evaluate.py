@@ -8,12 +8,12 @@ from rich.table import Table
 from electra.batch import Batch
 from electra.data.shards import read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
-from electra.errors import CorruptError
+from electra.errors import CorruptError, DataError
 from electra.objectives.electra import Electra
 from electra.objectives.figures import Figures, Sums, detection_sums, summarise
 from electra.objectives.losses import detection_loss
 from electra.pretrain import build_heldout, build_objective, load_run
-from electra.train.trainer import choose_device
+from electra.train.trainer import add_sums, choose_device
 
 MEANINGS = {
     "mlm_loss": "generator: cross-entropy at the chosen positions (nats)",
@@ -43,7 +43,7 @@ def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -
         settings = settings.model_copy(
             update={"train": settings.train.model_copy(update={"evaluate_rows": rows})}
         )
-    device = choose_device(settings.train)
+    device = choose_device(settings.train.model_copy(update={"device": "auto"}))  # any machine may evaluate
     untrained = build_objective(settings, trained.vocab_size, special).to(device).eval()
     trained.to(device).eval()
     ours: Sums = {}
@@ -51,8 +51,12 @@ def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -
     with torch.no_grad():
         for batch in build_heldout(settings, folder, special):
             batch = batch.to(device)
-            add(ours, trained(batch).sums)
-            add(baseline, detection_on(trained, untrained, batch))
+            add_sums(ours, trained(batch).sums)
+            add_sums(baseline, detection_on(trained, untrained, batch))
+    if not ours:
+        raise DataError(
+            f"{folder} has no held-out documents. Prepare some text with --heldout 0.01 and give it as --data."
+        )
     return summarise(ours), summarise(baseline)
 
 
@@ -62,11 +66,6 @@ def detection_on(corrupter: Electra, detector: Electra, batch: Batch) -> Sums:
     logits = detector.detect(corrupted.batch)
     loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
     return detection_sums(logits, corrupted.is_replaced, batch.is_real, loss)
-
-
-def add(totals: Sums, more: Sums) -> None:
-    for name, value in more.items():
-        totals[name] = totals[name] + value if name in totals else value
 
 
 def figures_table(title: str, trained: Figures, untrained: Figures) -> Table:

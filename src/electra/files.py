@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,12 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
+def remove_leftovers(folder: Path) -> None:
+    """What a killed process was about to write. The caller holds the lock."""
+    for leftover in folder.glob(".*.tmp"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """One process at a time in a folder. The lock goes with its process, however that ends: a stale file never blocks."""
@@ -54,6 +61,10 @@ def lock(folder: Path) -> Iterator[None]:
             file.seek(0)
             raise MachineError(
                 f"{folder} is in use by process {file.read().strip()}. Wait for it, stop it, or choose another folder."
+            ) from None
+        except OSError as error:  # some network file systems
+            raise MachineError(
+                f"{folder} cannot be locked: {error.strerror}. Choose a folder on a local disk."
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

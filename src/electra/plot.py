@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from electra.errors import DataError
 from electra.train.runlog import read_metrics
 
 PANELS = (
@@ -16,7 +15,8 @@ PANELS = (
 )
 
 
-def plot_run(folder: Path, out: Path) -> Path:
+def plot_run(folder: Path, out: Path) -> Path | None:
+    """None where there is nothing to draw yet."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -26,7 +26,7 @@ def plot_run(folder: Path, out: Path) -> Path:
     train = [record for record in records if record["kind"] == "train"]
     heldout = [record for record in records if record["kind"] == "heldout"]
     if not train:
-        raise DataError(f"{folder} has no figures to plot yet.")
+        return None
     figure, axes = plt.subplots(1, len(PANELS), figsize=(15, 4.2))
     for axis, (label, curves) in zip(axes, PANELS, strict=True):
         for key, name in curves:

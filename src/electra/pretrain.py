@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,24 @@ import tokenizers
 import torch
 from pydantic import Field, model_validator
 
+import electra
 from electra import config
 from electra.batch import SpecialIds
 from electra.data.loader import HeldOut, Loader
-from electra.data.rows import RowsSettings, build_rows
-from electra.data.shards import Manifest, manifest_hash, open_data
+from electra.data.rows import NoRows, Rows, RowsSettings, build_rows
+from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.errors import CorruptError, DataError, SettingsError
-from electra.files import lock, write_json
+from electra.files import lock, remove_leftovers, write_atomically, write_json
 from electra.interop import card, hf
 from electra.model.encoder import EncoderSettings
 from electra.model.generator import GeneratorSettings
 from electra.objectives.electra import Electra, ElectraSettings
-from electra.train import checkpoint
+from electra.train import checkpoint, guard
 from electra.train.optim import OptimizerSettings
 from electra.train.runlog import read_metrics
 from electra.train.schedule import ScheduleSettings
-from electra.train.trainer import FREE_TO_CHANGE, Run, TrainSettings, train
+from electra.train.trainer import FREE_TO_CHANGE, Run, TrainSettings, memory_remedy, train
 
 CONFIG = "config.toml"
 
@@ -117,15 +119,20 @@ def build_parts(settings: PretrainSettings, verify: bool = True) -> Parts:
 def build_heldout(
     settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True
 ) -> HeldOut:
-    rows = build_rows(settings.rows, open_data(folder, "heldout", verify), special, settings.seed)
+    """Empty where nothing was held out: training works, its held-out figures are missing."""
     part = settings.train.batch // settings.train.accumulate
-    return HeldOut(rows, settings.rows.length, part, settings.train.evaluate_rows, settings.seed)
+    limit = settings.train.evaluate_rows
+    rows: Rows = NoRows(special)
+    if read_manifest(folder).splits["heldout"].shards:
+        rows = build_rows(settings.rows, open_data(folder, "heldout", verify), special, settings.seed)
+    return HeldOut(rows, settings.rows.length, part, limit, settings.seed)
 
 
 def pretrain(settings: PretrainSettings, command: str) -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
     folder = Path(settings.run)
-    with lock(folder):
+    with lock(folder), guard.Signals() as signals, guard.explain_memory(memory_remedy(settings.train)):
+        remove_leftovers(folder)
         refuse_other_settings(folder, settings)
         parts = build_parts(settings)
         fingerprint = {
@@ -133,9 +140,9 @@ def pretrain(settings: PretrainSettings, command: str) -> dict[str, float]:
             "tokenizer_sha256": parts.manifest.tokenizer_sha256,
         }
         refuse_other_data(folder, fingerprint)
-        (folder / CONFIG).write_text(config.to_toml(settings), "utf-8")
+        write_atomically(folder / CONFIG, config.to_toml(settings).encode())
         write_json(folder / "environment.json", environment() | fingerprint)
-        (folder / "tokenizer.json").write_bytes((Path(settings.data) / "tokenizer.json").read_bytes())
+        write_atomically(folder / "tokenizer.json", (Path(settings.data) / "tokenizer.json").read_bytes())
         run = Run(folder, fingerprint, command)
         figures = train(
             parts.objective,
@@ -146,6 +153,7 @@ def pretrain(settings: PretrainSettings, command: str) -> dict[str, float]:
             settings.schedule,
             settings.seed,
             run,
+            signals,
         )
         if not (folder / "export").exists():
             export_parts(settings, parts.objective, folder, folder / "export", ("discriminator",), figures)
@@ -180,17 +188,17 @@ def refuse_other_data(folder: Path, fingerprint: dict[str, str]) -> None:
 
 def environment() -> dict[str, Any]:
     def git_commit() -> str | None:
-        try:
-            here = Path(__file__).parent
-            found = subprocess.run(
-                ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=here, timeout=5
-            )
-            return found.stdout.strip() or None
-        except (OSError, subprocess.SubprocessError):
-            return None
+        """Of the checkout that this code is in, not of one that happens to lie around the installation."""
+        here = Path(__file__).parent
+        ask = ["git", "rev-parse", "--show-toplevel", "HEAD"]
+        with suppress(OSError, subprocess.SubprocessError, ValueError):
+            answer = subprocess.run(ask, capture_output=True, text=True, cwd=here, timeout=5).stdout
+            top, commit = answer.split()
+            return commit if Path(top) == here.parents[1] else None
+        return None
 
     return {
-        "electra": "0.1.0",
+        "electra": electra.__version__,
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -232,7 +240,8 @@ def export_parts(
     out: Path,
     kinds: tuple[hf.Kind, ...],
     figures: dict[str, Any],
-) -> list[Path]:
+) -> list[str]:
+    """Returns one line about each folder written."""
     tokenizer = load_tokenizer(run / "tokenizer.json")
     special = special_ids(tokenizer)
     written = []
@@ -245,7 +254,7 @@ def export_parts(
     return written
 
 
-def export_run(run: Path, out: Path) -> list[Path]:
+def export_run(run: Path, out: Path) -> list[str]:
     settings, objective = load_run(run)
     heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
     figures = heldout[-1] if heldout else {}

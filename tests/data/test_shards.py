@@ -2,12 +2,15 @@
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
+from electra.data.corpus import Corpus
 from electra.data.prepare import PrepareSettings, prepare
 from electra.data.shards import (
     ShardEntry,
@@ -19,8 +22,16 @@ from electra.data.shards import (
     token_dtype,
     verify_shards,
 )
-from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, load_tokenizer, save_tokenizer
+from electra.data.tokenizer import (
+    SPECIAL_TOKENS,
+    TokenizerSettings,
+    adopt_vocabulary,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 from electra.errors import CorruptError, DataError, ElectraError
+from helpers import write_corpus
 
 DOCUMENTS = ["a b\nc", "b", "c c\n\na"] * 40 + ["only c"]
 
@@ -243,3 +254,21 @@ def test_no_header_however_broken_gets_past_the_bounds(header: bytes, length: in
         assert str(error).startswith(str(_damaged(Path("x"), "its header does not fit"))[:30])
     else:
         assert (len(shard.tokens), len(shard.documents), len(shard.lines)) == (2, 1, 1)
+
+
+def test_more_shards_than_open_files_are_allowed_by_default(tmp_path):
+    """Both splits stay mapped, and every map holds its file open."""
+    text = write_corpus(tmp_path / "text.txt", documents=400)
+    save_tokenizer(train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=300)), tmp_path)
+    many = PrepareSettings(heldout_share=0.4, unit_bytes=800)
+    manifest = prepare([text], tmp_path / "shards", tmp_path, many, workers=1, progress=False)
+    assert all(len(split.shards) > 50 for split in manifest.splits.values())
+    code = (
+        "import resource, sys; from pathlib import Path; from electra.data.shards import open_data\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (60, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "kept = [open_data(Path(sys.argv[1]), split) for split in ('train', 'heldout')]\n"
+        "print(sum(len(data.shards) for data in kept))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "shards"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.data.tokenizer import load_tokenizer, special_ids
+from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, special_ids, vocabulary_size
 from electra.errors import CorruptError, DataError
 from electra.interop import hf
-from electra.pretrain import export_parts, load_run
+from electra.pretrain import build_objective, export_parts, load_run
 from helpers import electra
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
@@ -107,6 +107,38 @@ def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+def test_a_probe_longer_than_the_network_is_cut_as_transformers_cuts_it(finished_run, tmp_path):
+    settings, _ = load_run(finished_run)
+    short = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"positions": 9})})
+    tokenizer = load_tokenizer(finished_run / "tokenizer.json")
+    objective = build_objective(short, vocabulary_size(tokenizer), special_ids(tokenizer))
+    (line,) = export_parts(short, objective, finished_run, tmp_path / "short", ("discriminator",), {})
+    assert "read back by electra and transformers" in line
+
+
+def test_a_vocabulary_with_a_repeated_line_can_be_exported(finished_run, tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "the", "b"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    tokenizer = adopt_vocabulary(tmp_path / "vocab.txt")
+    assert (tokenizer.get_vocab_size(), vocabulary_size(tokenizer)) == (8, 9)
+    settings, _ = load_run(finished_run)
+    objective = build_objective(settings, 9, special_ids(tokenizer))
+    parts = objective.discriminator, objective.detection_head
+    line = hf.write_folder(
+        tmp_path / "out", "discriminator", *parts, tokenizer, special_ids(tokenizer), "card"
+    )
+    assert "same ids and same logits" in line
+
+
+def test_truncation_and_padding_in_a_foreign_tokenizer_do_not_cut_text(finished_run, tmp_path):
+    folder = shutil.copytree(finished_run / "export", tmp_path / "model")
+    tokenizer = load_tokenizer(folder)
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert len(hf.load_discriminator(folder).tokenizer.encode(TEXT).ids) > 8
+
+
 def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
     config = transformers.ElectraConfig(
         vocab_size=50,
@@ -135,6 +167,9 @@ def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
     [
         ("config.json", b"{", CorruptError, "cannot be read"),
         ("config.json", b'{"model_type": "bert"}', DataError, "of type 'bert', not electra"),
+        ("config.json", b"[]", CorruptError, "cannot be read"),
+        ("config.json", b"\xff", CorruptError, "cannot be read"),
+        ("tokenizer.json", b"{}", CorruptError, "not a tokenizer.json"),
         ("model.safetensors", b"\x80\x04cos\nsystem\n", CorruptError, "cannot be read"),
         ("model.safetensors", None, DataError, "has no model.safetensors"),
     ],

@@ -56,6 +56,12 @@ def test_the_beginning_of_a_run_rings_no_alarm():
     assert alarms(history(auc=0.5, recall=0.0, flagged_share=0.0, mlm_accuracy=0.0), 0.05) == {}
 
 
+@pytest.mark.parametrize("length", [1, 10, 11, 12, 40, 2000])
+@pytest.mark.parametrize("progress", [0.1, 0.1001, 0.25, 1.0])
+def test_alarms_can_be_asked_at_any_moment(length, progress):
+    assert alarms(history(length), progress) == {}
+
+
 def test_figures_that_are_not_numbers_ring_no_alarm_and_break_nothing():
     assert alarms(history(auc=math.nan, recall=math.nan, flagged_share=math.nan), 0.5) == {}
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.errors import CorruptError, MachineError
+from electra.errors import CorruptError, MachineError, MemoryExhaustedError
 from electra.files import lock
 from electra.train import checkpoint, guard
+from electra.train.trainer import TrainSettings, memory_remedy
 
 
 def save(root: Path, step: int, value: float = 1.0) -> Path:
@@ -58,6 +59,22 @@ def test_pruning_keeps_the_newest_and_the_permanent_ones(tmp_path):
     assert [folder.name[-1] for folder in checkpoint.checkpoint_folders(tmp_path)] == ["3", "6", "7"]
 
 
+def test_damaged_checkpoints_are_set_aside_and_do_not_push_good_ones_out(tmp_path):
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    for step in (20, 30):
+        (tmp_path / f"step-{step:09d}" / "model.safetensors").write_bytes(b"")
+    found = checkpoint.newest_checkpoint(tmp_path, lambda _: None)
+    checkpoint.set_aside(tmp_path, found.step)
+    save(tmp_path, 15)
+    checkpoint.prune(tmp_path, keep=2, permanent_every=0)
+    assert [folder.name for folder in checkpoint.checkpoint_folders(tmp_path)] == [
+        "step-000000010",
+        "step-000000015",
+    ]
+    assert len(list(tmp_path.glob("damaged-*"))) == 2
+
+
 def test_left_overs_of_killed_processes_are_cleaned(tmp_path):
     for name in (".tmp-3-99", ".del-2"):
         (tmp_path / name).mkdir()
@@ -85,6 +102,24 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
 def test_too_little_space_is_said_before_training(tmp_path):
     with pytest.raises(MachineError, match="too little space"):
         guard.check_space(tmp_path, 10**18)
+
+
+def test_out_of_memory_becomes_one_line_with_a_way_out():
+    with pytest.raises(MemoryExhaustedError, match="do this") as error, guard.explain_memory("do this"):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+    assert error.value.exit_code == 7
+    with pytest.raises(MemoryExhaustedError), guard.explain_memory("do this"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(RuntimeError, match="shapes"), guard.explain_memory("do this"):
+        raise RuntimeError("shapes differ")
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "remedy"),
+    [(12, 1, "train.accumulate=2"), (9, 1, "train.accumulate=3"), (4, 4, "single row")],
+)
+def test_the_way_out_of_memory_trouble_divides_the_batch(batch, accumulate, remedy):
+    assert remedy in memory_remedy(TrainSettings(batch=batch, accumulate=accumulate))
 
 
 def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):

@@ -69,7 +69,7 @@ class Loader:
 def collate(
     rows: Rows, indices: np.ndarray, length: int, samples: np.ndarray, seed: int, progress: float = 1.0
 ) -> Batch:
-    ids = np.zeros((len(indices), length), np.int64)
+    ids = np.full((len(indices), length), rows.special.pad, np.int64)
     segments = np.zeros_like(ids)
     real = np.array([rows.fill(int(row), ids[n], segments[n]) for n, row in enumerate(indices)])
     is_real = np.arange(length) < real[:, None]

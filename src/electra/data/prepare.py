@@ -36,7 +36,7 @@ from electra.data.shards import (
 from electra.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_hash, vocabulary_size
 from electra.data.units import Unit, UnitEntry, entry_path, run_unit, start_worker
 from electra.errors import DataError, MachineError, SettingsError
-from electra.files import lock, write_atomically
+from electra.files import lock, remove_leftovers, write_atomically
 
 _HASHES = 1 << 64
 
@@ -68,6 +68,9 @@ def prepare(
     for path in inputs:
         if out.resolve().is_relative_to(path.resolve()):
             raise SettingsError(f"{out} is inside the input {path}. Choose a folder outside it.")
+    ours = any((out / name).exists() for name in (MANIFEST, "units", ".lock"))
+    if out.is_dir() and not ours and any(out.iterdir()):
+        raise SettingsError(f"{out} is not empty and not made by prepare. Choose another folder.")
     with lock(out):
         plan = _Plan(out, corpus, settings, tokenizer_hash(encoder), vocabulary_size(encoder))
         if (out / MANIFEST).exists():
@@ -77,9 +80,9 @@ def prepare(
         else:
             try:
                 plan.check_space()
-                for leftover in [*out.glob(".*.tmp"), *out.glob("units/.*.tmp")]:
-                    leftover.unlink()
                 (out / "units").mkdir(exist_ok=True)
+                for folder in (out, out / "units"):
+                    remove_leftovers(folder)
                 save_tokenizer(encoder, out)
                 manifest = plan.run(workers, progress)
                 write_atomically(out / MANIFEST, (manifest.model_dump_json(indent=1) + "\n").encode())

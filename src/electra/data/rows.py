@@ -28,8 +28,10 @@ class RowsSettings(Settings):
 
 
 class Rows(Protocol):
-    """Random access to rows: `fill` writes row `index` into zeroed arrays of ids and segments, and returns how many
-    tokens of it are real."""
+    """Random access to rows: `fill` writes row `index` into arrays of padding and of zeros, and returns how many tokens
+    of it are real."""
+
+    special: SpecialIds
 
     def __len__(self) -> int: ...
 
@@ -42,6 +44,19 @@ def build_rows(settings: RowsSettings, data: TokenData, special: SpecialIds, see
             return PackedRows(data, settings.length, special)
         case "segments":
             return SegmentRows(data, settings.length, special, seed)
+
+
+class NoRows:
+    """What is held out where nothing is."""
+
+    def __init__(self, special: SpecialIds):
+        self.special = special
+
+    def __len__(self) -> int:
+        return 0
+
+    def fill(self, index: int, ids: np.ndarray, segments: np.ndarray) -> int:
+        raise AssertionError("there are no rows")
 
 
 class PackedRows:
@@ -120,9 +135,8 @@ def plan_segments(
     """(start, middle, stop) of every example of a shard, as offsets into its tokens; middle == stop means one segment."""
     plan: list[tuple[int, int, int]] = []
     line_ends = lines.tolist()
-    line, start = 0, 0
+    line, start, target = 0, 0, length
     for document_end in documents.tolist():
-        target = length
         while start < document_end:
             single = rng.random() < SINGLE_SEGMENT_SHARE
             first_target = length * 1000 if single else (target - 3) // 2

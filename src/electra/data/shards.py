@@ -184,7 +184,7 @@ def _check_tokenizer(folder: Path, manifest: Manifest) -> None:
 def _allow_open_files(count: int) -> None:
     """A memory map keeps its file open, and the usual soft limit of 1,024 is too few for a large corpus."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 512
+    wanted = len(os.listdir("/proc/self/fd")) + count + 64 if os.path.isdir("/proc/self/fd") else count + 4096
     if soft != resource.RLIM_INFINITY and soft < wanted:
         if hard != resource.RLIM_INFINITY and hard < wanted:
             raise MachineError(

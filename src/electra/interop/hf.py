@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.batch import SpecialIds
-from electra.errors import CorruptError, DataError, MachineError
+from electra.data.tokenizer import load_tokenizer, vocabulary_size
+from electra.errors import CorruptError, DataError, ElectraError, MachineError
+from electra.files import sync_folder, write_synced
 from electra.interop import names
 from electra.model.encoder import LAYER_NORM_EPS, TYPES, Embeddings, Encoder, EncoderSettings
 from electra.model.heads import DetectionHead, TokenHead
@@ -98,15 +99,14 @@ def write_folder(
     tokenizer: Tokenizer,
     special: SpecialIds,
     card: str,
-) -> Path:
-    """Everything goes into a temporary folder first and is renamed at the end: `out` is whole or absent."""
+) -> str:
+    """Everything goes into a temporary folder first and is renamed at the end: `out` is whole or absent. Returns what
+    can be said of it."""
     if out.exists():
         raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
     vocab_size = encoder.embeddings.words.num_embeddings
-    if tokenizer.get_vocab_size() != vocab_size:
-        raise CorruptError(
-            f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the network {vocab_size}."
-        )
+    if vocabulary_size(tokenizer) != vocab_size:
+        raise CorruptError(f"the tokenizer has {vocabulary_size(tokenizer)} ids, the network {vocab_size}.")
     match head:
         case DetectionHead():
             tensors = discriminator_tensors(encoder, head)
@@ -124,28 +124,29 @@ def write_folder(
     content = {name: text.encode() for name, text in files.items()}
     stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     content[WEIGHTS] = save(stored, metadata={"format": "pt"})
+    hashes = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in content.items()
+    }
+    content["MANIFEST.json"] = json.dumps(hashes, indent=1).encode()
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
         for name, data in content.items():
-            (temporary / name).write_bytes(data)
-        manifest = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in content.items()
-        }
-        (temporary / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
-        check_folder(temporary, kind, encoder, head, tokenizer, special)
+            write_synced(temporary / name, data)
+        checked_by = check_folder(temporary, kind, encoder, head, tokenizer, special)
         temporary.rename(out)
-    except OSError as error:
-        raise MachineError(f"the export to {out} could not be written: {error}.") from None
+        sync_folder(out.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return out
+    return f"{out}: same ids and same logits as ours, read back by {checked_by}"
 
 
 def probe_batch(tokenizer: Tokenizer, special: SpecialIds, positions: int) -> tuple[Tensor, Tensor]:
     """The probe as padded ids and their attention mask."""
-    rows = [tokenizer.encode(text).ids[:positions] for text in PROBE]
+    cutting = Tokenizer.from_str(tokenizer.to_str())
+    cutting.enable_truncation(positions)
+    rows = [cutting.encode(text).ids for text in PROBE]
     width = max(map(len, rows))
     ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
     return ids, torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
@@ -165,8 +166,9 @@ def our_logits(encoder: Encoder, head: nn.Module, ids: Tensor, is_real: Tensor) 
 
 def check_folder(
     folder: Path, kind: Kind, encoder: Encoder, head: nn.Module, tokenizer: Tokenizer, special: SpecialIds
-) -> None:
-    """What was written gives the same ids and logits: read back by ourselves, and by transformers where installed."""
+) -> str:
+    """What was written gives the same ids and logits: read back by ourselves, and by transformers where installed.
+    Returns who has read it back."""
     device = encoder.embeddings.words.weight.device
     ids, is_real = (t.to(device) for t in probe_batch(tokenizer, special, encoder.settings.positions))
     expected = our_logits(encoder, head, ids, is_real).cpu()[is_real.cpu()]
@@ -174,14 +176,18 @@ def check_folder(
     require_equal(
         expected, our_logits(again.encoder, again.head, ids.cpu(), is_real.cpu())[is_real.cpu()], "our reader"
     )
-    if theirs := transformers_reader():
-        their_ids, their_logits = theirs(folder, kind)
-        for text, row, ours in zip(PROBE, their_ids, ids.tolist(), strict=True):
-            if row != ours[: len(row)]:
-                raise CorruptError(
-                    f"transformers' tokenizer reads {text!r} otherwise than ours. The export was not kept."
-                )
-        require_equal(expected, their_logits[is_real.cpu()], "transformers")
+    theirs = transformers_reader()
+    if theirs is None:
+        return "electra alone (transformers is not installed)"
+    their_ids, their_logits = theirs(folder, kind)
+    our_ids = [row[mask].tolist() for row, mask in zip(ids, is_real, strict=True)]
+    for text, ours, row in zip(PROBE, our_ids, their_ids, strict=True):
+        if row != ours:
+            raise CorruptError(
+                f"transformers' tokenizer reads {text!r} otherwise than ours. The export was not kept."
+            )
+    require_equal(expected, their_logits[is_real.cpu()], "transformers")
+    return "electra and transformers"
 
 
 def require_equal(expected: Tensor, found: Tensor, who: str) -> None:
@@ -242,7 +248,7 @@ def read_folder(folder: Path) -> tuple[EncoderSettings, int, dict[str, Tensor], 
                 f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.'
             )
     try:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+        config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
         if config.get("model_type") != "electra":
             raise DataError(f"{folder} holds a model of type {config.get('model_type')!r}, not electra.")
         settings = EncoderSettings(
@@ -256,9 +262,10 @@ def read_folder(folder: Path) -> tuple[EncoderSettings, int, dict[str, Tensor], 
             attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
         )
         tensors = load_file(folder / WEIGHTS)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        return settings, config["vocab_size"], tensors, tokenizer
-    except (json.JSONDecodeError, KeyError, ValidationError, SafetensorError) as error:
+        return settings, config["vocab_size"], tensors, load_tokenizer(folder)
+    except ElectraError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CorruptError(f"{folder} cannot be read: {str(error).splitlines()[0]}.") from None
 
 

@@ -126,7 +126,8 @@ def alarms(history: Sequence[Figures], progress: float) -> dict[str, str]:
             "its accuracy is only the majority baseline. Lower optimizer.lr, lengthen schedule.warmup or use a smaller "
             "generator (generator.width)."
         )
-    tenth = history[-1 - max(1, round(len(history) * 0.1 / progress))] if len(history) > 10 else now
+    back = min(len(history) - 1, round(len(history) * 0.1 / progress))
+    tenth = history[-1 - back]
     improvement = 1 - now.get("mlm_loss", 0) / tenth["mlm_loss"] if "mlm_loss" in tenth else 1.0
     if len(history) > 10 and progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and improvement < 0.01:
         found["generator stands still"] = (
@@ -137,6 +138,6 @@ def alarms(history: Sequence[Figures], progress: float) -> dict[str, str]:
     if now.get("sampled_variety", 1) < 0.1 * now.get("target_variety", 0):
         found["degenerate sampling"] = (
             f"sampling is degenerate: the generator's samples are as varied as {now['sampled_variety']:.0f} tokens, the "
-            f"text as {now['target_variety']:.0f}. Check generator.temperature; lower optimizer.lr."
+            f"text as {now['target_variety']:.0f}. Check objective.temperature; lower optimizer.lr."
         )
     return found

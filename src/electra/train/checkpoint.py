@@ -108,6 +108,13 @@ def newest_checkpoint(root: Path, warn: Callable[[str], None]) -> Checkpoint | N
     return None
 
 
+def set_aside(root: Path, step: int) -> None:
+    """Take damaged checkpoints beyond `step` out of the count, but keep them for whoever wants to look."""
+    for folder in checkpoint_folders(root):
+        if int(folder.name.removeprefix("step-")) > step:
+            folder.rename(root / f"damaged-{folder.name}-{os.getpid()}")
+
+
 def clean(root: Path) -> None:
     """Remove what a killed process left behind."""
     for pattern in (".tmp-*", ".del-*"):

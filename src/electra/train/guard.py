@@ -3,10 +3,20 @@
 import os
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from electra.errors import ElectraError, InterruptedRunError, MachineError, PreemptedError
+import torch
+
+from electra.errors import (
+    ElectraError,
+    InterruptedRunError,
+    MachineError,
+    MemoryExhaustedError,
+    PreemptedError,
+)
 
 SPACE_FACTOR = 2.2
 
@@ -18,6 +28,17 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
             f"too little space at {folder}: checkpoints need {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free. "
             "Free some space or choose another run folder."
         )
+
+
+@contextmanager
+def explain_memory(remedy: str) -> Iterator[None]:
+    """Out of memory, on the GPU or on the host, as one line with a way out."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the host's allocator raises a plain one
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise MemoryExhaustedError(f"out of memory. {remedy}") from None
+        raise
 
 
 class Signals:

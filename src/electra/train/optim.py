@@ -1,5 +1,7 @@
 """AdamW with and without bias correction, no decay on LayerNorm and bias, global clipping."""
 
+from typing import Annotated
+
 from pydantic import Field
 from torch import Tensor, nn, optim
 
@@ -9,11 +11,14 @@ from electra.config import Settings
 FAR_STEP = 1e9
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerSettings(Settings):
     """The paper's Adam. `bias_correction = false` is what the original does."""
 
     lr: float = Field(5e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(1e-6, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     bias_correction: bool = False

@@ -1,10 +1,11 @@
 """The loop. It moves batches to an objective and gradients to an optimizer, and knows neither tokenizers nor
 generators: what it trains and what it trains on arrive as arguments."""
 
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from electra.batch import Batch
 from electra.config import Settings
-from electra.errors import DivergedError, ElectraError, MachineError, MemoryExhaustedError
+from electra.errors import DivergedError, MachineError
 from electra.randomness import mix
 from electra.train import checkpoint, guard
 from electra.train.display import Display
@@ -23,8 +24,10 @@ from electra.train.optim import OptimizerSettings, build_optimizer, optimizer_te
 from electra.train.runlog import RunLog
 from electra.train.schedule import ScheduleSettings, learning_rate
 
-# These change what is shown or kept, never a weight: a run may be resumed with other values.
+# These change what is shown or kept, not what is learned (accumulate: up to rounding and the weight of padded parts).
+# A run may be resumed with other values.
 FREE_TO_CHANGE = (
+    "train.accumulate",
     "train.log_every",
     "train.evaluate_every",
     "train.evaluate_rows",
@@ -96,6 +99,15 @@ class Run:
         return self.folder / "checkpoints"
 
 
+def memory_remedy(settings: TrainSettings) -> str:
+    """Same batch and same data in smaller parts, if there are any."""
+    finer = [n for n in range(settings.accumulate + 1, settings.batch + 1) if settings.batch % n == 0]
+    if not finer:
+        return "A single row does not fit: use a shorter rows.length or a smaller encoder."
+    rows = settings.batch // settings.accumulate
+    return f"{rows} rows at once do not fit: add train.accumulate={finer[0]} (same batch, same data, less memory)."
+
+
 def choose_device(settings: TrainSettings) -> torch.device:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise MachineError("train.device=cuda, but torch sees no CUDA device. Use train.device=auto or cpu.")
@@ -120,9 +132,10 @@ def train(
     schedule: ScheduleSettings,
     seed: int,
     run: Run,
+    signals: guard.Signals,
 ) -> dict[str, float]:
     """Train from the newest checkpoint, or from the beginning, to the last step. Returns the last held-out figures.
-    The caller holds the lock on the run folder."""
+    The caller holds the lock on the run folder and listens for signals."""
     device = choose_device(settings)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -137,6 +150,7 @@ def train(
     step, seconds_before = 0, 0.0
     sums: dict[str, Tensor] = {}
     if found:
+        checkpoint.set_aside(run.checkpoints, found.step)
         checkpoint.restore(found, groups)
         step, seconds_before = found.step, found.state["seconds"]
         sums = {name: tensor.to(device) for name, tensor in found.tensors("sums").items()}
@@ -146,7 +160,7 @@ def train(
     log = RunLog(run.folder, step)
     log.state("running", step, resume=run.resume_command)
     history = log.history()
-    alarmed = {record["alarm"] for record in log.records if record["kind"] == "alarm"}
+    alarmed = {record.get("alarm") for record in log.records if record["kind"] == "alarm"}
     started = saved = logged = time.monotonic()
     first_step = step
     tokens = torch.zeros((), dtype=torch.long, device=device)
@@ -160,88 +174,81 @@ def train(
         checkpoint.prune(run.checkpoints, settings.keep, settings.keep_every)
         saved = time.monotonic()
 
-    def evaluate_if_due(signals: guard.Signals) -> None:
+    def evaluate_if_due() -> None:
         """Also asked on resuming: a signal during an evaluation puts it off to the next start."""
         due = step and (step % settings.evaluate_every == 0 or step == settings.steps)
         if due and log.last("heldout").get("step") != step:
             held = evaluate(objective, heldout, settings, device, signals)
-            if signals.received is None:
+            if held and signals.received is None:
                 display.figures("heldout", step, held, 0)
                 log.write("heldout", step, held)
 
     display.start(step)
-    with guard.Signals() as signals:
-        try:
-            evaluate_if_due(signals)
-            for batch in data.batches(step):
-                rate = learning_rate(schedule, optimizer_settings.lr, step, settings.steps)
-                set_rate(optimizer, rate)
-                for part, piece in enumerate(batch.to(device).split(settings.accumulate)):
-                    torch.manual_seed(mix(seed, "dropout", step, part))
-                    with autocast(settings, device):
-                        loss = objective(piece)
-                    (loss.total / settings.accumulate).backward()
-                    tokens += piece.is_real.sum()
-                    for name, value in loss.sums.items():
-                        sums[name] = sums[name] + value if name in sums else value
-                norm = torch.nn.utils.clip_grad_norm_(objective.parameters(), optimizer_settings.clip)
-                optimizer.step()
-                optimizer.zero_grad()
-                step += 1
-                display.advance(step)
+    try:
+        evaluate_if_due()
+        for batch in data.batches(step):
+            rate = learning_rate(schedule, optimizer_settings.lr, step, settings.steps)
+            set_rate(optimizer, rate)
+            for part, piece in enumerate(batch.to(device).split(settings.accumulate)):
+                torch.manual_seed(mix(seed, "dropout", step, part))
+                with autocast(settings, device):
+                    loss = objective(piece)
+                (loss.total / settings.accumulate).backward()
+                tokens += piece.is_real.sum()
+                add_sums(sums, {**loss.sums, "total": loss.total.detach(), "parts": torch.ones_like(tokens)})
+            norm = torch.nn.utils.clip_grad_norm_(objective.parameters(), optimizer_settings.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            display.advance(step)
 
-                if step % settings.log_every == 0 or step == settings.steps:
-                    now = time.monotonic()
-                    speed = tokens.item() / (now - logged)
-                    figures = objective.figures(sums) | {
-                        "loss": loss.total.item(),
-                        "lr": rate,
-                        "gradient_norm": norm.item(),
-                        "tokens_per_second": speed,
-                        "seconds": seconds_before + now - started,
-                    }
-                    if not (torch.isfinite(loss.total) and torch.isfinite(norm)):
-                        raise diverged(step, run)
-                    eta = (settings.steps - step) * (now - started) / max(1, step - first_step)
-                    display.figures("train", step, figures, eta)
-                    log.write("train", step, figures)
-                    history.append(figures)
-                    for alarm, text in objective.alarms(history, step / settings.steps).items():
-                        if alarm not in alarmed:
-                            alarmed.add(alarm)
-                            display.warn(text)
-                            log.write("alarm", step, {"alarm": alarm, "text": text})
-                    sums, logged = {}, now
-                    tokens.zero_()
+            if step % settings.log_every == 0 or step == settings.steps:
+                now = time.monotonic()
+                speed = tokens.item() / (now - logged)
+                figures = objective.figures(sums) | {
+                    "loss": (sums["total"] / sums["parts"]).item(),
+                    "lr": rate,
+                    "gradient_norm": norm.item(),
+                    "tokens_per_second": speed,
+                    "seconds": seconds_before + now - started,
+                }
+                if not (math.isfinite(figures["loss"]) and math.isfinite(figures["gradient_norm"])):
+                    raise diverged(step, run)
+                eta = (settings.steps - step) * (now - started) / max(1, step - first_step)
+                display.figures("train", step, figures, eta)
+                log.write("train", step, figures)
+                history.append(figures)
+                for alarm, text in objective.alarms(history, step / settings.steps).items():
+                    if alarm not in alarmed:
+                        alarmed.add(alarm)
+                        display.warn(text)
+                        log.write("alarm", step, {"alarm": alarm, "text": text})
+                sums, logged = {}, now
+                tokens.zero_()
 
-                paused = time.monotonic()
-                evaluate_if_due(signals)
-                logged += time.monotonic() - paused
+            paused = time.monotonic()
+            evaluate_if_due()
+            logged += time.monotonic() - paused
 
-                stop = signals.received is not None
-                due = step % settings.save_every == 0 or time.monotonic() - saved > settings.save_minutes * 60
-                if stop or due or step == settings.steps:
-                    save(step)
-                if stop:
-                    raise signals.stop(f"stopped at step {step} of {settings.steps}; everything is saved.")
-            log.state("finished", step)
-            return log.last("heldout")
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-                raise
-            log.state("failed", step, reason="out of memory", resume=run.resume_command)
-            raise MemoryExhaustedError(
-                f"out of memory on {device} with {settings.batch // settings.accumulate} rows at once. Run again with "
-                f"train.accumulate={settings.accumulate * 2}: same batch, same data, less memory."
-            ) from None
-        except ElectraError as error:
-            states = {75: "preempted", 130: "interrupted", 6: "diverged"}
-            log.state(
-                states.get(error.exit_code, "failed"), step, reason=str(error), resume=run.resume_command
-            )
-            raise
-        finally:
-            display.stop()
+            stop = signals.received is not None
+            due = step % settings.save_every == 0 or time.monotonic() - saved > settings.save_minutes * 60
+            if stop or due or step == settings.steps:
+                save(step)
+            if stop:
+                raise signals.stop(f"stopped at step {step} of {settings.steps}; everything is saved.")
+        if signals.received is not None:
+            raise signals.stop("stopped during the last evaluation; everything is saved.")
+        log.state("finished", step)
+        return log.last("heldout")
+    except BaseException as error:
+        states = {75: "preempted", 130: "interrupted", 6: "diverged"}
+        state = states.get(getattr(error, "exit_code", 1), "failed")
+        with suppress(OSError):
+            log.state(state, step, reason=str(error) or type(error).__name__, resume=run.resume_command)
+        raise
+    finally:
+        display.stop()
+        with suppress(OSError):
             log.close()
 
 
@@ -264,12 +271,16 @@ def evaluate(
     objective.eval()
     with torch.no_grad(), autocast(settings, device):
         for batch in heldout:
-            for name, value in objective(batch.to(device)).sums.items():
-                sums[name] = sums[name] + value if name in sums else value
+            add_sums(sums, objective(batch.to(device)).sums)
             if signals is not None and signals.received is not None:
                 break
     objective.train()
     return objective.figures(sums) if sums else {}
+
+
+def add_sums(totals: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    for name, value in more.items():
+        totals[name] = totals[name] + value if name in totals else value
 
 
 def require_finite(objective: torch.nn.Module, step: int, run: Run) -> None:
