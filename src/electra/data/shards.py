@@ -184,7 +184,8 @@ def _check_tokenizer(folder: Path, manifest: Manifest) -> None:
 def _allow_open_files(count: int) -> None:
     """A memory map keeps its file open, and the usual soft limit of 1,024 is too few for a large corpus."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = len(os.listdir("/proc/self/fd")) + count + 64 if os.path.isdir("/proc/self/fd") else count + 4096
+    descriptors = Path("/proc/self/fd")  # the splits opened before are among them
+    wanted = (len(list(descriptors.iterdir())) if descriptors.is_dir() else 4096) + count + 64
     if soft != resource.RLIM_INFINITY and soft < wanted:
         if hard != resource.RLIM_INFINITY and hard < wanted:
             raise MachineError(

@@ -29,6 +29,11 @@ _BATCH = 1 << 19
 _LONGEST_LINE = 1 << 16
 
 
+# Set once in every worker process, by start_worker.
+_folder: Path
+_encoder: Encoder
+
+
 class UnitEntry(Settings):
     key: str
     shards: dict[Split, ShardEntry]
