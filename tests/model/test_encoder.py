@@ -97,6 +97,18 @@ def test_gradients_equal_transformers():
         )
 
 
+def test_constants_are_those_of_the_released_models():
+    ours, theirs = hf_config(TINY, "discriminator"), transformers.ElectraConfig()
+    for name in (
+        "layer_norm_eps",
+        "hidden_act",
+        "type_vocab_size",
+        "initializer_range",
+        "hidden_dropout_prob",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
 def test_padding_does_not_change_real_tokens():
     encoder, batch = our_encoder(TINY), make_batch(rows=1, padded=False)
     longer = torch.nn.functional.pad(batch.ids, (0, 6))

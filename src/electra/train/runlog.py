@@ -49,7 +49,7 @@ class RunLog:
         """The training figures so far; null reads as nan."""
         train = [record for record in self.records if record["kind"] == "train"]
         return [
-            {key: math.nan if value is None else value for key, value in record.items()} for record in train
+            {k: math.nan if v is None else v for k, v in record.items() if k != "kind"} for record in train
         ]
 
     def last(self, kind: str) -> dict[str, Any]:

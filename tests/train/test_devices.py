@@ -13,17 +13,21 @@ from electra.randomness import uniform
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.runlog import read_metrics
 
-pytestmark = [
+needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_random_numbers_are_the_same_bits_on_every_device():
     samples = torch.arange(1000)
     assert torch.equal(uniform(5, "sample", samples, 64), uniform(5, "sample", samples.cuda(), 64).cpu())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_step_on_the_gpu_equals_the_step_on_the_cpu():
     quiet = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
     objective = Electra(ElectraSettings(), quiet, GeneratorSettings(width=0.5), 300, SPECIAL, seed=1)
@@ -34,12 +38,14 @@ def test_the_step_on_the_gpu_equals_the_step_on_the_cpu():
     assert objective(batch.to("cuda")).total.item() == pytest.approx(expected, rel=1e-4)
 
 
-def run_to_the_end(recipe: Path, prepared: Path, run: Path, stop_at: int | None = None) -> dict[str, bytes]:
-    """In this process: a machine with a GPU may be slow to start others. `stop_at` plays an interruption."""
+def run_to_the_end(
+    recipe: Path, prepared: Path, run: Path, device: str, stop_at: int | None = None
+) -> dict[str, bytes]:
+    """In this process, so that shapes are checked too. `stop_at` plays an interruption."""
     from electra.pretrain import pretrain, resolve
     from electra.train import trainer
 
-    words = [f"data={prepared}", f"run={run}", "train.deterministic=true", "train.device=cuda"]
+    words = [f"data={prepared}", f"run={run}", "train.deterministic=true", f"train.device={device}"]
     settings, _ = resolve(str(recipe), words)
     if stop_at:
         saved = trainer.checkpoint.save_checkpoint
@@ -60,15 +66,16 @@ def run_to_the_end(recipe: Path, prepared: Path, run: Path, stop_at: int | None 
     return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer")}
 
 
-def test_bfloat16_training_learns_and_an_interrupted_run_ends_with_the_same_weights(
-    recipe, prepared, tmp_path
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_training_learns_and_an_interrupted_run_ends_with_the_same_weights(
+    device, recipe, prepared, tmp_path
 ):
-    whole = run_to_the_end(recipe, prepared, tmp_path / "whole")
-    parts = run_to_the_end(recipe, prepared, tmp_path / "parts", stop_at=12)
+    whole = run_to_the_end(recipe, prepared, tmp_path / "whole", device)
+    parts = run_to_the_end(recipe, prepared, tmp_path / "parts", device, stop_at=12)
     assert whole == parts
     losses = [
         record["mlm_loss"] for record in read_metrics(tmp_path / "whole") if record["kind"] == "heldout"
     ]
     assert losses[-1] < losses[0]
     environment = json.loads((tmp_path / "whole" / "environment.json").read_text())
-    assert environment["gpu"] == torch.cuda.get_device_name()
+    assert environment["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
