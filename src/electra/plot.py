@@ -9,7 +9,7 @@ PANELS = (
     ("loss", (("mlm_loss", "generator (MLM)"),)),
     ("loss", (("rtd_loss", "discriminator (RTD)"),)),
     (
-        "held-out ROC-AUC, share",
+        "ROC-AUC and shares",
         (("auc", "AUC"), ("recall", "recall"), ("mlm_accuracy", "generator accuracy")),
     ),
 )
