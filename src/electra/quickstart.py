@@ -2,11 +2,17 @@
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+from torch import Tensor
 
+from electra.batch import Batch, SpecialIds
 from electra.data.corpus import Corpus
 from electra.data.docstrings import docstrings, libraries
 from electra.data.prepare import PrepareSettings, prepare
@@ -19,18 +25,17 @@ from electra.data.tokenizer import (
 )
 from electra.evaluate import evaluate_run
 from electra.files import write_atomically
-from electra.inspector.analyse import ScoredToken, detect
+from electra.objectives.corruption import choose_positions, maskable, replace_at
+from electra.objectives.electra import Electra
 from electra.plot import plot_run
-from electra.pretrain import build_objective, load_run, pretrain, resolve, resume_command
+from electra.pretrain import build_heldout, build_objective, load_run, pretrain, resolve, resume_command
+from electra.randomness import uniform
+from electra.train.display import readable
 
 VOCABULARY = 4096
 HELDOUT_SHARE = 0.02
-# (sentence, the word that stands where "shape", "used" and "if" should be)
-SENTENCES = (
-    ("returns a new tensor with the same given as the input", "given"),
-    ("if this argument is not specified, the default value is graph", "graph"),
-    ("raises an error matrix the node is not in the list", "matrix"),
-)
+EXAMPLES = 3
+CONTEXT = 7
 
 
 def run_quickstart(folder: Path, steps: int | None = None) -> float:
@@ -70,7 +75,7 @@ def run_quickstart(folder: Path, steps: int | None = None) -> float:
 
     title("5. What it learned")
     auc = show_figures(folder / "run", console)
-    show_sentences(folder / "run", console)
+    show_swaps(folder / "run", console)
     console.print(
         f"\nDone in {time.monotonic() - started:.0f} s. Everything is in {folder}; the curves are "
         f"{folder / 'run' / 'curves.png'}.\nWhat to type next:\n"
@@ -105,49 +110,85 @@ def show_figures(run: Path, console: Console) -> float:
     trained, untrained = evaluate_run(run)
     table = Table(title="replaced token detection on held-out documents")
     for column in ("", "untrained", "trained"):
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="right" if column else "left")
     for name, key in (
         ("ROC-AUC", "auc"),
         ("accuracy", "rtd_accuracy"),
         ("recall", "recall"),
         ("precision", "precision"),
     ):
-        table.add_row(name, f"{untrained[key]:.3f}", f"{trained[key]:.3f}")
+        table.add_row(name, readable(key, untrained[key]), readable(key, trained[key]))
     table.add_row('accuracy of always saying "original"', "", f"{trained['majority_baseline']:.3f}")
     console.print(table)
     console.print(
         "AUC is the chance that a replaced token scores above an original one; 0.5 is guessing. Both discriminators read "
         "the same text, corrupted by the trained generator at temperature 1. After minutes on a laptop neither network is "
-        "good: the generator knows frequent words and neighbours, and the discriminator catches what breaks those.",
+        "good: the generator knows frequent words and neighbours, and the discriminator catches what breaks those.\n",
         soft_wrap=True,
     )
     return trained["auc"]
 
 
-def show_sentences(run: Path, console: Console) -> None:
+@dataclass(frozen=True)
+class Swaps:
+    """Rows in which one token each was swapped for a random word, and how suspicious a network finds it: rank 1 is the
+    most suspicious token of its row."""
+
+    batch: Batch
+    positions: Tensor
+    originals: Tensor
+
+    def ranks(self, network: Electra) -> Tensor:
+        with torch.no_grad():
+            logits = network.detect(self.batch).masked_fill(~self.batch.is_real, -torch.inf)
+        return 1 + (logits > logits.gather(1, self.positions)).sum(1)
+
+
+def swap_words(batch: Batch, tokenizer: Tokenizer, special: SpecialIds) -> Swaps:
+    """Which token and for which word depends on the row alone, never on what a network makes of it."""
+    words = torch.tensor(
+        sorted(i for word, i in tokenizer.get_vocab().items() if word.isalpha() and len(word) > 2)
+    )
+    noise = uniform(batch.seed, "place", batch.samples, batch.ids.shape[1])
+    positions, used = choose_positions(maskable(batch, special), batch.is_real, 1 / batch.ids.shape[1], noise)
+    new = words[(uniform(batch.seed, "word", batch.samples, 1) * len(words)).long()]
+    swapped = batch.with_ids(replace_at(batch.ids, positions, new, used))
+    return Swaps(swapped, positions, batch.ids.gather(1, positions))
+
+
+def show_swaps(run: Path, console: Console) -> None:
+    """One word of every held-out row is swapped for a random one; the first three are shown."""
     settings, trained = load_run(run)
     tokenizer = load_tokenizer(run / "tokenizer.json")
     special = special_ids(tokenizer)
     untrained = build_objective(settings, trained.vocab_size, special).eval()
-    table = Table(
-        title="one word of each sentence was swapped: how suspicious is it? (1 = most suspicious token)"
+    swaps = [
+        swap_words(batch, tokenizer, special)
+        for batch in build_heldout(settings, Path(settings.data), special)
+    ]
+    before, after = (torch.cat([part.ranks(network) for part in swaps]) for network in (untrained, trained))
+
+    table = Table(title="one word of each row swapped for a random one: how suspicious is it?")
+    for column in ("held-out text (swapped in; what stood there)", "rank before", "rank after"):
+        table.add_column(column, justify="left" if "text" in column else "right")
+    for number in range(min(EXAMPLES, len(before))):
+        table.add_row(
+            excerpt(swaps[0], number, tokenizer), str(before[number].item()), str(after[number].item())
+        )
+    table.add_section()
+    rows = f"all {len(before):,} rows of {settings.rows.length} tokens: median rank"
+    table.add_row(rows, f"{before.median().item()}", f"{after.median().item()}")
+    table.add_row(
+        "it is the most suspicious token",
+        f"{(before == 1).float().mean():.1%}",
+        f"{(after == 1).float().mean():.1%}",
     )
-    for column in ("sentence", "rank before", "rank after", "P(replaced) before", "after"):
-        table.add_column(column, justify="left" if column == "sentence" else "right")
-    for sentence, swapped in SENTENCES:
-        ranks, scores = [], []
-        for network in (untrained, trained):
-            tokens = detect(sentence, network.discriminator, network.detection_head, tokenizer, special)
-            rank, probability = suspicion(tokens, sentence, swapped)
-            ranks.append(f"{rank} of {len(tokens)}")
-            scores.append(f"{probability:.2f}")
-        table.add_row(sentence.replace(swapped, f"[bold red]{swapped}[/]"), *ranks, *scores)
     console.print(table)
 
 
-def suspicion(tokens: list[ScoredToken], sentence: str, swapped: str) -> tuple[int, float]:
-    """Rank and probability of the most suspicious piece of the swapped word."""
-    start = sentence.index(swapped)
-    end = start + len(swapped)
-    best = max(token.probability for token in tokens if token.start >= start and token.end <= end)
-    return 1 + sum(token.probability > best for token in tokens), best
+def excerpt(swaps: Swaps, row: int, tokenizer: Tokenizer) -> Text:
+    ids, place = swaps.batch.ids[row].tolist(), int(swaps.positions[row])
+    text = Text(f"… {tokenizer.decode(ids[max(0, place - CONTEXT) : place])} ")
+    text.append(tokenizer.decode([ids[place]]), "bold red")
+    text.append(f" ({tokenizer.id_to_token(int(swaps.originals[row]))})", "dim")
+    return text.append(f" {tokenizer.decode(ids[place + 1 : place + 1 + CONTEXT])} …")
