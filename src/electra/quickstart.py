@@ -12,7 +12,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from electra.batch import Batch, SpecialIds
+from electra.batch import Batch
 from electra.data.corpus import Corpus
 from electra.data.docstrings import docstrings, libraries
 from electra.data.prepare import PrepareSettings, prepare
@@ -25,7 +25,7 @@ from electra.data.tokenizer import (
 )
 from electra.evaluate import evaluate_run
 from electra.files import write_atomically
-from electra.objectives.corruption import choose_positions, maskable, replace_at
+from electra.objectives.corruption import choose_positions, replace_at
 from electra.objectives.electra import Electra
 from electra.plot import plot_run
 from electra.pretrain import build_heldout, build_objective, load_run, pretrain, resolve, resume_command
@@ -144,13 +144,16 @@ class Swaps:
         return 1 + (logits > logits.gather(1, self.positions)).sum(1)
 
 
-def swap_words(batch: Batch, tokenizer: Tokenizer, special: SpecialIds) -> Swaps:
-    """Which token and for which word depends on the row alone, never on what a network makes of it."""
-    words = torch.tensor(
-        sorted(i for word, i in tokenizer.get_vocab().items() if word.isalpha() and len(word) > 2)
-    )
+def swap_words(batch: Batch, tokenizer: Tokenizer) -> Swaps:
+    """A whole word of each row, and what stands there instead: both depend on the row alone, never on what a network
+    makes of it."""
+    vocabulary = tokenizer.get_vocab()
+    words = torch.tensor(sorted(i for word, i in vocabulary.items() if word.isalpha() and len(word) > 2))
+    pieces = torch.tensor(sorted(i for word, i in vocabulary.items() if word.startswith("##")))
+    goes_on = torch.isin(batch.ids, pieces).roll(-1, dims=1)
+    can_swap = batch.is_real & torch.isin(batch.ids, words) & ~goes_on
     noise = uniform(batch.seed, "place", batch.samples, batch.ids.shape[1])
-    positions, used = choose_positions(maskable(batch, special), batch.is_real, 1 / batch.ids.shape[1], noise)
+    positions, used = choose_positions(can_swap, batch.is_real, 1 / batch.ids.shape[1], noise)
     new = words[(uniform(batch.seed, "word", batch.samples, 1) * len(words)).long()]
     swapped = batch.with_ids(replace_at(batch.ids, positions, new, used))
     return Swaps(swapped, positions, batch.ids.gather(1, positions))

@@ -225,7 +225,7 @@ def test_a_lone_surrogate_in_json_never_gets_through(tmp_path: Path) -> None:
 def test_a_bad_json_line_is_refused_with_its_number(tmp_path: Path, line: str, problem: str) -> None:
     path = write(tmp_path / "a.jsonl", f'{{"text": "one"}}\n\n{line}\n{{"text": "four"}}\n')
     message = refused(path)
-    assert f"{path}:3 {problem}" in message and 'use on_bad "skip"' in message
+    assert f"{path}:3 {problem}" in message and "use --on-bad skip" in message
     assert read(path, on_bad="skip") == ["one", "four"]
     first = write(tmp_path / "first.jsonl", f'{line}\n{{"text": "two"}}\n')
     assert f"{first}:1 {problem}" in refused(first)

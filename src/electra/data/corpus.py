@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 _BLANK_LINE = re.compile(r"\n(?:[^\S\n]*\n)+")
 _SPACES = re.compile(r"\s*")
 _BAD = re.compile("[\x00\ud800-\udfff]+")
-_REMEDY = 'Repair it, or use on_bad "skip" or "replace"'
+_REMEDY = "Repair it, or use --on-bad skip or --on-bad replace"
 
 
 class CorpusSettings(Settings):
@@ -239,7 +239,7 @@ class _Reader:
         if problem is None:
             yield from self._pieces(unify_lines(text), False, where)
         elif self.stop:
-            raise DataError(f'{where} {problem}. Repair it, or use on_bad "skip".')
+            raise DataError(f"{where} {problem}. Repair it, or use --on-bad skip.")
         else:
             self.reading.skipped += 1
 
