@@ -165,10 +165,7 @@ def show_swaps(run: Path, console: Console) -> None:
     tokenizer = load_tokenizer(run / "tokenizer.json")
     special = special_ids(tokenizer)
     untrained = build_objective(settings, trained.vocab_size, special).eval()
-    swaps = [
-        swap_words(batch, tokenizer, special)
-        for batch in build_heldout(settings, Path(settings.data), special)
-    ]
+    swaps = [swap_words(batch, tokenizer) for batch in build_heldout(settings, Path(settings.data), special)]
     before, after = (torch.cat([part.ranks(network) for part in swaps]) for network in (untrained, trained))
 
     table = Table(title="one word of each row swapped for a random one: how suspicious is it?")
