@@ -16,7 +16,7 @@ quickstart: $(READY)  ## train a small ELECTRA on the documentation on this mach
 test: $(READY)  ## all tests that take seconds (make test-slow: the others)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
-test-slow: $(READY)  ## the slow tests: random kills, a 200 MB line, the quickstart itself
+test-slow: $(READY)  ## the slow tests: random kills, tokenizers of other languages, the quickstart itself
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)  ## ruff check and ruff format

@@ -402,7 +402,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [True, False])
 def test_a_line_of_200_megabytes_stays_small_in_memory(tokenizer: Path, tmp_path: Path, words: bool) -> None:
     with (tmp_path / "in.txt").open("w") as file:
