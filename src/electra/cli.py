@@ -24,6 +24,11 @@ app.add_typer(config_app, name="config")
 Inputs = Annotated[
     list[Path], typer.Argument(help="files and folders of .txt, .jsonl, .parquet or arrow; plain or packed")
 ]
+TextKey = Annotated[str, typer.Option(help="key or column that holds the text")]
+Documents = Annotated[
+    Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")
+]
+OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
 Recipe = Annotated[str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file')]
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, such as train.steps=2000")
@@ -74,13 +79,9 @@ def tokenizer(
         Path | None, typer.Option(help="adopt a BERT vocab.txt instead of training")
     ] = None,
     from_json: Annotated[Path | None, typer.Option(help="adopt a tokenizer.json instead of training")] = None,
-    text_key: Annotated[str, typer.Option(help="key or column that holds the text")] = "text",
-    documents: Annotated[
-        Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")
-    ] = "blank-line",
-    on_bad: Annotated[
-        Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")
-    ] = "stop",
+    text_key: TextKey = "text",
+    documents: Documents = "blank-line",
+    on_bad: OnBad = "stop",
 ) -> None:
     """Train a tokenizer from text, or adopt one."""
     from electra import config
@@ -121,13 +122,9 @@ def prepare(
     tokenizer: Annotated[Path, typer.Option(help="tokenizer.json or a folder with one")],
     heldout: Annotated[float, typer.Option(help="share of documents kept for evaluation")] = 0.01,
     workers: Annotated[int | None, typer.Option(help="processes", show_default="all cores")] = None,
-    text_key: Annotated[str, typer.Option(help="key or column that holds the text")] = "text",
-    documents: Annotated[
-        Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")
-    ] = "blank-line",
-    on_bad: Annotated[
-        Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")
-    ] = "stop",
+    text_key: TextKey = "text",
+    documents: Documents = "blank-line",
+    on_bad: OnBad = "stop",
 ) -> None:
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
     from electra import config

@@ -67,14 +67,16 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
     assert expected["is_replaced"].any()
 
 
-def test_a_sampled_token_that_equals_the_original_is_original():
-    objective, batch = build(), make_batch(vocabulary=VOCABULARY)
+@pytest.mark.parametrize("disallow", [False, True])
+def test_a_sampled_token_that_equals_the_original_is_original_unless_it_is_disallowed(disallow):
+    objective, batch = build(ElectraSettings(disallow_correct=disallow)), make_batch(vocabulary=VOCABULARY)
     objective.generate = lambda masked, positions: (
         50.0 * torch.nn.functional.one_hot(batch.ids.gather(1, positions), VOCABULARY).float()
     )
     corrupted = objective.corrupt(batch)
-    assert corrupted.used.any() and not corrupted.is_replaced.any()
-    assert torch.equal(corrupted.batch.ids, batch.ids)
+    assert corrupted.used.any()
+    assert corrupted.is_replaced.sum() == (corrupted.used.sum() if disallow else 0)
+    assert torch.equal(corrupted.batch.ids, batch.ids) is not disallow
 
 
 def test_the_asked_shares_of_tokens_are_chosen_and_masked():

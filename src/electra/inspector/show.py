@@ -17,7 +17,7 @@ def coloured(tokens: list[ScoredToken]) -> Text:
     for number, token in enumerate(tokens):
         joined = number and token.start == tokens[number - 1].end
         text.append("" if joined or not number else " ")
-        red = min(255, int(255 * token.probability))
+        red = 80 + int(175 * token.probability)
         style = Style(bgcolor=f"rgb({red},0,0)", color="white") if token.probability >= 0.15 else Style()
         text.append(token.token, style)
         text.append(f"·{token.probability:.2f}", Style(dim=True))
