@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def test_every_electra_command_of_the_readme_runs(tmp_path, recipe):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModel.from_pretrained(tmp_path / "my-model" / "discriminator")
     assert model.config.hidden_size == 32
+
+
+@pytest.mark.timeout(240)
+def test_the_python_of_the_docs_runs(tmp_path):
+    text = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    write_corpus(tmp_path / "my-text.txt", documents=120)
+    assert (
+        electra("tokenizer", "my-tokenizer", "my-text.txt", "--vocab-size", 300, cwd=tmp_path).returncode == 0
+    )
+    (tmp_path / "script.py").write_text(code.replace("train.steps=200", "train.steps=10"))
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 1
 
 
 def test_the_make_targets_of_the_readme_exist():

@@ -1,4 +1,7 @@
-"""electra: raw text in, a pre-trained ELECTRA encoder out. The public Python API; everything loads on first use."""
+"""electra: raw text in, a pre-trained ELECTRA encoder out. The public Python API; everything loads on first use.
+
+`electra.pretrain` is a module, whose function of the same name trains.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -7,7 +10,6 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "PretrainSettings": "electra.pretrain",
-    "pretrain": "electra.pretrain",
     "resolve": "electra.pretrain",
     "load_run": "electra.pretrain",
     "evaluate_run": "electra.evaluate",

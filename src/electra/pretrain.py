@@ -128,7 +128,7 @@ def build_heldout(
     return HeldOut(rows, settings.rows.length, part, limit, settings.seed)
 
 
-def pretrain(settings: PretrainSettings, command: str) -> dict[str, float]:
+def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
     folder = Path(settings.run)
     with lock(folder), guard.Signals() as signals, guard.explain_memory(memory_remedy(settings.train)):

@@ -1,5 +1,6 @@
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,19 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
 def test_too_little_space_is_said_before_training(tmp_path):
     with pytest.raises(MachineError, match="too little space"):
         guard.check_space(tmp_path, 10**18)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_first_signal_is_remembered_and_a_second_ends_the_process_at_once(number, code, monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    before = signal.getsignal(number)
+    with guard.Signals() as signals:
+        os.kill(os.getpid(), number)
+        assert signals.received == number and not ended
+        os.kill(os.getpid(), number)
+        assert ended == [code]
+    assert signal.getsignal(number) is before
 
 
 def test_out_of_memory_becomes_one_line_with_a_way_out():
