@@ -31,7 +31,7 @@ Documents = Annotated[
 OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
 Recipe = Annotated[str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file')]
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, such as train.steps=2000")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings, such as train.steps=2000")
 ]
 
 
