@@ -1,6 +1,7 @@
 import errno
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,11 @@ def test_a_first_signal_is_remembered_and_a_second_ends_the_process_at_once(numb
         os.kill(os.getpid(), number)
         assert ended == [code]
     assert signal.getsignal(number) is before
+
+
+def test_training_may_run_in_a_thread_where_nobody_can_listen_for_signals():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: guard.Signals().__enter__().received).result() is None
 
 
 def test_out_of_memory_becomes_one_line_with_a_way_out():

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,9 @@ class Signals:
         self.received: int | None = None
 
     def __enter__(self) -> "Signals":
+        if threading.current_thread() is not threading.main_thread():  # python lets no other thread listen
+            self.previous = {}
+            return self
         self.previous = {
             number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)
         }
