@@ -7,7 +7,7 @@ help:  ## this list
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 quickstart: $(READY)  ## train a small ELECTRA on the documentation on this machine and show what it learned

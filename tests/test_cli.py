@@ -88,6 +88,8 @@ def test_config_show_says_where_each_value_came_from():
     lines = {line.split("=")[0].strip(): line for line in done.stdout.splitlines()}
     assert lines["train.steps"].split("=")[1].split() == ["2000", "#", "command", "line"]
     assert lines["optimizer.lr"].endswith("# electra-small") and lines["seed"].endswith("# default")
+    assert lines["data"].endswith("# command line") and lines["run"].endswith("# default")
+    assert "data " in (bare := electra("config", "show", "electra-small").stdout) and "# not set" in bare
 
 
 def test_doctor_tries_a_step_and_a_checkpoint(recipe, prepared, tmp_path):

@@ -263,9 +263,11 @@ def config_show(recipe: Recipe, words: Words = None) -> None:
     from electra.pretrain import resolve
 
     given = words or []
-    if not any(word.startswith("data=") for word in given) and "data" not in config.read_recipe(recipe):
-        given = [*given, 'data=""']
-    settings, sources = resolve(recipe, given)
+    if "data" in config.parse_overrides(given).keys() | config.read_recipe(recipe).keys():
+        settings, sources = resolve(recipe, given)
+    else:  # the one setting without a default: to look at the others it is not needed
+        settings, sources = resolve(recipe, [*given, 'data=""'])
+        sources |= {"data": "not set"}
     flat = config.flatten(config.dump(settings))
     width = max(map(len, flat))
     for key, value in flat.items():

@@ -75,10 +75,11 @@ class PretrainSettings(config.Settings):
 
 def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, str]]:
     """The settings of a command line. The run folder has a default that depends on the recipe's name."""
-    given = config.parse_overrides(words)
-    if "run" not in given and "run" not in config.read_recipe(recipe):
-        words = [*words, f'run="runs/{Path(recipe).stem}"']
-    return config.resolve(PretrainSettings, recipe, words)
+    given = config.parse_overrides(words).keys() | config.read_recipe(recipe).keys()
+    if "run" in given:
+        return config.resolve(PretrainSettings, recipe, words)
+    settings, sources = config.resolve(PretrainSettings, recipe, [*words, f'run="runs/{Path(recipe).stem}"'])
+    return settings, sources | {"run": "default"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,6 @@ class Parts:
     """What the settings and the data folder make together."""
 
     objective: Electra
-    special: SpecialIds
     manifest: Manifest
     loader: Loader
     heldout: HeldOut
@@ -111,9 +111,8 @@ def build_parts(settings: PretrainSettings, verify: bool = True) -> Parts:
         workers=settings.train.workers,
     )
     heldout = build_heldout(settings, folder, special, verify)
-    return Parts(
-        build_objective(settings, data.manifest.vocab_size, special), special, data.manifest, loader, heldout
-    )
+    objective = build_objective(settings, data.manifest.vocab_size, special)
+    return Parts(objective, data.manifest, loader, heldout)
 
 
 def build_heldout(

@@ -144,21 +144,14 @@ def test_the_resolved_settings_in_the_run_folder_repeat_the_run(finished_run, tm
     assert final_weights(run) == final_weights(finished_run)
 
 
-def test_accumulating_in_parts_sees_the_same_data_and_nearly_the_same_losses(
-    finished_run, recipe, prepared, tmp_path
-):
-    run = tmp_path / "run"
-    words = (
-        f"data={prepared}",
-        f"run={run}",
-        "train.accumulate=2",
-        "encoder.dropout=0",
-        "encoder.attention_dropout=0",
-    )
-    assert electra("pretrain", recipe, *words).returncode == 0
-    whole = tmp_path / "whole"
-    words = (f"data={prepared}", f"run={whole}", "encoder.dropout=0", "encoder.attention_dropout=0")
-    assert electra("pretrain", recipe, *words).returncode == 0
-    ours, expected = figures(run)[0], figures(whole)[0]
-    assert ours["replaced_share"] == pytest.approx(expected["replaced_share"], abs=0.02)
-    assert ours["rtd_loss"] == pytest.approx(expected["rtd_loss"], rel=0.02)
+def test_accumulating_in_parts_gives_the_same_corruption_losses_and_gradient(recipe, prepared, tmp_path):
+    """At the first step both have the same weights. Packed rows have no padding, so all parts weigh the same."""
+    first = {}
+    for accumulate in (1, 4):
+        run = tmp_path / f"run-{accumulate}"
+        shape = ("rows.kind=packed", "encoder.dropout=0", "encoder.attention_dropout=0", "train.steps=1")
+        words = (f"data={prepared}", f"run={run}", f"train.accumulate={accumulate}", *shape)
+        assert electra("pretrain", recipe, *words).returncode == 0
+        first[accumulate] = figures(run)[0]
+    for name in ("replaced_share", "sampled_accuracy", "mlm_loss", "rtd_loss", "loss", "gradient_norm"):
+        assert first[4][name] == pytest.approx(first[1][name], rel=1e-3), name

@@ -4,7 +4,7 @@ generators: what it trains and what it trains on arrive as arguments."""
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,23 +65,6 @@ class TrainSettings(Settings):
         return self
 
 
-class Loss(Protocol):
-    @property
-    def total(self) -> Tensor: ...
-    @property
-    def sums(self) -> dict[str, Tensor]: ...
-
-
-class Objective(Protocol):
-    """An nn.Module that maps a batch to a loss and its added-up sums to figures."""
-
-    headline: Sequence[str]
-
-    def __call__(self, batch: Batch) -> Loss: ...
-    def figures(self, sums: Mapping[str, Tensor]) -> dict[str, float]: ...
-    def alarms(self, history: Sequence[dict[str, float]], progress: float) -> dict[str, str]: ...
-
-
 class Batches(Protocol):
     def batches(self, first_step: int) -> Iterator[Batch]: ...
 
@@ -135,7 +118,11 @@ def train(
     signals: guard.Signals,
 ) -> dict[str, float]:
     """Train from the newest checkpoint, or from the beginning, to the last step. Returns the last held-out figures.
-    The caller holds the lock on the run folder and listens for signals."""
+    The caller holds the lock on the run folder and listens for signals.
+
+    `objective` is an nn.Module whose forward maps a Batch to a loss with `total` (what is minimised) and `sums` (tensors
+    that add up over batches). Its `figures(sums)` makes readable numbers of them, `headline` names those to show while
+    training, and `alarms(history, progress)` gives what must be said aloud, by name."""
     device = choose_device(settings)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
