@@ -161,7 +161,7 @@ def pretrain(recipe: Recipe, words: Words = None) -> None:
     try:
         figures = run(settings, command)
     except Exception as error:
-        if getattr(error, "exit_code", 1) not in (2, 6, 7):  # those need another command
+        if getattr(error, "exit_code", 1) not in (2, 3, 6, 7):  # those need another command
             print(f"to go on: {command}", file=sys.stderr)
         raise
     plot_run(folder, folder / "curves.png")

@@ -79,7 +79,7 @@ def run_quickstart(folder: Path, steps: int | None = None) -> float:
     console.print(
         f"\nDone in {time.monotonic() - started:.0f} s. Everything is in {folder}; the curves are "
         f"{folder / 'run' / 'curves.png'}.\nWhat to type next:\n"
-        f'  electra detect {folder / "run"} "returns the sum of all banana in the list"\n'
+        f'  electra detect {folder / "run"} "a sentence of yours"\n'
         f"  electra export {folder / 'run'} {folder / 'export'}\n"
         f"  electra prepare my-shards my-text.txt --tokenizer {tokenizer_folder}\n"
         "  electra doctor electra-small data=my-shards",
