@@ -22,15 +22,18 @@ ORDER = {
     "model": 2,
     "objectives": 3,
     "train": 3,
-    "interop": 4,
-    "inspector": 5,
-    "plot": 5,
-    "pretrain": 6,
-    "evaluate": 7,
-    "doctor": 7,
-    "quickstart": 8,
-    "cli": 9,
-    "__main__": 10,
+    "finetune": 4,
+    "interop": 5,
+    "inspector": 6,
+    "plot": 6,
+    "pretrain": 7,
+    "finetuning": 8,
+    "evaluate": 8,
+    "doctor": 8,
+    "compare": 9,
+    "quickstart": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 STRANGERS = [
     ("model", "data"),
@@ -40,6 +43,7 @@ STRANGERS = [
     ("train", "data"),
     ("train", "model"),
     ("train", "objectives"),
+    ("finetune", "objectives"),
 ]
 
 
