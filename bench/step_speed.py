@@ -29,12 +29,14 @@ def ours() -> Callable[[torch.Tensor, int], None]:
     from electra.batch import Batch, SpecialIds
     from electra.model.encoder import EncoderSettings
     from electra.model.generator import GeneratorSettings
-    from electra.objectives.electra import Electra, ElectraSettings
+    from electra.objectives.corruption import MaskingSettings, SamplingSettings
+    from electra.objectives.corruptor import Material
+    from electra.objectives.electra import ElectraSettings
     from electra.train.optim import OptimizerSettings, build_optimizer
 
-    objective = Electra(
-        ElectraSettings(), EncoderSettings(), GeneratorSettings(), VOCABULARY, SpecialIds(*SPECIAL), 0
-    )
+    settings = EncoderSettings(), GeneratorSettings(), MaskingSettings(), SamplingSettings()
+    by_token = torch.zeros(VOCABULARY, dtype=torch.bool), torch.zeros(VOCABULARY)
+    objective = ElectraSettings().build(Material(*settings, SpecialIds(*SPECIAL), *by_token, 0))
     optimizer = build_optimizer(OptimizerSettings(), objective)
 
     def step(ids: torch.Tensor, number: int) -> None:

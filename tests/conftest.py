@@ -46,6 +46,19 @@ def make_batch(
     return Batch(ids, segments, is_real, torch.arange(rows) + 100, seed=7, padded=padded)
 
 
+def material(vocabulary: int, encoder=TINY, generator=None, masking=None, sampling=None, seed: int = 5):
+    """What objectives are built from. Every third token goes on with the word before it."""
+    from electra.model.generator import GeneratorSettings
+    from electra.objectives.corruption import MaskingSettings, SamplingSettings
+    from electra.objectives.corruptor import Material
+
+    continues = torch.arange(vocabulary) % 3 == 2
+    continues[:5] = False
+    counts = 1.0 + torch.arange(vocabulary) % 17
+    parts = generator or GeneratorSettings(), masking or MaskingSettings(), sampling or SamplingSettings()
+    return Material(encoder, *parts, SPECIAL, continues, counts, seed)
+
+
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token shards of a small corpus: made once, read by many."""

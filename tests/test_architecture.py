@@ -26,6 +26,8 @@ ORDER = {
     "interop": 5,
     "inspector": 6,
     "plot": 6,
+    "recipe": 7,
+    "runs": 7,
     "pretrain": 7,
     "finetuning": 8,
     "evaluate": 8,

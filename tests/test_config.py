@@ -4,7 +4,7 @@ import pytest
 
 from electra import config
 from electra.errors import SettingsError
-from electra.pretrain import PretrainSettings, resolve
+from electra.recipe import PretrainSettings, resolve
 
 DATA = "data=shards"
 
@@ -33,11 +33,11 @@ def test_all_problems_are_reported_at_once():
     with pytest.raises(SettingsError) as error:
         resolve(
             "electra-small",
-            [DATA, "objective.mask_share=1.5", "optimizer.lr=-1", "train.batchh=3", "encoder.layers=two"],
+            [DATA, "masking.share=1.5", "optimizer.lr=-1", "train.batchh=3", "encoder.layers=two"],
         )
     lines = str(error.value).splitlines()
     assert len(lines) == 4
-    assert any("objective.mask_share" in line and "1.5" in line for line in lines)
+    assert any("masking.share" in line and "1.5" in line for line in lines)
     assert any("Did you mean train.batch?" in line for line in lines)
     assert any("encoder.layers" in line and "'two'" in line for line in lines)
 
@@ -135,7 +135,7 @@ def test_recipes_have_the_papers_hyper_parameters(name):
     s, _ = resolve(name, [DATA])
     e = s.encoder
     sizes = (e.layers, e.hidden, e.intermediate, e.heads, e.embedding, s.generator.width)
-    run = (s.objective.mask_share, s.optimizer.lr, s.train.batch, s.train.steps, s.rows.length)
+    run = (s.masking.share, s.optimizer.lr, s.train.batch, s.train.steps, s.rows.length)
     assert (*sizes, *run) == pytest.approx(PAPER[name])
     assert (s.optimizer.betas, s.optimizer.eps, s.optimizer.weight_decay, s.optimizer.clip) == (
         (0.9, 0.999),
@@ -144,18 +144,18 @@ def test_recipes_have_the_papers_hyper_parameters(name):
         1.0,
     )
     assert (e.dropout, e.attention_dropout, s.schedule.warmup, s.schedule.power) == (0.1, 0.1, 10_000, 1.0)
-    assert (s.objective.detection_weight, s.objective.generator_weight, s.objective.temperature) == (
+    assert (s.objective.detection_weight, s.objective.generator_weight, s.sampling.temperature) == (
         50.0,
         1.0,
         1.0,
     )
     # The original's mechanics where they change numbers.
-    assert (s.objective.mask_token_share, s.optimizer.bias_correction, s.schedule.kind) == (
+    assert (s.masking.mask_token_share, s.optimizer.bias_correction, s.schedule.kind) == (
         0.85,
         False,
         "original",
     )
-    assert (e.initialisation, s.generator.sharing, s.rows.kind, s.objective.start_temperature) == (
+    assert (e.initialisation, s.generator.sharing, s.rows.kind, s.sampling.start_temperature) == (
         "original",
         "tied",
         "segments",

@@ -9,9 +9,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "PretrainSettings": "electra.pretrain",
-    "resolve": "electra.pretrain",
-    "load_run": "electra.pretrain",
+    "PretrainSettings": "electra.recipe",
+    "resolve": "electra.recipe",
+    "load_run": "electra.runs",
     "evaluate_run": "electra.evaluate",
     "train_tokenizer": "electra.data.tokenizer",
     "load_tokenizer": "electra.data.tokenizer",

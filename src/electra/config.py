@@ -122,8 +122,7 @@ def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
 
 
 def describe(problem: Any, known: list[str]) -> str:
-    # A discriminated union puts its tag into the location; keys are told apart from tags by being known.
-    path = ".".join(str(part) for part in problem["loc"])
+    path = without_tags([str(part) for part in problem["loc"]], known)
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(
             path.rpartition(".")[2], [key.rpartition(".")[2] for key in known], n=1
@@ -134,9 +133,22 @@ def describe(problem: Any, known: list[str]) -> str:
         return f"unknown key {path}." + (f" Did you mean {nearest}?" if nearest else "")
     if problem["type"] == "missing":
         return f"{path} is not set. Give it in the recipe or as {path}=… on the command line."
+    if problem["type"] == "union_tag_invalid":
+        expected = problem["ctx"]["expected_tags"].replace("'", "")
+        return f"{path}.kind: {problem['ctx']['tag']!r} is none of {expected}."
     message = problem["msg"].removeprefix("Value error, ")
     value = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
     return f"{path}: {message}{value}." if path else f"{message}."
+
+
+def without_tags(parts: list[str], known: list[str]) -> str:
+    """A choice between kinds puts the kind into the location of a problem; it is not part of the key."""
+    kept: list[str] = []
+    for part in parts[:-1]:
+        path = ".".join([*kept, part])
+        if any(key == path or key.startswith(f"{path}.") for key in known):
+            kept.append(part)
+    return ".".join([*kept, *parts[-1:]])
 
 
 def known_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:

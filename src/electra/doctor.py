@@ -14,7 +14,8 @@ from rich.markup import escape
 
 from electra.data.shards import verify_shards
 from electra.errors import CorruptError, ElectraError, MachineError
-from electra.pretrain import Parts, PretrainSettings, build_parts, resolve
+from electra.pretrain import Parts, build_parts
+from electra.recipe import PretrainSettings, resolve
 from electra.train.checkpoint import save_checkpoint
 from electra.train.display import duration
 from electra.train.guard import check_space, explain_memory

@@ -1,6 +1,7 @@
 """Figures of a finished or running pre-training on held-out documents."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -9,10 +10,11 @@ from electra.batch import Batch
 from electra.data.shards import read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from electra.errors import CorruptError, DataError
-from electra.objectives.electra import Electra
-from electra.objectives.figures import Figures, Sums, detection_sums, summarise
+from electra.objectives.figures import Figures, Sums, detection_sums
 from electra.objectives.losses import detection_loss
-from electra.pretrain import build_heldout, build_objective, load_run
+from electra.pretrain import build_heldout
+from electra.recipe import build_objective
+from electra.runs import load_run
 from electra.train.trainer import add_sums, choose_device
 
 MEANINGS = {
@@ -44,7 +46,7 @@ def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -
             update={"train": settings.train.model_copy(update={"evaluate_rows": rows})}
         )
     device = choose_device(settings.train.model_copy(update={"device": "auto"}))  # any machine may evaluate
-    untrained = build_objective(settings, trained.vocab_size, special).to(device).eval()
+    untrained = build_objective(settings, tokenizer).to(device).eval()
     trained.to(device).eval()
     ours: Sums = {}
     baseline: Sums = {}
@@ -52,18 +54,20 @@ def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -
         for batch in build_heldout(settings, folder, special):
             batch = batch.to(device)
             add_sums(ours, trained(batch).sums)
-            add_sums(baseline, detection_on(trained, untrained, batch))
+            add_sums(baseline, baseline_sums(trained, untrained, batch))
     if not ours:
         raise DataError(
             f"{folder} has no held-out documents. Prepare some text with --heldout 0.01 and give it as --data."
         )
-    return summarise(ours), summarise(baseline)
+    return trained.figures(ours), untrained.figures(baseline)
 
 
-def detection_on(corrupter: Electra, detector: Electra, batch: Batch) -> Sums:
-    """What `detector` makes of text that `corrupter`'s generator has corrupted."""
-    corrupted = corrupter.corrupt(batch)
-    logits = detector.detect(corrupted.batch)
+def baseline_sums(trained: Any, untrained: Any, batch: Batch) -> Sums:
+    """What an untrained network makes of the batch: where it detects, of the text that the trained generator corrupted."""
+    if not hasattr(untrained, "detect"):
+        return untrained(batch).sums
+    corrupted = trained.corruptor(batch)
+    logits = untrained.detect(corrupted.batch)
     loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
     return detection_sums(logits, corrupted.is_replaced, batch.is_real, loss)
 

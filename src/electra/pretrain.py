@@ -5,7 +5,6 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,93 +13,40 @@ from typing import Any
 import numpy
 import tokenizers
 import torch
-from pydantic import Field, model_validator
+from tokenizers import Tokenizer
 
 import electra
 from electra import config
 from electra.batch import SpecialIds
 from electra.data.loader import HeldOut, Loader
-from electra.data.rows import NoRows, Rows, RowsSettings, build_rows
+from electra.data.rows import NoRows, Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
-from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from electra.errors import CorruptError, DataError, SettingsError
 from electra.files import lock, remove_leftovers, write_atomically, write_json
-from electra.interop import card, hf
-from electra.model.encoder import EncoderSettings
-from electra.model.generator import GeneratorSettings
-from electra.objectives.electra import Electra, ElectraSettings
+from electra.recipe import PretrainSettings, build_objective
+from electra.runs import CONFIG, copy_weights, export_parts, load_encoder, load_generator
 from electra.train import checkpoint, guard
-from electra.train.optim import OptimizerSettings
-from electra.train.runlog import read_metrics
-from electra.train.schedule import ScheduleSettings
-from electra.train.trainer import FREE_TO_CHANGE, Run, TrainSettings, memory_remedy, train
-
-CONFIG = "config.toml"
-
-
-class PretrainSettings(config.Settings):
-    """The whole tree of a pre-training run. `data` is a folder made by "electra prepare"; `run` is where everything
-    that the run makes goes (default: runs/ and the recipe's name)."""
-
-    data: str
-    run: str
-    seed: int = Field(0, ge=0)
-    encoder: EncoderSettings = EncoderSettings()
-    generator: GeneratorSettings = GeneratorSettings()
-    objective: ElectraSettings = ElectraSettings()
-    rows: RowsSettings = RowsSettings()
-    train: TrainSettings = TrainSettings()
-    optimizer: OptimizerSettings = OptimizerSettings()
-    schedule: ScheduleSettings = ScheduleSettings()
-
-    @model_validator(mode="after")
-    def parts_agree(self) -> "PretrainSettings":
-        problems = []
-        if self.rows.length > self.encoder.positions:
-            problems.append(
-                f"rows.length ({self.rows.length}) is beyond encoder.positions ({self.encoder.positions})"
-            )
-        sharing_all = self.generator.sharing == "all"
-        if sharing_all and (self.generator.width, self.generator.depth) != (1, 1):
-            problems.append('generator.sharing = "all" needs generator.width=1 and generator.depth=1')
-        small = self.encoder.scaled(self.generator.width, self.generator.depth)
-        if not small.hidden or small.hidden % small.heads:
-            problems.append(
-                f"generator.width={self.generator.width} makes {small.hidden} hidden units for {small.heads} heads"
-            )
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-
-def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, str]]:
-    """The settings of a command line. The run folder has a default that depends on the recipe's name."""
-    given = config.parse_overrides(words).keys() | config.read_recipe(recipe).keys()
-    if "run" in given:
-        return config.resolve(PretrainSettings, recipe, words)
-    settings, sources = config.resolve(PretrainSettings, recipe, [*words, f'run="runs/{Path(recipe).stem}"'])
-    return settings, sources | {"run": "default"}
+from electra.train.trainer import FREE_TO_CHANGE, Run, memory_remedy, train
 
 
 @dataclass(frozen=True)
 class Parts:
     """What the settings and the data folder make together."""
 
-    objective: Electra
+    objective: Any
     manifest: Manifest
     loader: Loader
     heldout: HeldOut
 
 
-def build_objective(settings: PretrainSettings, vocab_size: int, special: SpecialIds) -> Electra:
-    parts = settings.objective, settings.encoder, settings.generator
-    return Electra(*parts, vocab_size, special, settings.seed)
-
-
-def build_parts(settings: PretrainSettings, verify: bool = True) -> Parts:
+def build_parts(settings: PretrainSettings, verify: bool = True, fresh: bool = True) -> Parts:
+    """`fresh`: take weights from the folders that `start` and `generator.source` name. A run that goes on does not need
+    them any more: its checkpoints hold everything."""
     folder = Path(settings.data)
     data = open_data(folder, "train", verify)
-    special = special_ids(load_tokenizer(folder))
+    tokenizer = load_tokenizer(folder)
+    special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
     loader = Loader(
         rows,
@@ -111,8 +57,32 @@ def build_parts(settings: PretrainSettings, verify: bool = True) -> Parts:
         workers=settings.train.workers,
     )
     heldout = build_heldout(settings, folder, special, verify)
-    objective = build_objective(settings, data.manifest.vocab_size, special)
+    counts = data.token_counts() if settings.generator.kind == "unigram" and fresh else None
+    objective = build_objective(settings, tokenizer, counts)
+    if fresh:
+        take_weights(settings, objective, data.manifest.tokenizer_sha256)
     return Parts(objective, data.manifest, loader, heldout)
+
+
+def take_weights(settings: PretrainSettings, objective: Any, tokenizer_sha256: str) -> None:
+    if settings.start:
+        encoder, tokenizer = load_encoder(Path(settings.start))
+        main, _ = next(iter(objective.networks().values()))
+        refuse_other_tokenizer(settings.start, tokenizer, tokenizer_sha256)
+        copy_weights(f"start={settings.start}", encoder, main)
+    if settings.generator.kind == "frozen":
+        source = load_generator(Path(settings.generator.source))
+        refuse_other_tokenizer(settings.generator.source, source.tokenizer, tokenizer_sha256)
+        name = f"generator.source={settings.generator.source}"
+        copy_weights(name, source.encoder, objective.corruptor.generator.encoder)
+        copy_weights(name, source.head, objective.corruptor.generator.head)
+
+
+def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> None:
+    if tokenizer_hash(tokenizer) != sha256:
+        raise DataError(
+            f"{folder} was trained with another tokenizer than the data. Prepare the text with its tokenizer."
+        )
 
 
 def build_heldout(
@@ -133,7 +103,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     with lock(folder), guard.Signals() as signals, guard.explain_memory(memory_remedy(settings.train)):
         remove_leftovers(folder)
         refuse_other_settings(folder, settings)
-        parts = build_parts(settings)
+        parts = build_parts(settings, fresh=not checkpoint.checkpoint_folders(folder / "checkpoints"))
         fingerprint = {
             "data_manifest_sha256": manifest_hash(Path(settings.data)),
             "tokenizer_sha256": parts.manifest.tokenizer_sha256,
@@ -155,7 +125,8 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
             signals,
         )
         if not (folder / "export").exists():
-            export_parts(settings, parts.objective, folder, folder / "export", ("discriminator",), figures)
+            main = dict(list(parts.objective.networks().items())[:1])
+            export_parts(settings, main, folder, folder / "export", figures)
         return figures
 
 
@@ -212,59 +183,3 @@ def environment() -> dict[str, Any]:
 
 def resume_command(recipe: str, words: list[str]) -> str:
     return shlex.join(["electra", "pretrain", recipe, *words])
-
-
-def load_run(folder: Path) -> tuple[PretrainSettings, Electra]:
-    """A run's settings and its network at the newest whole checkpoint."""
-    if not (folder / CONFIG).is_file():
-        raise DataError(
-            f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.'
-        )
-    settings = config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
-    found = checkpoint.newest_checkpoint(
-        folder / "checkpoints", lambda text: print(f"WARNING: {text}", file=sys.stderr)
-    )
-    if found is None:
-        raise DataError(f"{folder} has no checkpoint yet. Train first: electra pretrain {folder / CONFIG}")
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
-    objective = build_objective(settings, vocabulary_size(tokenizer), special_ids(tokenizer))
-    checkpoint.restore(found, {"model": dict(objective.named_parameters())})
-    return settings, objective.eval()
-
-
-def export_parts(
-    settings: PretrainSettings,
-    objective: Electra,
-    run: Path,
-    out: Path,
-    kinds: tuple[hf.Kind, ...],
-    figures: dict[str, Any],
-) -> list[str]:
-    """Returns one line about each folder written."""
-    tokenizer = load_tokenizer(run / "tokenizer.json")
-    special = special_ids(tokenizer)
-    written = []
-    for kind in kinds:
-        encoder = objective.discriminator if kind == "discriminator" else objective.generator
-        head = objective.detection_head if kind == "discriminator" else objective.token_head
-        target = out if len(kinds) == 1 else out / kind
-        text = card.model_card(kind, config.to_toml(settings), figures)
-        written.append(hf.write_folder(target, kind, encoder, head, tokenizer, special, text))
-    return written
-
-
-def export_run(run: Path, out: Path) -> list[str]:
-    settings, objective = load_run(run)
-    heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
-    figures = heldout[-1] if heldout else {}
-    return export_parts(settings, objective, run, out, ("discriminator", "generator"), figures)
-
-
-def load_detector(model: Path) -> hf.Loaded:
-    """From a run folder or from a folder in transformers' format."""
-    if not model.is_dir():
-        raise DataError(f"{model} is neither a run folder nor an exported model folder.")
-    if (model / CONFIG).is_file():
-        _, objective = load_run(model)
-        return hf.Loaded(objective.discriminator, objective.detection_head, load_tokenizer(model))
-    return hf.load_discriminator(model / "discriminator" if (model / "discriminator").is_dir() else model)

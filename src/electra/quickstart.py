@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -26,10 +27,11 @@ from electra.data.tokenizer import (
 from electra.evaluate import evaluate_run
 from electra.files import write_atomically
 from electra.objectives.corruption import choose_positions, replace_at
-from electra.objectives.electra import Electra
 from electra.plot import plot_run
-from electra.pretrain import build_heldout, build_objective, load_run, pretrain, resolve, resume_command
+from electra.pretrain import build_heldout, pretrain, resume_command
 from electra.randomness import uniform
+from electra.recipe import build_objective, resolve
+from electra.runs import load_run
 from electra.train.display import readable
 
 VOCABULARY = 4096
@@ -138,7 +140,7 @@ class Swaps:
     positions: Tensor
     originals: Tensor
 
-    def ranks(self, network: Electra) -> Tensor:
+    def ranks(self, network: Any) -> Tensor:
         with torch.no_grad():
             logits = network.detect(self.batch).masked_fill(~self.batch.is_real, -torch.inf)
         return 1 + (logits > logits.gather(1, self.positions)).sum(1)
@@ -164,7 +166,7 @@ def show_swaps(run: Path, console: Console) -> None:
     settings, trained = load_run(run)
     tokenizer = load_tokenizer(run / "tokenizer.json")
     special = special_ids(tokenizer)
-    untrained = build_objective(settings, trained.vocab_size, special).eval()
+    untrained = build_objective(settings, tokenizer).eval()
     swaps = [swap_words(batch, tokenizer) for batch in build_heldout(settings, Path(settings.data), special)]
     before, after = (torch.cat([part.ranks(network) for part in swaps]) for network in (untrained, trained))
 

@@ -10,7 +10,8 @@ import torch
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, special_ids, vocabulary_size
 from electra.errors import CorruptError, DataError
 from electra.interop import hf
-from electra.pretrain import build_objective, export_parts, load_run
+from electra.recipe import build_objective
+from electra.runs import export_parts, load_run
 from helpers import electra
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
@@ -52,8 +53,8 @@ def test_the_generator_fills_masks_in_a_pipeline(exported, finished_run):
     tokenizer = load_tokenizer(finished_run / "tokenizer.json")
     ids = torch.tensor([tokenizer.encode(TEXT).ids])
     with torch.no_grad():
-        hidden = objective.generator(ids, torch.zeros_like(ids), None)
-        logits = objective.token_head(hidden, objective.generator.embeddings.words.weight)
+        encoder, head = objective.networks()["generator"]
+        logits = head(encoder(ids, torch.zeros_like(ids), None), encoder.embeddings.words.weight)
     place = ids[0].tolist().index(special_ids(tokenizer).mask)
     assert answers[0]["token"] == logits[0, place].argmax().item()
     assert answers[0]["score"] == pytest.approx(logits[0, place].softmax(0).max().item(), abs=1e-5)
@@ -87,7 +88,8 @@ def test_an_export_whose_tokenizer_would_be_read_otherwise_is_not_kept(finished_
     )
     settings, objective = load_run(finished_run)
     with pytest.raises(CorruptError, match="tokenizer reads .* otherwise than ours"):
-        export_parts(settings, objective, finished_run, tmp_path / "bad", ("discriminator",), {})
+        main = {"discriminator": (objective.discriminator, objective.detection_head)}
+        export_parts(settings, main, finished_run, tmp_path / "bad", {})
     assert not list(tmp_path.iterdir())
 
 
@@ -103,7 +105,8 @@ def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeyp
     monkeypatch.setattr(hf, "discriminator_tensors", harmed)
     settings, objective = load_run(finished_run)
     with pytest.raises(CorruptError, match="other logits"):
-        export_parts(settings, objective, finished_run, tmp_path / "bad", ("discriminator",), {})
+        main = {"discriminator": (objective.discriminator, objective.detection_head)}
+        export_parts(settings, main, finished_run, tmp_path / "bad", {})
     assert not list(tmp_path.iterdir())
 
 
@@ -111,8 +114,9 @@ def test_a_probe_longer_than_the_network_is_cut_as_transformers_cuts_it(finished
     settings, _ = load_run(finished_run)
     short = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"positions": 9})})
     tokenizer = load_tokenizer(finished_run / "tokenizer.json")
-    objective = build_objective(short, vocabulary_size(tokenizer), special_ids(tokenizer))
-    (line,) = export_parts(short, objective, finished_run, tmp_path / "short", ("discriminator",), {})
+    objective = build_objective(short, tokenizer)
+    main = {"discriminator": (objective.discriminator, objective.detection_head)}
+    (line,) = export_parts(short, main, finished_run, tmp_path / "short", {})
     assert "read back by electra and transformers" in line
 
 
@@ -122,7 +126,7 @@ def test_a_vocabulary_with_a_repeated_line_can_be_exported(finished_run, tmp_pat
     tokenizer = adopt_vocabulary(tmp_path / "vocab.txt")
     assert (tokenizer.get_vocab_size(), vocabulary_size(tokenizer)) == (8, 9)
     settings, _ = load_run(finished_run)
-    objective = build_objective(settings, 9, special_ids(tokenizer))
+    objective = build_objective(settings, tokenizer)
     parts = objective.discriminator, objective.detection_head
     line = hf.write_folder(
         tmp_path / "out", "discriminator", *parts, tokenizer, special_ids(tokenizer), "card"

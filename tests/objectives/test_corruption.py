@@ -6,7 +6,15 @@ import torch
 from scipy import stats
 
 from conftest import SPECIAL, make_batch
-from electra.objectives.corruption import choose_positions, inverse_cdf, maskable, replace_at, sample_tokens
+from electra.objectives.corruption import (
+    SamplingSettings,
+    choose_positions,
+    inverse_cdf,
+    maskable,
+    replace_at,
+    sample,
+    sample_tokens,
+)
 from electra.randomness import uniform
 
 
@@ -73,7 +81,7 @@ def test_sampling_follows_the_softmax(vocabulary, temperature):
     logits = 2 * torch.randn(vocabulary, generator=torch.Generator().manual_seed(1))
     draws = 200_000
     noise = uniform(0, "sample", torch.arange(draws), 2)
-    sampled = sample_tokens(logits.expand(draws, -1), noise, temperature, None)
+    sampled = sample_tokens(logits.expand(draws, -1), noise, temperature)
     expected = torch.softmax(logits.double() / temperature, 0).numpy() * draws
     counts = np.bincount(sampled.numpy(), minlength=vocabulary)
     enough = expected >= 5
@@ -87,8 +95,9 @@ def test_disallow_correct_never_samples_the_original_and_keeps_the_other_proport
     logits = torch.tensor([3.0, 1.0, 0.0, -1.0])
     draws = 100_000
     noise = uniform(0, "sample", torch.arange(draws), 2)
-    forbidden = torch.zeros(draws, dtype=torch.long)
-    counts = np.bincount(sample_tokens(logits.expand(draws, -1), noise, 1.0, forbidden).numpy(), minlength=4)
+    targets = torch.zeros(draws, dtype=torch.long)
+    settings = SamplingSettings(disallow_correct=True)
+    counts = np.bincount(sample(logits.expand(draws, -1), noise, settings, 1.0, targets).numpy(), minlength=4)
     expected = torch.softmax(logits[1:].double(), 0).numpy() * draws
     assert counts[0] == 0
     assert stats.chisquare(counts[1:], expected).pvalue > 1e-4
@@ -97,7 +106,7 @@ def test_disallow_correct_never_samples_the_original_and_keeps_the_other_proport
 def test_sampling_takes_half_precision_logits_without_drawing_in_half_precision():
     """Gumbel noise in bfloat16 cannot exceed 5.5 and ties by the thousand; a flat distribution shows it at once."""
     logits = torch.zeros(1, 30_522, dtype=torch.bfloat16).expand(4000, -1)
-    sampled = sample_tokens(logits, uniform(0, "sample", torch.arange(4000), 2), 1.0, None)
+    sampled = sample_tokens(logits, uniform(0, "sample", torch.arange(4000), 2), 1.0)
     assert len(set(sampled.tolist())) > 3600  # 4000 draws from 30,522: about 3,750 distinct
     assert stats.kstest(sampled.numpy() / 30_522, "uniform").pvalue > 1e-4
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import SPECIAL, TINY, make_batch
+from conftest import TINY, make_batch, material
 from electra.model.generator import GeneratorSettings
-from electra.objectives.electra import Electra, ElectraSettings
+from electra.objectives.electra import ElectraSettings
 from electra.randomness import uniform
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.runlog import read_metrics
@@ -30,11 +30,11 @@ def test_random_numbers_are_the_same_bits_on_every_device():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_step_on_the_gpu_equals_the_step_on_the_cpu():
     quiet = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
-    objective = Electra(ElectraSettings(), quiet, GeneratorSettings(width=0.5), 300, SPECIAL, seed=1)
+    objective = ElectraSettings().build(material(300, quiet, GeneratorSettings(width=0.5)))
     batch = make_batch(vocabulary=300)
-    expected, ids = objective(batch).total.item(), objective.corrupt(batch).batch.ids
+    expected, ids = objective(batch).total.item(), objective.corruptor(batch).batch.ids
     objective.cuda()
-    assert torch.equal(objective.corrupt(batch.to("cuda")).batch.ids.cpu(), ids)
+    assert torch.equal(objective.corruptor(batch.to("cuda")).batch.ids.cpu(), ids)
     assert objective(batch.to("cuda")).total.item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -42,7 +42,8 @@ def run_to_the_end(
     recipe: Path, prepared: Path, run: Path, device: str, stop_at: int | None = None
 ) -> dict[str, bytes]:
     """In this process, so that shapes are checked too. `stop_at` plays an interruption."""
-    from electra.pretrain import pretrain, resolve
+    from electra.pretrain import pretrain
+    from electra.recipe import resolve
     from electra.train import trainer
 
     words = [f"data={prepared}", f"run={run}", "train.deterministic=true", f"train.device={device}"]

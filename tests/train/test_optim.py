@@ -28,11 +28,11 @@ def test_adam_equals_the_originals_update(correct):
     before = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
     gradients = {name: rng.normal(size=(6, *value.shape)) for name, value in before.items()}
     rates = [1e-2, 2e-2, 3e-2, 2e-2, 1e-2, 5e-3]
-    optimizer = build_optimizer(OptimizerSettings(bias_correction=correct, weight_decay=0.1), model)
+    optimizer = build_optimizer(OptimizerSettings(lr=2e-2, bias_correction=correct, weight_decay=0.1), model)
     for number, rate in enumerate(rates):
         for name, parameter in model.named_parameters():
             parameter.grad = torch.from_numpy(gradients[name][number].copy())
-        set_rate(optimizer, rate)
+        set_rate(optimizer, rate / 2e-2)
         optimizer.step()
     for name, parameter in model.named_parameters():
         decay = 0.1 if name == "weight" else 0.0

@@ -35,7 +35,8 @@ def pretrain(recipe: Recipe, words: Words = None) -> None:
     """Pre-train a generator and a discriminator. The same command again goes on where it stopped."""
     from electra.plot import plot_run
     from electra.pretrain import pretrain as run
-    from electra.pretrain import resolve, resume_command
+    from electra.pretrain import resume_command
+    from electra.recipe import resolve
 
     settings, _ = resolve(recipe, words or [])
     command = resume_command(recipe, words or [])
@@ -100,7 +101,7 @@ def detect(
     from electra.data.tokenizer import special_ids
     from electra.inspector.analyse import detect as score
     from electra.inspector.show import coloured, read_lines
-    from electra.pretrain import load_detector
+    from electra.runs import load_detector
 
     loaded = load_detector(model)
     console = Console(highlight=False)
@@ -119,7 +120,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="new folder: gets discriminator/ and generator/")],
 ) -> None:
     """transformers folders of discriminator and generator, checked: same ids, same logits."""
-    from electra.pretrain import export_run
+    from electra.runs import export_run
 
     for line in export_run(run, out):
         print(line)

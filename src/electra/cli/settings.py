@@ -22,7 +22,7 @@ def doctor(
 def config_show(recipe: Recipe, words: Words = None) -> None:
     """The resolved settings, and where each value came from."""
     from electra import config
-    from electra.pretrain import resolve
+    from electra.recipe import resolve
 
     given = words or []
     if "data" in config.parse_overrides(given).keys() | config.read_recipe(recipe).keys():

@@ -83,6 +83,13 @@ class TokenData:
     shards: tuple[Shard, ...]
     manifest: Manifest
 
+    def token_counts(self) -> np.ndarray:
+        """How often each token of the vocabulary occurs in the split."""
+        counts = np.zeros(self.manifest.vocab_size, dtype=np.int64)
+        for shard in self.shards:
+            counts += np.bincount(shard.tokens, minlength=len(counts))
+        return counts
+
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -101,6 +102,18 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """One more than the largest id: an adopted vocabulary may have holes."""
     return max(tokenizer.get_vocab().values()) + 1
+
+
+def continuing_tokens(tokenizer: Tokenizer) -> np.ndarray:
+    """By token id: does it go on with the word of the token before it? WordPiece marks those ("##"); where pieces carry
+    the space before them ("▁", "Ġ") all others go on."""
+    vocabulary = tokenizer.get_vocab()
+    goes_on = np.zeros(vocabulary_size(tokenizer), dtype=bool)
+    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
+    for token, number in vocabulary.items():
+        starts_word = token.startswith(("▁", "Ġ")) or token in SPECIAL_TOKENS
+        goes_on[number] = token.startswith(prefix) if prefix else not starts_word
+    return goes_on
 
 
 def special_ids(tokenizer: Tokenizer) -> "SpecialIds":

@@ -80,14 +80,14 @@ def tokenizer_config(tokenizer: Tokenizer, special: SpecialIds, positions: int) 
 
 
 def discriminator_tensors(encoder: Encoder, head: DetectionHead) -> dict[str, Tensor]:
-    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(encoder.state_dict()).items()}
+    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(encoder).items()}
     top = names.head_to_transformers(head.state_dict(), names.DETECTION_HEAD)
     return body | {f"discriminator_predictions.{k}": v for k, v in top.items()}
 
 
 def generator_tensors(encoder: Encoder, head: TokenHead) -> dict[str, Tensor]:
     """The output matrix is the word table; transformers ties the two itself and wants it stored once."""
-    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(encoder.state_dict()).items()}
+    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(encoder).items()}
     return body | names.head_to_transformers(head.state_dict(), names.TOKEN_HEAD)
 
 
@@ -104,7 +104,7 @@ def write_folder(
     can be said of it."""
     if out.exists():
         raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
-    vocab_size = encoder.embeddings.words.num_embeddings
+    vocab_size = len(encoder.embeddings.table)
     if vocabulary_size(tokenizer) != vocab_size:
         raise CorruptError(f"the tokenizer has {vocabulary_size(tokenizer)} ids, the network {vocab_size}.")
     match head:
@@ -157,9 +157,7 @@ def our_logits(encoder: Encoder, head: nn.Module, ids: Tensor, is_real: Tensor) 
     encoder.eval()
     with torch.no_grad():
         hidden = encoder(ids, torch.zeros_like(ids), is_real)
-        logits = (
-            head(hidden, encoder.embeddings.words.weight) if isinstance(head, TokenHead) else head(hidden)
-        )
+        logits = head(hidden, encoder.embeddings.table) if isinstance(head, TokenHead) else head(hidden)
     encoder.train(training)
     return logits
 
@@ -169,7 +167,7 @@ def check_folder(
 ) -> str:
     """What was written gives the same ids and logits: read back by ourselves, and by transformers where installed.
     Returns who has read it back."""
-    device = encoder.embeddings.words.weight.device
+    device = encoder.embeddings.table.device
     ids, is_real = (t.to(device) for t in probe_batch(tokenizer, special, encoder.settings.positions))
     expected = our_logits(encoder, head, ids, is_real).cpu()[is_real.cpu()]
     again = load_discriminator(folder) if kind == "discriminator" else load_generator(folder)
@@ -267,6 +265,13 @@ def read_folder(folder: Path) -> tuple[EncoderSettings, int, dict[str, Tensor], 
         raise
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CorruptError(f"{folder} cannot be read: {str(error).splitlines()[0]}.") from None
+
+
+def load_encoder(folder: Path) -> tuple[Encoder, Tokenizer]:
+    """The encoder of any such folder, whatever stands on top of it there."""
+    settings, vocab_size, tensors, tokenizer = read_folder(folder)
+    encoder = Encoder(settings, Embeddings(settings, vocab_size))
+    return fill(folder, Loaded(encoder, nn.Identity(), tokenizer), tensors, "", {}).encoder, tokenizer
 
 
 def load_discriminator(folder: Path) -> Loaded:

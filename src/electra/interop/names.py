@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from electra.model.encoder import Encoder
+
 ENCODER = {
     "embeddings.words.weight": "embeddings.word_embeddings.weight",
     "embeddings.positions.weight": "embeddings.position_embeddings.weight",
@@ -38,7 +40,10 @@ def rename(name: str, table: Mapping[str, str]) -> str | None:
     return None
 
 
-def encoder_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def encoder_to_transformers(encoder: Encoder) -> dict[str, Tensor]:
+    """A word table that is a sum (gradient-disentangled sharing) is written as what it adds up to."""
+    tensors = encoder.state_dict() | {"embeddings.words.weight": encoder.embeddings.table.detach()}
+    tensors.pop("embeddings.delta", None)
     renamed = {}
     for name, tensor in tensors.items():
         if match := re.fullmatch(r"layers\.(\d+)\.query_key_value\.(weight|bias)", name):

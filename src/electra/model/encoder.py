@@ -69,6 +69,36 @@ class Embeddings(nn.Module):
         summed = self.words(ids) + self.positions.weight[: ids.shape[1]] + self.types(segments)
         return self.dropout(self.norm(summed))
 
+    @property
+    def table(self) -> Float[Tensor, "vocab embedding"]:
+        return self.words.weight
+
+
+class DisentangledEmbeddings(nn.Module):
+    """Gradient-disentangled sharing (He et al., 2021): E_D = stop_gradient(E_G) + Δ, with Δ = 0 at the start. The
+    discriminator reads the generator's word table but never pulls at it. Positions, types and the norm are its own.
+    The generator's embeddings are held in a tuple: they are the generator's parameters, not ours."""
+
+    def __init__(self, settings: EncoderSettings, vocab_size: int, source: Embeddings):
+        super().__init__()
+        self._source = (source,)
+        self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
+        self.positions = nn.Embedding(settings.positions, settings.embedding)
+        self.types = nn.Embedding(TYPES, settings.embedding)
+        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq embedding"]:
+        words = F.embedding(ids, self._source[0].words.weight.detach()) + F.embedding(ids, self.delta)
+        summed = words + self.positions.weight[: ids.shape[1]] + self.types(segments)
+        return self.dropout(self.norm(summed))
+
+    @property
+    def table(self) -> Float[Tensor, "vocab embedding"]:
+        return self._source[0].words.weight.detach() + self.delta
+
 
 class Layer(nn.Module):
     """x -> LN(x + attention(x)) -> LN(x + feed_forward(x)), with dropout before each sum."""
@@ -87,13 +117,13 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "batch 1 1 seq"] | None
+        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "#batch 1 #query seq"] | None
     ) -> Float[Tensor, "batch seq hidden"]:
         x = self.attention_norm(x + self.dropout(self.attention_output(self.attention(x, attend))))
         return self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
 
     def attention(
-        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "batch 1 1 seq"] | None
+        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "#batch 1 #query seq"] | None
     ) -> Float[Tensor, "batch seq hidden"]:
         batch, seq, hidden = x.shape
         projected = self.query_key_value(x).view(batch, seq, 3, self.heads, hidden // self.heads)
@@ -103,13 +133,37 @@ class Layer(nn.Module):
         return mixed.transpose(1, 2).reshape(batch, seq, hidden)
 
 
+Direction = Literal["both", "left", "right"]
+
+
+def attention_mask(
+    length: int, is_real: Bool[Tensor, "batch seq"] | None, direction: Direction, device: torch.device
+) -> Bool[Tensor, "#batch 1 #query seq"] | None:
+    """Who may look at whom. "left" sees itself and what stands before it, "right" itself and what comes after. Padding is
+    seen by nobody, except that a one-sided padding token sees itself: a row of scores must not be empty."""
+    if direction == "both":
+        return None if is_real is None else is_real[:, None, None, :]
+    square = torch.ones(length, length, dtype=torch.bool, device=device)
+    allowed = (square.tril() if direction == "left" else square.triu())[None, None]
+    if is_real is None:
+        return allowed
+    itself = torch.eye(length, dtype=torch.bool, device=device)
+    return allowed & (is_real[:, None, None, :] | itself)
+
+
 class Encoder(nn.Module):
     """Token ids in, one vector a token out. The embeddings arrive as an argument: sharing them is passing them twice."""
 
-    def __init__(self, settings: EncoderSettings, embeddings: Embeddings):
+    def __init__(
+        self,
+        settings: EncoderSettings,
+        embeddings: "Embeddings | DisentangledEmbeddings",
+        direction: Direction = "both",
+    ):
         super().__init__()
         self.settings = settings
-        self.embeddings = embeddings
+        self.embeddings: Embeddings | DisentangledEmbeddings = embeddings
+        self.direction: Direction = direction
         projects = settings.embedding != settings.hidden
         self.project = nn.Linear(settings.embedding, settings.hidden) if projects else nn.Identity()
         self.project.glorot = True  # type: ignore[assignment]
@@ -122,7 +176,7 @@ class Encoder(nn.Module):
         is_real: Bool[Tensor, "batch seq"] | None,
     ) -> Float[Tensor, "batch seq hidden"]:
         """`is_real` may be None where no row is padded: attention is faster without a mask."""
-        attend = None if is_real is None else is_real[:, None, None, :]
+        attend = attention_mask(ids.shape[1], is_real, self.direction, ids.device)
         x = self.project(self.embeddings(ids, segments))
         for layer in self.layers:
             x = layer(x, attend)

@@ -1,7 +1,7 @@
 """What stands on top of an encoder: the generator's distribution over tokens, the discriminator's logit."""
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from electra.model.encoder import LAYER_NORM_EPS, EncoderSettings
@@ -35,3 +35,21 @@ class DetectionHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
         return self.output(F.gelu(self.dense(hidden))).squeeze(-1)
+
+
+class CandidateHead(nn.Module):
+    """A score for each of a few candidate tokens: e(c)ᵀ f(h), f as in TokenHead."""
+
+    def __init__(self, settings: EncoderSettings):
+        super().__init__()
+        self.dense = nn.Linear(settings.hidden, settings.embedding)
+        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*rows hidden"],
+        candidates: Int[Tensor, "*rows candidates"],
+        words: Float[Tensor, "vocab embedding"],
+    ) -> Float[Tensor, "*rows candidates"]:
+        states = self.norm(F.gelu(self.dense(hidden)))
+        return (F.embedding(candidates, words) @ states[..., None]).squeeze(-1)

@@ -1,4 +1,6 @@
-"""The two losses of the paper, as pure functions."""
+"""The losses, as pure functions. Half precision is widened to float32 before any of them; float64 stays what it is."""
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -6,25 +8,96 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+def widen(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def mean_over(values: Float[Tensor, "*shape"], where: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """The mean of the marked values; 0 where none is marked."""
     return torch.where(where, values, 0.0).sum() / where.sum().clamp(min=1)
 
 
+def log_likelihood(
+    logits: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, "*rows"]
+) -> Float[Tensor, "*rows"]:
+    """log p(token) under softmax(logits)."""
+    flat = F.cross_entropy(widen(logits).flatten(0, -2), tokens.flatten(), reduction="none")
+    return -flat.view(tokens.shape)
+
+
 def masked_lm_loss(
-    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, "rows"], used: Bool[Tensor, "rows"]
+    logits: Float[Tensor, "*rows vocab"], targets: Int[Tensor, "*rows"], used: Bool[Tensor, "*rows"]
 ) -> Float[Tensor, ""]:
     """L_MLM = mean over chosen positions of -log p_G(x_i | x^masked)."""
-    return mean_over(F.cross_entropy(logits.float(), targets, reduction="none"), used)
+    return mean_over(-log_likelihood(logits, targets), used)
+
+
+def detection_losses(
+    logits: Float[Tensor, "*shape"], is_replaced: Bool[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """-[x^corrupt_t = x_t] log D(x^corrupt, t) - [x^corrupt_t ≠ x_t] log(1 - D(x^corrupt, t))"""
+    logits = widen(logits)
+    return F.binary_cross_entropy_with_logits(logits, is_replaced.to(logits.dtype), reduction="none")
 
 
 def detection_loss(
-    logits: Float[Tensor, "batch seq"],
-    is_replaced: Bool[Tensor, "batch seq"],
-    is_real: Bool[Tensor, "batch seq"],
+    logits: Float[Tensor, "*shape"], is_replaced: Bool[Tensor, "*shape"], where: Bool[Tensor, "*shape"]
 ) -> Float[Tensor, ""]:
-    """L_Disc = mean over all real positions, [CLS] and [SEP] included, of
-    -[x^corrupt_t = x_t] log D(x^corrupt, t) - [x^corrupt_t ≠ x_t] log(1 - D(x^corrupt, t)).
-    The paper writes a sum over the row; the original code divides by the number of real tokens, and so do we."""
-    losses = F.binary_cross_entropy_with_logits(logits.float(), is_replaced.float(), reduction="none")
-    return mean_over(losses, is_real)
+    """L_Disc: the mean over all real positions, [CLS] and [SEP] included. The paper writes a sum over the row; the
+    original code divides by the number of real tokens, and so do we."""
+    return mean_over(detection_losses(logits, is_replaced), where)
+
+
+def copying_loss(
+    logits: Float[Tensor, "*rows vocab"],
+    replaced: Float[Tensor, "*rows"],
+    corrupted: Int[Tensor, "*rows"],
+    targets: Int[Tensor, "*rows"],
+    where: Bool[Tensor, "*rows"],
+) -> Float[Tensor, ""]:
+    """Mean of -log p(x_t) with p(x_t) = D_t [x^corrupt_t = x_t] + (1 - D_t) softmax(logits_t)[x_t]: the network may copy
+    its input with probability D_t = sigmoid(-replaced_t), or else names the token itself."""
+    replaced = widen(replaced)
+    copies = torch.where(corrupted == targets, F.logsigmoid(-replaced), -torch.inf)
+    names = F.logsigmoid(replaced) + log_likelihood(logits, targets)
+    return mean_over(-torch.logaddexp(copies, names), where)
+
+
+def noise_contrastive_loss(
+    energies: Float[Tensor, "batch seq"],
+    log_q: Float[Tensor, "batch seq"],
+    is_noise: Bool[Tensor, "batch seq"],
+    is_real: Bool[Tensor, "batch seq"],
+    share: float,
+) -> Float[Tensor, ""]:
+    """Binary cross-entropy of "this token is noise", whose logit is E(x, t) + log q(x_t | x_\\t) + log(k / (1 - k)) where
+    k is the share of noise: at the optimum -E(x, t) = log p(x_t | x_\\t). Nothing flows into q."""
+    prior = math.log(share / (1 - share))
+    return detection_loss(widen(energies) + widen(log_q).detach() + prior, is_noise, is_real)
+
+
+def policy_loss(
+    log_probability: Float[Tensor, "*rows"],
+    reward: Float[Tensor, "*rows"],
+    baseline: Float[Tensor, "*rows"],
+    used: Bool[Tensor, "*rows"],
+) -> Float[Tensor, ""]:
+    """REINFORCE: its gradient is that of the expected reward, negated, so that minimising it raises the reward:
+    -mean of (R - b) log p_G(x̂_t). Nothing flows through R or b."""
+    return -mean_over((reward - baseline).detach() * log_probability, used)
+
+
+def baseline_loss(
+    logits: Float[Tensor, "*rows"], reward: Float[Tensor, "*rows"], used: Bool[Tensor, "*rows"]
+) -> Float[Tensor, ""]:
+    """Cross-entropy that fits b = -log sigmoid(logit) to R = -log P(the discriminator is right)."""
+    right = (-reward).exp().detach()
+    losses = F.binary_cross_entropy_with_logits(widen(logits), right, reduction="none")
+    return mean_over(losses, used)
+
+
+def selection_loss(
+    scores: Float[Tensor, "*rows candidates"], used: Bool[Tensor, "*rows"]
+) -> Float[Tensor, ""]:
+    """-log softmax(scores)[0]: the original token is candidate 0 among those sampled."""
+    return mean_over(-F.log_softmax(widen(scores), dim=-1)[..., 0], used)

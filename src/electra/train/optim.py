@@ -14,7 +14,11 @@ FAR_STEP = 1e9
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerSettings(Settings):
+# Objectives call the part that makes the noise, and holds the generator, `corruptor`.
+GENERATOR = "corruptor."
+
+
+class AdamSettings(Settings):
     """The paper's Adam. `bias_correction = false` is what the original does."""
 
     lr: float = Field(5e-4, gt=0)
@@ -25,27 +29,62 @@ class OptimizerSettings(Settings):
     clip: float = Field(1.0, gt=0)
 
 
+class OptimizerSettings(AdamSettings):
+    """With `decoupled` the generator has an Adam of its own (`optimizer.generator`) and each network's gradient is clipped
+    by itself: Adam divides by the size of the gradient, so the weights of the losses cannot balance the two (Dong et al.,
+    2023). Shared embeddings belong to the discriminator, disentangled ones to the generator."""
+
+    decoupled: bool = False
+    generator: AdamSettings = AdamSettings()
+
+
+def split_parameters(
+    settings: OptimizerSettings, model: nn.Module
+) -> list[tuple[AdamSettings, list[nn.Parameter]]]:
+    """What learns, by the settings it learns with."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not settings.decoupled:
+        return [(settings, [p for _, p in named])]
+    main = [p for name, p in named if not name.startswith(GENERATOR)]
+    generator = [p for name, p in named if name.startswith(GENERATOR)]
+    return [(settings, main), (settings.generator, generator)]
+
+
 def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> optim.AdamW:
     """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
     p <- p - lr (m / (sqrt(v) + eps) + decay * p)."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    optimizer = optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
-    for parameter in parameters:
-        optimizer.state[parameter] = {
-            "step": parameter.new_full((), 0.0 if settings.bias_correction else FAR_STEP),
-            "exp_avg": parameter.detach().clone().zero_(),
-            "exp_avg_sq": parameter.detach().clone().zero_(),
-        }
+    groups = []
+    state: dict[Tensor, dict[str, Tensor]] = {}
+    for adam, parameters in split_parameters(settings, model):
+        shared = {"lr": adam.lr, "peak": adam.lr, "betas": adam.betas, "eps": adam.eps}
+        matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
+        groups.append(shared | {"params": matrices, "weight_decay": adam.weight_decay})
+        groups.append(shared | {"params": vectors, "weight_decay": 0.0})
+        for parameter in parameters:
+            state[parameter] = {
+                "step": parameter.new_full((), 0.0 if adam.bias_correction else FAR_STEP),
+                "exp_avg": parameter.detach().clone().zero_(),
+                "exp_avg_sq": parameter.detach().clone().zero_(),
+            }
+    optimizer = optim.AdamW([group for group in groups if group["params"]], fused=True)
+    optimizer.state.update(state)
     return optimizer
 
 
-def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
+def clip_gradients(settings: OptimizerSettings, model: nn.Module) -> Tensor:
+    """Clips to a global norm, that of each network apart where they are decoupled. Returns the discriminator's, or that
+    of all."""
+    norms = [
+        nn.utils.clip_grad_norm_(parameters, adam.clip)
+        for adam, parameters in split_parameters(settings, model)
+    ]
+    return norms[0]
+
+
+def set_rate(optimizer: optim.Optimizer, share: float) -> None:
+    """`share` of each group's own peak."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = share * group["peak"]
 
 
 def optimizer_tensors(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -53,5 +92,6 @@ def optimizer_tensors(optimizer: optim.Optimizer, model: nn.Module) -> dict[str,
     return {
         f"{name}.{part}": tensor
         for name, parameter in model.named_parameters()
+        if parameter.requires_grad
         for part, tensor in optimizer.state[parameter].items()
     }

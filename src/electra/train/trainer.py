@@ -20,7 +20,13 @@ from electra.errors import DivergedError, MachineError
 from electra.randomness import mix
 from electra.train import checkpoint, guard
 from electra.train.display import Display
-from electra.train.optim import OptimizerSettings, build_optimizer, optimizer_tensors, set_rate
+from electra.train.optim import (
+    OptimizerSettings,
+    build_optimizer,
+    clip_gradients,
+    optimizer_tensors,
+    set_rate,
+)
 from electra.train.runlog import RunLog
 from electra.train.schedule import ScheduleSettings, learning_rate
 
@@ -174,8 +180,8 @@ def train(
     try:
         evaluate_if_due()
         for batch in data.batches(step):
-            rate = learning_rate(schedule, optimizer_settings.lr, step, settings.steps)
-            set_rate(optimizer, rate)
+            share = learning_rate(schedule, 1.0, step, settings.steps)
+            set_rate(optimizer, share)
             for part, piece in enumerate(batch.to(device).split(settings.accumulate)):
                 torch.manual_seed(mix(seed, "dropout", step, part))
                 with autocast(settings, device):
@@ -183,7 +189,7 @@ def train(
                 (loss.total / settings.accumulate).backward()
                 tokens += piece.is_real.sum()
                 add_sums(sums, {**loss.sums, "total": loss.total.detach(), "parts": torch.ones_like(tokens)})
-            norm = torch.nn.utils.clip_grad_norm_(objective.parameters(), optimizer_settings.clip)
+            norm = clip_gradients(optimizer_settings, objective)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
@@ -194,7 +200,7 @@ def train(
                 speed = tokens.item() / (now - logged)
                 figures = objective.figures(sums) | {
                     "loss": (sums["total"] / sums["parts"]).item(),
-                    "lr": rate,
+                    "lr": share * optimizer_settings.lr,
                     "gradient_norm": norm.item(),
                     "tokens_per_second": speed,
                     "seconds": seconds_before + now - started,

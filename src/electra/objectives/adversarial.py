@@ -1,0 +1,103 @@
+"""ELECTRA with an adversarial generator (Clark et al., 2020, section 3.3 and appendix F): the generator is rewarded for
+what the discriminator gets wrong. Sampling has no gradient, so it learns by REINFORCE, one sample a position:
+
+    R(x̂_t) = -log P(the discriminator is right about x̂_t)
+    ∇ ≈ mean over t in m of (R(x̂_t) - b_t) ∇ log p_G(x̂_t | x^masked),   b_t = -log sigmoid(w·h_G(x^masked)_t)
+
+b, the baseline, is fitted to R by cross-entropy and lowers the variance only: it reads the generator's states without
+pulling at them. As in the paper, the effect of a token on the discriminator's other answers is left out. `likelihood_weight`
+keeps some maximum likelihood beside it (0: the paper's pure form). The log-probability is that of the distribution the
+tokens are drawn from, temperature included.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from electra.batch import Batch
+from electra.config import Settings
+from electra.model.encoder import Encoder, initialise
+from electra.model.generator import TransformerGenerator, build_pair, encode
+from electra.model.heads import DetectionHead
+from electra.objectives.corruptor import Corruptor, Loss, Material
+from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
+from electra.objectives.losses import (
+    baseline_loss,
+    detection_loss,
+    detection_losses,
+    log_likelihood,
+    policy_loss,
+    widen,
+)
+from electra.randomness import mix
+
+
+class AdversarialSettings(Settings):
+    kind: Literal["adversarial"] = "adversarial"
+    generator_weight: float = Field(1.0, ge=0)
+    likelihood_weight: float = Field(0.0, ge=0)
+    detection_weight: float = Field(50.0, ge=0)
+
+    def build(self, material: Material) -> "Adversarial":
+        return Adversarial(self, material)
+
+
+class Adversarial(nn.Module):
+    headline = ("mlm_loss", "rtd_loss", "auc", "reward")
+
+    def __init__(self, settings: AdversarialSettings, material: Material):
+        super().__init__()
+        self.settings, self.sampling = settings, material.sampling
+        self.discriminator, generator = build_pair(
+            material.encoder, material.generator, material.vocab_size, material.token_counts
+        )
+        assert isinstance(generator, TransformerGenerator)
+        self.detection_head = DetectionHead(material.encoder)
+        self.corruptor = Corruptor(material, generator)
+        self.baseline = nn.Linear(generator.encoder.settings.hidden, 1)
+        initialise(self, material.encoder, mix(material.seed, "weights"))
+
+    def forward(self, batch: Batch) -> Loss:
+        corrupted = self.corruptor(batch)
+        positions, used = corrupted.chosen.positions, corrupted.chosen.used
+        logits = self.detect(corrupted.batch)
+        rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
+
+        reward = detection_losses(logits, corrupted.is_replaced).detach().gather(1, positions)
+        temperature = self.sampling.temperature_at(batch.progress)
+        log_probability = log_likelihood(corrupted.logits / temperature, corrupted.sampled)
+        assert isinstance(self.corruptor.generator, TransformerGenerator)
+        states = self.corruptor.generator.states(corrupted.masked, positions).detach()
+        expected = self.baseline(states).squeeze(-1)
+        baseline = -F.logsigmoid(widen(expected))
+        generator_loss = policy_loss(log_probability, reward, baseline, used)
+
+        total = (
+            self.settings.detection_weight * rtd_loss
+            + self.settings.generator_weight * generator_loss
+            + self.settings.likelihood_weight * corrupted.mlm_loss
+            + baseline_loss(expected, reward, used)
+        )
+        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
+        rewards = {"reward": torch.where(used, reward, 0).sum()}
+        return Loss(total, corrupted.sums | sums | rewards)
+
+    def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
+        return self.detection_head(encode(self.discriminator, batch))
+
+    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+        return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
+
+    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
+        return summarise(sums) | {"reward": ratio(sums["reward"].item(), sums["chosen"].item())}
+
+    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
+        """A generator that learns from rewards has no reason to lower its MLM loss."""
+        found = alarms(history, progress)
+        found.pop("generator stands still", None)
+        return found

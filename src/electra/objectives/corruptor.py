@@ -1,0 +1,161 @@
+"""From a row of text to a corrupted one: what ELECTRA and all its relatives share."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from electra.batch import Batch, SpecialIds
+from electra.model.encoder import Encoder, EncoderSettings
+from electra.model.generator import (
+    AutoregressiveGenerator,
+    Generator,
+    GeneratorSettings,
+    TransformerGenerator,
+)
+from electra.objectives.corruption import (
+    Chosen,
+    MaskingSettings,
+    SamplingSettings,
+    choose,
+    mask_chosen,
+    maskable,
+    replace_at,
+    sample,
+)
+from electra.objectives.figures import Sums, generator_sums
+from electra.objectives.losses import masked_lm_loss
+from electra.randomness import uniform
+
+
+class Loss(NamedTuple):
+    """`total` is what is minimised; `sums` are the counts that figures are made of."""
+
+    total: Tensor
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class Material:
+    """What an objective is built from, beside its own settings. `continues` and `token_counts` are by token of the
+    vocabulary: does it go on with the word before it, and how often does it occur in the corpus."""
+
+    encoder: EncoderSettings
+    generator: GeneratorSettings
+    masking: MaskingSettings
+    sampling: SamplingSettings
+    special: SpecialIds
+    continues: Bool[Tensor, "vocab"]
+    token_counts: Float[Tensor, "vocab"]
+    seed: int
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.continues)
+
+
+class Corrupted(NamedTuple):
+    """`logits` are the generator's at the chosen positions, `everywhere` its logits at all positions where it gives
+    those in one pass. `sampled` holds a token for every slot, used or not."""
+
+    batch: Batch
+    masked: Batch
+    chosen: Chosen
+    sampled: Int[Tensor, "batch count"]
+    is_replaced: Bool[Tensor, "batch seq"]
+    logits: Float[Tensor, "batch count vocab"]
+    everywhere: Float[Tensor, "batch seq vocab"] | None
+    mlm_loss: Float[Tensor, ""]
+    sums: Sums
+
+
+class Corruptor(nn.Module):
+    """Chooses, masks, generates and replaces. Holds the generator."""
+
+    def __init__(self, material: Material, generator: Generator):
+        super().__init__()
+        self.masking, self.sampling, self.special = material.masking, material.sampling, material.special
+        self.generator = generator
+        self.register_buffer("continues", material.continues, persistent=False)
+
+    def forward(self, batch: Batch) -> Corrupted:
+        """x^masked = REPLACE(x, m, [MASK]);  x̂_i ~ p_G(x_i | x^masked);  x^corrupt = REPLACE(x, m, x̂).
+        A sampled token that equals the original is original."""
+        assert isinstance(self.continues, Tensor)
+        chosen = choose(batch, self.masking, self.special, self.continues)
+        masked = mask_chosen(batch, chosen, self.masking, self.special)
+        targets = batch.ids.gather(1, chosen.positions)
+        everywhere = None
+        if self.generator.reads_masked:
+            logits = self.generator(masked, chosen.positions)
+            mlm_loss = masked_lm_loss(logits, targets, chosen.used)
+        else:
+            places = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
+            everywhere = self.generator(batch, places)
+            mlm_loss = masked_lm_loss(everywhere, batch.ids, maskable(batch, self.special))
+            logits = everywhere.gather(1, chosen.positions[:, :, None].expand(-1, -1, everywhere.shape[2]))
+
+        draws = uniform(batch.seed, "sample", batch.samples, 2 * targets.shape[1])
+        if isinstance(self.generator, AutoregressiveGenerator) and self.masking.unit != "token":
+            sampled = self.sample_in_order(batch, chosen, targets, draws)
+        else:
+            sampled = self.draw(logits, draws, batch.progress, targets)
+        corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, chosen.used))
+        sums = generator_sums(
+            logits.detach().flatten(0, 1),
+            targets.flatten(),
+            sampled.flatten(),
+            chosen.used.flatten(),
+            mlm_loss,
+        )
+        is_replaced = corrupted.ids != batch.ids
+        return Corrupted(corrupted, masked, chosen, sampled, is_replaced, logits, everywhere, mlm_loss, sums)
+
+    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+        """The generator, where it is a network that transformers can read."""
+        match self.generator:
+            case TransformerGenerator():
+                return {"generator": (self.generator.encoder, self.generator.head)}
+        return {}
+
+    def draw(
+        self,
+        logits: Float[Tensor, "batch count vocab"],
+        draws: Float[Tensor, "batch draws"],
+        progress: float,
+        targets: Int[Tensor, "batch count"],
+    ) -> Int[Tensor, "batch count"]:
+        flat = logits.flatten(0, 1), draws.reshape(-1, 2), self.sampling, progress, targets.flatten()
+        return sample(*flat).view_as(targets)
+
+    @torch.no_grad()
+    def sample_in_order(
+        self,
+        batch: Batch,
+        chosen: Chosen,
+        targets: Int[Tensor, "batch count"],
+        draws: Float[Tensor, "batch draws"],
+    ) -> Int[Tensor, "batch count"]:
+        """Spans and words from the left to the right: the second token of a span is drawn given the first one drawn. All
+        spans of a row grow at the same time, one token a pass, `span_limit` passes; what is longer is drawn in the last
+        pass. A span sees the spans to its left as far as they have grown."""
+        order = (
+            place_in_group(chosen.group).gather(1, chosen.positions).clamp(max=self.masking.span_limit - 1)
+        )
+        sampled = targets
+        for turn in range(self.masking.span_limit):
+            now = chosen.used & (order == turn)
+            grown = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, chosen.used))
+            logits = self.generator(grown, chosen.positions)
+            sampled = torch.where(now, self.draw(logits, draws, batch.progress, targets), sampled)
+        return sampled
+
+
+def place_in_group(group: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+    """0 for the first token of a group, 1 for the second, and so on."""
+    places = torch.arange(group.shape[1], device=group.device).expand_as(group)
+    is_first = torch.ones_like(group, dtype=torch.bool)
+    is_first[:, 1:] = group[:, 1:] != group[:, :-1]
+    return places - torch.where(is_first, places, 0).cummax(1).values

@@ -1,0 +1,80 @@
+"""Electric (Clark et al., 2020b): an energy-based cloze model, trained by noise-contrastive estimation.
+
+    p_θ(x_t | x_\\t) = exp(-E_θ(x, t)) / Z(x_\\t),   with Z taken to be 1
+    P(noise at t) = sigmoid( E_θ(x, t) + log q(x_t | x_\\t) + log(k / (1 - k)) )
+
+k of a row's tokens are replaced by samples of a proposal q that scores every position in one pass (two towers). Unlike
+ELECTRA, a sample that equals the original is noise all the same. The network's logit is the energy itself, so -E summed
+over a text is its pseudo-log-likelihood, in one pass instead of one a token.
+
+As the original code has it: q reads the original text, log q is that of the token which stands in the corrupted text,
+its gradient is stopped, k is the asked share, and q learns by maximum likelihood at all maskable positions. The loss is
+taken at every real token, [CLS] and [SEP] included; those are never noise.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from electra.batch import Batch
+from electra.config import Settings
+from electra.model.encoder import Encoder, initialise
+from electra.model.generator import build_pair, encode
+from electra.model.heads import DetectionHead
+from electra.objectives.corruption import mark
+from electra.objectives.corruptor import Corruptor, Loss, Material
+from electra.objectives.figures import Figures, alarms, detection_sums, summarise
+from electra.objectives.losses import log_likelihood, noise_contrastive_loss
+from electra.randomness import mix
+
+
+class ElectricSettings(Settings):
+    kind: Literal["electric"] = "electric"
+    generator_weight: float = Field(1.0, ge=0)
+    detection_weight: float = Field(50.0, ge=0)
+
+    def build(self, material: Material) -> "Electric":
+        return Electric(self, material)
+
+
+class Electric(nn.Module):
+    headline = ("mlm_loss", "rtd_loss", "auc")
+
+    def __init__(self, settings: ElectricSettings, material: Material):
+        super().__init__()
+        self.settings, self.share = settings, material.masking.share
+        self.discriminator, generator = build_pair(
+            material.encoder, material.generator, material.vocab_size, material.token_counts
+        )
+        self.detection_head = DetectionHead(material.encoder)
+        self.corruptor = Corruptor(material, generator)
+        initialise(self, material.encoder, mix(material.seed, "weights"))
+
+    def forward(self, batch: Batch) -> Loss:
+        corrupted = self.corruptor(batch)
+        assert corrupted.everywhere is not None
+        energies = self.energy(corrupted.batch)
+        log_q = log_likelihood(corrupted.everywhere.detach(), corrupted.batch.ids)
+        is_noise = mark(corrupted.chosen)
+        nce_loss = noise_contrastive_loss(energies, log_q, is_noise, batch.is_real, self.share)
+        total = (
+            self.settings.generator_weight * corrupted.mlm_loss + self.settings.detection_weight * nce_loss
+        )
+        sums = detection_sums(energies + log_q, is_noise, batch.is_real, nce_loss)
+        return Loss(total, corrupted.sums | sums)
+
+    def energy(self, batch: Batch) -> Float[Tensor, "batch seq"]:
+        """E_θ(x, t): low where the token fits."""
+        return self.detection_head(encode(self.discriminator, batch))
+
+    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+        return {"discriminator": (self.discriminator, self.detection_head)}
+
+    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
+        return summarise(sums)
+
+    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
+        return alarms(history, progress)

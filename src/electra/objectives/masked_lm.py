@@ -1,0 +1,76 @@
+"""Masked language modelling: one encoder, one head over the vocabulary, the loss at the chosen positions.
+
+    L = mean over i in m of -log p(x_i | x^masked)
+
+As the original code has it when it trains BERT: chosen tokens become [MASK] or stay (masking.mask_token_share); BERT's
+random words are `random_share`, 0 by default. With mask_token_share = 0.8 and random_share = 0.1 it is BERT's own
+80 / 10 / 10.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from electra.batch import Batch
+from electra.config import Settings
+from electra.model.encoder import Embeddings, Encoder, initialise
+from electra.model.generator import encode, gather_rows
+from electra.model.heads import TokenHead
+from electra.objectives.corruption import choose, mask_chosen, replace_at
+from electra.objectives.corruptor import Loss, Material
+from electra.objectives.figures import Figures, alarms, generator_sums, summarise
+from electra.objectives.losses import masked_lm_loss
+from electra.randomness import mix, uniform
+
+
+class MaskedLMSettings(Settings):
+    kind: Literal["masked_lm"] = "masked_lm"
+    random_share: float = Field(0.0, ge=0, le=1)
+
+    def build(self, material: Material) -> "MaskedLM":
+        return MaskedLM(self, material)
+
+
+class MaskedLM(nn.Module):
+    headline = ("mlm_loss", "mlm_accuracy")
+
+    def __init__(self, settings: MaskedLMSettings, material: Material):
+        super().__init__()
+        self.settings, self.masking, self.special = settings, material.masking, material.special
+        self.vocab_size = material.vocab_size
+        self.encoder = Encoder(material.encoder, Embeddings(material.encoder, material.vocab_size))
+        self.token_head = TokenHead(material.encoder, material.vocab_size)
+        self.register_buffer("continues", material.continues, persistent=False)
+        initialise(self, material.encoder, mix(material.seed, "weights"))
+
+    def forward(self, batch: Batch) -> Loss:
+        assert isinstance(self.continues, Tensor)
+        chosen = choose(batch, self.masking, self.special, self.continues)
+        masked = mask_chosen(batch, chosen, self.masking, self.special)
+        if self.settings.random_share:
+            masked = self.insert_random_words(batch, masked, chosen.positions, chosen.used)
+        states = gather_rows(encode(self.encoder, masked), chosen.positions)
+        logits = self.token_head(states, self.encoder.embeddings.table)
+        targets = batch.ids.gather(1, chosen.positions)
+        loss = masked_lm_loss(logits, targets, chosen.used)
+        guesses = logits.detach().flatten(0, 1)
+        sums = generator_sums(guesses, targets.flatten(), guesses.argmax(1), chosen.used.flatten(), loss)
+        return Loss(loss, sums)
+
+    def insert_random_words(self, batch: Batch, masked: Batch, positions: Tensor, used: Tensor) -> Batch:
+        """Where the draw that decides on [MASK] says no, its upper end becomes any word of the vocabulary."""
+        count = positions.shape[1]
+        random = uniform(batch.seed, "mask", batch.samples, count) >= 1 - self.settings.random_share
+        words = (uniform(batch.seed, "random word", batch.samples, count) * self.vocab_size).long()
+        return masked.with_ids(replace_at(masked.ids, positions, words, used & random))
+
+    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+        return {"generator": (self.encoder, self.token_head)}
+
+    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
+        return summarise(sums)
+
+    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
+        return alarms(history, progress)

@@ -1,0 +1,113 @@
+"""Replaced span detection: contiguous spans are chosen and replaced, and the discriminator is asked twice, token by token
+and span by span.
+
+    L = w_G L_MLM + λ L_Disc + μ mean over spans s of BCE( head([h_first(s); h_last(s)]), [any token of s was replaced] )
+
+The row is cut into spans (masking.unit = "span") before any is chosen, so the spans that were left alone are cut by the same
+rule and their borders give nothing away. Spans of [CLS], [SEP] and padding are not asked about. With
+generator.kind = "autoregressive" a span is written from left to right, each token given those just drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from electra.batch import Batch
+from electra.config import Settings
+from electra.model.encoder import Encoder, initialise
+from electra.model.generator import build_pair, encode, gather_rows
+from electra.model.heads import DetectionHead
+from electra.objectives.corruption import maskable
+from electra.objectives.corruptor import Corruptor, Loss, Material
+from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
+from electra.objectives.losses import detection_loss
+from electra.randomness import mix
+
+
+class Spans(NamedTuple):
+    """The spans of a row by number; `exists` marks those that hold text."""
+
+    group: Int[Tensor, "batch seq"]
+    first: Int[Tensor, "batch seq"]
+    last: Int[Tensor, "batch seq"]
+    exists: Bool[Tensor, "batch seq"]
+
+    def any_of(self, marked: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
+        return torch.zeros_like(self.group).scatter_add(1, self.group, marked.long()) > 0
+
+
+def read_spans(group: Int[Tensor, "batch seq"], can_mask: Bool[Tensor, "batch seq"]) -> Spans:
+    places = torch.arange(group.shape[1], device=group.device).expand_as(group)
+    empty = torch.zeros_like(group)
+    first = empty.scatter_reduce(1, group, places, "amin", include_self=False)
+    last = empty.scatter_reduce(1, group, places, "amax", include_self=False)
+    return Spans(group, first, last, empty.scatter_add(1, group, can_mask.long()) > 0)
+
+
+class ReplacedSpanSettings(Settings):
+    kind: Literal["replaced_span"] = "replaced_span"
+    generator_weight: float = Field(1.0, ge=0)
+    detection_weight: float = Field(50.0, ge=0)
+    span_weight: float = Field(10.0, ge=0)
+
+    def build(self, material: Material) -> "ReplacedSpan":
+        return ReplacedSpan(self, material)
+
+
+class ReplacedSpan(nn.Module):
+    headline = ("mlm_loss", "rtd_loss", "auc", "span_accuracy")
+
+    def __init__(self, settings: ReplacedSpanSettings, material: Material):
+        super().__init__()
+        self.settings = settings
+        self.discriminator, generator = build_pair(
+            material.encoder, material.generator, material.vocab_size, material.token_counts
+        )
+        self.detection_head = DetectionHead(material.encoder)
+        self.span_head = DetectionHead(
+            material.encoder.model_copy(update={"hidden": 2 * material.encoder.hidden})
+        )
+        self.corruptor = Corruptor(material, generator)
+        initialise(self, material.encoder, mix(material.seed, "weights"))
+
+    def forward(self, batch: Batch) -> Loss:
+        corrupted = self.corruptor(batch)
+        hidden = encode(self.discriminator, corrupted.batch)
+        logits = self.detection_head(hidden)
+        rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
+
+        spans = read_spans(corrupted.chosen.group, maskable(batch, self.corruptor.special))
+        ends = torch.cat([gather_rows(hidden, spans.first), gather_rows(hidden, spans.last)], dim=2)
+        span_logits = self.span_head(ends)
+        any_replaced = spans.any_of(corrupted.is_replaced)
+        span_loss = detection_loss(span_logits, any_replaced, spans.exists)
+
+        total = self.settings.detection_weight * rtd_loss + self.settings.span_weight * span_loss
+        if self.corruptor.generator.learns:
+            total = total + self.settings.generator_weight * corrupted.mlm_loss
+        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
+        right = ((span_logits.detach() > 0) == any_replaced) & spans.exists
+        more = {
+            "spans": spans.exists.sum(),
+            "spans_right": right.sum(),
+            "span_loss": span_loss.detach() * spans.exists.sum(),
+        }
+        return Loss(total, corrupted.sums | sums | more)
+
+    def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
+        return self.detection_head(encode(self.discriminator, batch))
+
+    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+        return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
+
+    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
+        spans = sums["spans"].item()
+        accuracy, loss = ratio(sums["spans_right"].item(), spans), ratio(sums["span_loss"].item(), spans)
+        return summarise(sums) | {"span_accuracy": accuracy, "span_loss": loss}
+
+    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
+        return alarms(history, progress)

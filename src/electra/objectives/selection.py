@@ -1,0 +1,99 @@
+"""Multi-word selection beside replaced token detection (TEAMS, Shen et al., 2021): at each chosen position the
+discriminator also picks the original among k + 1 candidates, the k others sampled from the generator.
+
+    L_MWS = mean over i in m of -log [ exp(e(x_i)ᵀ f(h_i)) / Σ over candidates c of exp(e(c)ᵀ f(h_i)) ]
+    L = w_G L_MLM + λ L_Disc + μ L_MWS
+
+f is dense, GELU, LayerNorm; only k + 1 dot products are taken, so it costs next to nothing.
+The candidates are drawn without the original, with repetition (TEAMS: without; a token drawn twice counts twice in the
+sum). Where we differ from TEAMS too: both tasks read the same last layer, and generator and discriminator share no layers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from electra.batch import Batch
+from electra.config import Settings
+from electra.model.encoder import Encoder, initialise
+from electra.model.generator import build_pair, encode, gather_rows
+from electra.model.heads import CandidateHead, DetectionHead
+from electra.objectives.corruption import sample_tokens
+from electra.objectives.corruptor import Corrupted, Corruptor, Loss, Material
+from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
+from electra.objectives.losses import detection_loss, selection_loss
+from electra.randomness import mix, uniform
+
+
+class SelectionSettings(Settings):
+    kind: Literal["selection"] = "selection"
+    candidates: int = Field(5, ge=1)
+    generator_weight: float = Field(1.0, ge=0)
+    detection_weight: float = Field(50.0, ge=0)
+    selection_weight: float = Field(2.0, ge=0)
+
+    def build(self, material: Material) -> "Selection":
+        return Selection(self, material)
+
+
+class Selection(nn.Module):
+    headline = ("mlm_loss", "rtd_loss", "auc", "selection_accuracy")
+
+    def __init__(self, settings: SelectionSettings, material: Material):
+        super().__init__()
+        self.settings, self.sampling = settings, material.sampling
+        self.discriminator, generator = build_pair(
+            material.encoder, material.generator, material.vocab_size, material.token_counts
+        )
+        self.detection_head = DetectionHead(material.encoder)
+        self.corruptor = Corruptor(material, generator)
+        self.selection_head = CandidateHead(material.encoder)
+        initialise(self, material.encoder, mix(material.seed, "weights"))
+
+    def forward(self, batch: Batch) -> Loss:
+        corrupted = self.corruptor(batch)
+        hidden = encode(self.discriminator, corrupted.batch)
+        logits = self.detection_head(hidden)
+        rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
+        states = gather_rows(hidden, corrupted.chosen.positions)
+        words = self.discriminator.embeddings.table
+        scores = self.selection_head(states, self.candidates(batch, corrupted), words)
+        used = corrupted.chosen.used
+        mws_loss = selection_loss(scores, used)
+        total = self.settings.detection_weight * rtd_loss + self.settings.selection_weight * mws_loss
+        if self.corruptor.generator.learns:
+            total = total + self.settings.generator_weight * corrupted.mlm_loss
+        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
+        right = (scores.detach()[..., 1:] < scores.detach()[..., :1]).all(-1)
+        return Loss(total, corrupted.sums | sums | {"selected": (right & used).sum()})
+
+    def candidates(self, batch: Batch, corrupted: Corrupted) -> Int[Tensor, "batch count candidates"]:
+        """The original first, then k tokens that are not it."""
+        targets = batch.ids.gather(1, corrupted.chosen.positions)
+        others, rows = self.settings.candidates, targets.numel()
+        logits = corrupted.logits.detach().flatten(0, 1)
+        logits = logits.scatter(1, targets.flatten()[:, None], -torch.inf)
+        draws = uniform(batch.seed, "candidates", batch.samples, 2 * others * targets.shape[1])
+        temperature = self.sampling.temperature_at(batch.progress)
+        drawn = [
+            sample_tokens(logits, draw, temperature).view_as(targets)
+            for draw in draws.view(rows, others, 2).unbind(1)
+        ]
+        return torch.stack([targets, *drawn], dim=2)
+
+    def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
+        return self.detection_head(encode(self.discriminator, batch))
+
+    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+        return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
+
+    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
+        accuracy = ratio(sums["selected"].item(), sums["chosen"].item())
+        return summarise(sums) | {"selection_accuracy": accuracy}
+
+    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
+        return alarms(history, progress)

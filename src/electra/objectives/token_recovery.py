@@ -1,0 +1,110 @@
+"""Objectives in which the main network reads the generator's replacements and names the original tokens.
+
+`predict` says where and how:
+
+    "chosen"      Replace MLM (Clark et al., 2020, section 3.4): mean over i in m of -log p(x_i | x^corrupt). Masked
+                  language modelling without the [MASK] that fine-tuning never sees.
+    "all"         All-Tokens MLM (same place): every token is predicted, with a copy mechanism:
+                  p(x_t) = D_t [x^corrupt_t = x_t] + (1 - D_t) softmax_t(x_t).
+    "corrective"  Corrective language modelling (COCO-LM, Meng et al., 2021): λ times the detection loss at every token
+                  teaches when to copy; the same p(x_t), at the chosen positions only and with nothing flowing into D from
+                  it, teaches what to correct.
+
+Where we differ from COCO-LM: no sequence contrast (it costs a second pass), and the generator's shape is free.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from electra.batch import Batch
+from electra.config import Settings
+from electra.model.encoder import Encoder, initialise
+from electra.model.generator import build_pair, encode, gather_rows
+from electra.model.heads import DetectionHead, TokenHead
+from electra.objectives.corruptor import Corruptor, Loss, Material
+from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
+from electra.objectives.losses import copying_loss, detection_loss, masked_lm_loss
+from electra.randomness import mix
+
+
+class TokenRecoverySettings(Settings):
+    """`copy_weight` is λ, for "corrective" only."""
+
+    kind: Literal["token_recovery"] = "token_recovery"
+    predict: Literal["chosen", "all", "corrective"] = "all"
+    generator_weight: float = Field(1.0, ge=0)
+    recovery_weight: float = Field(1.0, ge=0)
+    copy_weight: float = Field(50.0, ge=0)
+
+    def build(self, material: Material) -> "TokenRecovery":
+        return TokenRecovery(self, material)
+
+
+class TokenRecovery(nn.Module):
+    headline = ("mlm_loss", "recovery_loss", "auc")
+
+    def __init__(self, settings: TokenRecoverySettings, material: Material):
+        super().__init__()
+        self.settings = settings
+        self.discriminator, generator = build_pair(
+            material.encoder, material.generator, material.vocab_size, material.token_counts
+        )
+        self.token_head = TokenHead(material.encoder, material.vocab_size)
+        if settings.predict != "chosen":
+            self.detection_head = DetectionHead(material.encoder)
+        self.corruptor = Corruptor(material, generator)
+        initialise(self, material.encoder, mix(material.seed, "weights"))
+
+    def forward(self, batch: Batch) -> Loss:
+        corrupted = self.corruptor(batch)
+        positions, used = corrupted.chosen.positions, corrupted.chosen.used
+        hidden = encode(self.discriminator, corrupted.batch)
+        targets = batch.ids.gather(1, positions)
+        sums = dict(corrupted.sums)
+        total = torch.zeros((), device=hidden.device)
+        if self.settings.predict == "chosen":
+            recovery = masked_lm_loss(self.name(gather_rows(hidden, positions)), targets, used)
+        else:
+            replaced = self.detection_head(hidden)
+            rtd_loss = detection_loss(replaced, corrupted.is_replaced, batch.is_real)
+            sums |= detection_sums(replaced, corrupted.is_replaced, batch.is_real, rtd_loss)
+            if self.settings.predict == "all":
+                recovery = copying_loss(
+                    self.name(hidden), replaced, corrupted.batch.ids, batch.ids, batch.is_real
+                )
+            else:
+                total = total + self.settings.copy_weight * rtd_loss
+                recovery = copying_loss(
+                    self.name(gather_rows(hidden, positions)),
+                    replaced.detach().gather(1, positions),
+                    corrupted.batch.ids.gather(1, positions),
+                    targets,
+                    used,
+                )
+        total = total + self.settings.recovery_weight * recovery
+        if self.corruptor.generator.learns:
+            total = total + self.settings.generator_weight * corrupted.mlm_loss
+        return Loss(total, sums | {"recovery_loss": recovery.detach(), "recoveries": torch.ones_like(total)})
+
+    def name(self, hidden: Tensor) -> Tensor:
+        """Logits over the vocabulary."""
+        return self.token_head(hidden, self.discriminator.embeddings.table)
+
+    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+        main = (
+            {"discriminator": (self.discriminator, self.detection_head)}
+            if self.settings.predict != "chosen"
+            else {}
+        )
+        return main | {"recovery": (self.discriminator, self.token_head)} | self.corruptor.networks()
+
+    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
+        mean = ratio(sums["recovery_loss"].item(), sums["recoveries"].item())
+        return summarise(sums) | {"recovery_loss": mean}
+
+    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
+        return alarms(history, progress)

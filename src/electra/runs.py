@@ -1,0 +1,123 @@
+"""Reading run folders and model folders, and writing model folders from runs."""
+
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tokenizers import Tokenizer
+
+from electra import config
+from electra.data.tokenizer import load_tokenizer, special_ids
+from electra.errors import DataError, SettingsError
+from electra.interop import card, hf
+from electra.model.encoder import DisentangledEmbeddings, Encoder
+from electra.model.heads import DetectionHead
+from electra.recipe import PretrainSettings, build_objective
+from electra.train import checkpoint
+from electra.train.runlog import read_metrics
+
+CONFIG = "config.toml"
+
+
+def load_run(folder: Path) -> tuple[PretrainSettings, Any]:
+    """A run's settings and its network at the newest whole checkpoint."""
+    if not (folder / CONFIG).is_file():
+        raise DataError(
+            f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.'
+        )
+    settings = config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
+    found = checkpoint.newest_checkpoint(
+        folder / "checkpoints", lambda text: print(f"WARNING: {text}", file=sys.stderr)
+    )
+    if found is None:
+        raise DataError(f"{folder} has no checkpoint yet. Train first: electra pretrain {folder / CONFIG}")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    objective = build_objective(settings, tokenizer)
+    checkpoint.restore(found, {"model": dict(objective.named_parameters())})
+    return settings, objective.eval()
+
+
+def export_parts(
+    settings: PretrainSettings,
+    networks: dict[str, tuple[Encoder, torch.nn.Module]],
+    run: Path,
+    out: Path,
+    figures: dict[str, Any],
+) -> list[str]:
+    """A folder for each network; one network is `out` itself. Returns one line about each folder written."""
+    tokenizer = load_tokenizer(run / "tokenizer.json")
+    special = special_ids(tokenizer)
+    written = []
+    for name, (encoder, head) in networks.items():
+        kind: hf.Kind = "discriminator" if isinstance(head, DetectionHead) else "generator"
+        target = out if len(networks) == 1 else out / name
+        text = card.model_card(kind, config.to_toml(settings), figures)
+        written.append(hf.write_folder(target, kind, encoder, head, tokenizer, special, text))
+    return written
+
+
+def export_run(run: Path, out: Path) -> list[str]:
+    settings, objective = load_run(run)
+    heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
+    figures = heldout[-1] if heldout else {}
+    return export_parts(settings, objective.networks(), run, out, figures)
+
+
+def load_detector(model: Path) -> hf.Loaded:
+    """From a run folder or from a folder in transformers' format."""
+    if not model.is_dir():
+        raise DataError(f"{model} is neither a run folder nor an exported model folder.")
+    if (model / CONFIG).is_file():
+        settings, objective = load_run(model)
+        networks = objective.networks()
+        if "discriminator" not in networks:
+            raise DataError(f"{model} has no discriminator: its objective is {settings.objective.kind}.")
+        encoder, head = networks["discriminator"]
+        return hf.Loaded(encoder, head, load_tokenizer(model))
+    return hf.load_discriminator(model / "discriminator" if (model / "discriminator").is_dir() else model)
+
+
+def load_generator(model: Path) -> hf.Loaded:
+    """The masked language model of a run folder or of a folder in transformers' format."""
+    if (model / CONFIG).is_file():
+        settings, objective = load_run(model)
+        networks = objective.networks()
+        if "generator" not in networks:
+            raise DataError(
+                f"{model} has no generator that could be used again (generator.kind={settings.generator.kind})."
+            )
+        encoder, head = networks["generator"]
+        return hf.Loaded(encoder, head, load_tokenizer(model))
+    return hf.load_generator(model / "generator" if (model / "generator").is_dir() else model)
+
+
+def load_encoder(model: Path) -> tuple[Encoder, Tokenizer]:
+    """The main encoder of a run folder, or the encoder of a folder in transformers' format."""
+    if (model / CONFIG).is_file():
+        _, objective = load_run(model)
+        return next(iter(objective.networks().values()))[0], load_tokenizer(model)
+    return hf.load_encoder(model / "discriminator" if (model / "discriminator").is_dir() else model)
+
+
+def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) -> None:
+    """The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
+    weights = source.state_dict()
+    if isinstance(target, Encoder):
+        weights["embeddings.words.weight"] = cast(Encoder, source).embeddings.table.detach()
+        weights.pop("embeddings.delta", None)
+        if isinstance(target.embeddings, DisentangledEmbeddings):
+            table = weights.pop("embeddings.words.weight")
+            weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
+    try:
+        target.load_state_dict(weights)
+    except RuntimeError as error:
+        sizes = [getattr(part, "settings", None) for part in (source, target)]
+        shown = (
+            " and ".join(f"{it.layers} layers of {it.hidden}" for it in sizes if it)
+            or str(error).splitlines()[-1]
+        )
+        raise SettingsError(
+            f"the network of {name} does not fit this recipe's ({shown}). Use the recipe it was trained with, or the "
+            "generator.width and generator.depth that make the same sizes."
+        ) from None
