@@ -35,7 +35,13 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one)."""
+    """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
+    joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""
+    if "+" in name and not Path(name).is_file():
+        merged: dict[str, Any] = {}
+        for part in name.split("+"):
+            merged |= flatten(read_recipe(part))
+        return nest(merged)
     path = Path(name)
     if name in recipe_names():
         text = (resources.files("electra") / "recipes" / f"{name}.toml").read_text("utf-8")

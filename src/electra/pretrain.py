@@ -65,17 +65,18 @@ def build_parts(settings: PretrainSettings, verify: bool = True, fresh: bool = T
 
 
 def take_weights(settings: PretrainSettings, objective: Any, tokenizer_sha256: str) -> None:
-    if settings.start:
-        encoder, tokenizer = load_encoder(Path(settings.start))
-        main, _ = next(iter(objective.networks().values()))
-        refuse_other_tokenizer(settings.start, tokenizer, tokenizer_sha256)
-        copy_weights(f"start={settings.start}", encoder, main)
+    """The generator first: a disentangled discriminator is stored as its difference from it."""
     if settings.generator.kind == "frozen":
         source = load_generator(Path(settings.generator.source))
         refuse_other_tokenizer(settings.generator.source, source.tokenizer, tokenizer_sha256)
         name = f"generator.source={settings.generator.source}"
         copy_weights(name, source.encoder, objective.corruptor.generator.encoder)
         copy_weights(name, source.head, objective.corruptor.generator.head)
+    if settings.start:
+        encoder, tokenizer = load_encoder(Path(settings.start))
+        refuse_other_tokenizer(settings.start, tokenizer, tokenizer_sha256)
+        main, _ = next(iter(objective.networks().values()))
+        copy_weights(f"start={settings.start}", encoder, main)
 
 
 def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -11,6 +11,7 @@ from electra import config
 from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import DataError, SettingsError
 from electra.interop import card, hf
+from electra.interop.names import encoder_tensors
 from electra.model.encoder import DisentangledEmbeddings, Encoder
 from electra.model.heads import DetectionHead
 from electra.recipe import PretrainSettings, build_objective
@@ -102,13 +103,10 @@ def load_encoder(model: Path) -> tuple[Encoder, Tokenizer]:
 
 def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) -> None:
     """The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
-    weights = source.state_dict()
-    if isinstance(target, Encoder):
-        weights["embeddings.words.weight"] = cast(Encoder, source).embeddings.table.detach()
-        weights.pop("embeddings.delta", None)
-        if isinstance(target.embeddings, DisentangledEmbeddings):
-            table = weights.pop("embeddings.words.weight")
-            weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
+    weights = encoder_tensors(source) if isinstance(source, Encoder) else source.state_dict()
+    if isinstance(target, Encoder) and isinstance(target.embeddings, DisentangledEmbeddings):
+        table = weights.pop("embeddings.words.weight")
+        weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
     try:
         target.load_state_dict(weights)
     except RuntimeError as error:

@@ -41,7 +41,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor, where: torch.Te
 def test_our_weights_in_transformers_give_the_same_states(settings):
     encoder, batch = our_encoder(settings), make_batch()
     theirs = transformers.ElectraModel(hf_config(settings, "discriminator")).eval()
-    theirs.load_state_dict(names.encoder_to_transformers(encoder))
+    theirs.load_state_dict(names.encoder_to_transformers(encoder.state_dict()))
     with torch.no_grad():
         ours = encoder(batch.ids, batch.segments, batch.is_real)
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state
@@ -84,7 +84,7 @@ def test_token_logits_equal_electra_for_masked_lm():
 def test_gradients_equal_transformers():
     encoder, batch = our_encoder(TINY), make_batch()
     theirs = transformers.ElectraModel(hf_config(TINY, "discriminator")).eval()
-    theirs.load_state_dict(names.encoder_to_transformers(encoder))
+    theirs.load_state_dict(names.encoder_to_transformers(encoder.state_dict()))
     weights = torch.randn(TINY.hidden, generator=torch.Generator().manual_seed(0))
     (encoder(batch.ids, batch.segments, batch.is_real) @ weights)[batch.is_real].sum().backward()
     (theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state @ weights)[

@@ -21,7 +21,7 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def encode(w, prefix, embeddings, layers, heads, ids, segments, is_real):
+def encode(w, prefix, embeddings, layers, heads, ids, segments, is_real, direction="both"):
     e = lambda name: w[f"{embeddings}.{name}"]  # noqa: E731
     x = e("words.weight")[ids] + e("positions.weight")[: ids.shape[1]] + e("types.weight")[segments]
     x = layer_norm(x, e("norm.weight"), e("norm.bias"))
@@ -38,6 +38,13 @@ def encode(w, prefix, embeddings, layers, heads, ids, segments, is_real):
                 q, k, v = (qkv[b, :, i * hidden + h * size : i * hidden + (h + 1) * size] for i in range(3))
                 scores = q @ k.T / np.sqrt(size)
                 scores[:, ~is_real[b]] = -np.inf
+                for t in range(len(scores)):
+                    if direction == "left":
+                        scores[t, t + 1 :] = -np.inf
+                    if direction == "right":
+                        scores[t, :t] = -np.inf
+                    if direction != "both" and not is_real[b, t]:
+                        scores[t, t] = 0.0  # padding that looks at itself alone: its weight is one
                 out[b, :, h * size : (h + 1) * size] = softmax(scores) @ v
         x = layer_norm(
             x + out @ g("attention_output.weight").T + g("attention_output.bias"),
@@ -51,6 +58,20 @@ def encode(w, prefix, embeddings, layers, heads, ids, segments, is_real):
             g("output_norm.bias"),
         )
     return x
+
+
+def token_logits(w, head, table, hidden):
+    h = gelu(hidden @ w[f"{head}.dense.weight"].T + w[f"{head}.dense.bias"])
+    return layer_norm(h, w[f"{head}.norm.weight"], w[f"{head}.norm.bias"]) @ table.T + w[f"{head}.bias"]
+
+
+def detection_logits(w, head, hidden):
+    h = gelu(hidden @ w[f"{head}.dense.weight"].T + w[f"{head}.dense.bias"])
+    return (h @ w[f"{head}.output.weight"].T + w[f"{head}.output.bias"])[..., 0]
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
 
 
 def step(

@@ -80,14 +80,18 @@ def tokenizer_config(tokenizer: Tokenizer, special: SpecialIds, positions: int) 
 
 
 def discriminator_tensors(encoder: Encoder, head: DetectionHead) -> dict[str, Tensor]:
-    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(encoder).items()}
+    body = {
+        f"electra.{k}": v for k, v in names.encoder_to_transformers(names.encoder_tensors(encoder)).items()
+    }
     top = names.head_to_transformers(head.state_dict(), names.DETECTION_HEAD)
     return body | {f"discriminator_predictions.{k}": v for k, v in top.items()}
 
 
 def generator_tensors(encoder: Encoder, head: TokenHead) -> dict[str, Tensor]:
     """The output matrix is the word table; transformers ties the two itself and wants it stored once."""
-    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(encoder).items()}
+    body = {
+        f"electra.{k}": v for k, v in names.encoder_to_transformers(names.encoder_tensors(encoder)).items()
+    }
     return body | names.head_to_transformers(head.state_dict(), names.TOKEN_HEAD)
 
 

@@ -40,10 +40,14 @@ def rename(name: str, table: Mapping[str, str]) -> str | None:
     return None
 
 
-def encoder_to_transformers(encoder: Encoder) -> dict[str, Tensor]:
-    """A word table that is a sum (gradient-disentangled sharing) is written as what it adds up to."""
+def encoder_tensors(encoder: Encoder) -> dict[str, Tensor]:
+    """A word table that is a sum (gradient-disentangled sharing) is given as what it adds up to."""
     tensors = encoder.state_dict() | {"embeddings.words.weight": encoder.embeddings.table.detach()}
     tensors.pop("embeddings.delta", None)
+    return tensors
+
+
+def encoder_to_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in tensors.items():
         if match := re.fullmatch(r"layers\.(\d+)\.query_key_value\.(weight|bias)", name):

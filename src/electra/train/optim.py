@@ -1,8 +1,8 @@
 """AdamW with and without bias correction, no decay on LayerNorm and bias, global clipping."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
 from electra.config import Settings
@@ -36,6 +36,15 @@ class OptimizerSettings(AdamSettings):
 
     decoupled: bool = False
     generator: AdamSettings = AdamSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def generator_as_discriminator(cls, tree: Any) -> Any:
+        """What is not said of the generator's Adam is as in the discriminator's."""
+        if not isinstance(tree, dict) or not isinstance(tree.get("generator", {}), dict):
+            return tree
+        same = {key: tree[key] for key in AdamSettings.model_fields.keys() & tree.keys()}
+        return tree | {"generator": same | tree.get("generator", {})}
 
 
 def split_parameters(

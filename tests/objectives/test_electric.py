@@ -1,0 +1,73 @@
+"""Electric on a language small enough to write out: its energies must find the true probabilities."""
+
+import numpy as np
+import torch
+from scipy import stats
+
+from conftest import SPECIAL, TINY, material
+from electra.batch import Batch
+from electra.model.generator import GeneratorSettings
+from electra.objectives.corruption import MaskingSettings
+from electra.objectives.electric import ElectricSettings
+
+LETTERS, LENGTH, FIRST = 5, 20, 5
+pull = np.exp(1.5 * np.random.default_rng(4).normal(size=(LETTERS, LETTERS)))
+NEXT = pull / pull.sum(1, keepdims=True)
+
+
+def write(rng, count):
+    """Sentences in which each letter depends on the one before: P(x) = 1/5 times a product of NEXT."""
+    sentences = rng.integers(0, LETTERS, (count, LENGTH))
+    for t in range(1, LENGTH):
+        draws = rng.random((count, 1))
+        sentences[:, t] = (NEXT[sentences[:, t - 1]].cumsum(1) < draws).sum(1).clip(max=LETTERS - 1)
+    return sentences
+
+
+def log_likelihood(sentences):
+    return np.log(NEXT[sentences[:, :-1], sentences[:, 1:]]).sum(1) - np.log(LETTERS)
+
+
+def exact_pseudo_log_likelihood(sentences):
+    """log p(x_t | x_\\t) of every token, by writing out every letter that could stand there."""
+    result = np.zeros(sentences.shape)
+    for t in range(LENGTH):
+        others = np.repeat(sentences[:, None], LETTERS, 1)
+        others[:, np.arange(LETTERS), t] = np.arange(LETTERS)
+        joint = np.exp(log_likelihood(others.reshape(-1, LENGTH))).reshape(-1, LETTERS)
+        result[:, t] = np.log(joint[np.arange(len(joint)), sentences[:, t]] / joint.sum(1))
+    return result
+
+
+def rows_of(sentences, first_sample=0):
+    body = torch.from_numpy(sentences) + FIRST
+    ends = [torch.full((len(body), 1), token) for token in (SPECIAL.cls, SPECIAL.sep)]
+    ids = torch.cat([ends[0], body, ends[1]], 1)
+    samples = torch.arange(len(ids)) + first_sample
+    real = torch.ones_like(ids, dtype=torch.bool)
+    return Batch(ids, torch.zeros_like(ids), real, samples, seed=1, padded=False)
+
+
+def test_the_learned_energies_rank_as_the_true_probabilities_do():
+    encoder = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
+    masking, generator = MaskingSettings(share=0.15), GeneratorSettings(kind="two_tower", width=0.5, depth=0.5)
+    objective = ElectricSettings().build(material(FIRST + LETTERS, encoder, generator, masking))
+    rng = np.random.default_rng(0)
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=5e-3, betas=(0.9, 0.98))
+    steps = 300
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 5e-3 * min(1.0, (step + 1) / 30) * (1 - step / steps)
+        objective(rows_of(write(rng, 64), step * 64)).total.backward()
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    objective.eval()
+    # Sentences of the language and of no language: a score must tell both apart and rank within each.
+    unseen = np.concatenate([write(rng, 300), rng.integers(0, LETTERS, (300, LENGTH))])
+    with torch.no_grad():
+        found = -objective.energy(rows_of(unseen))[:, 1:-1].numpy()
+    exact = exact_pseudo_log_likelihood(unseen)
+    assert stats.spearmanr(found.sum(1), exact.sum(1)).statistic >= 0.9
+    assert stats.spearmanr(found[:300].sum(1), exact[:300].sum(1)).statistic >= 0.9
+    assert stats.spearmanr(found.ravel(), exact.ravel()).statistic >= 0.9
+    assert np.abs(found - exact)[:300].mean() < 0.35  # where there was data to learn from, the scale is right too
