@@ -56,8 +56,8 @@ def read_squad(path: Path) -> list[Row]:
 def _read(path: Path) -> str:
     if not path.is_file():
         raise DataError(f"{path} does not exist or is not a file. Check the path.")
-    opened = open_source(Source(path, path.name, path.stat().st_size))
     try:
+        opened = open_source(Source(path, path.name, path.stat().st_size))
         with opened.raw, opened.stream:
             return opened.stream.read().decode("utf-8")
     except UnicodeDecodeError as error:
