@@ -22,7 +22,7 @@ from electra.finetune import span_decode
 from electra.finetune.span import SpanSettings, SpanTask, build_span, target_in, token_span
 from electra.finetune.span_decode import Window
 from electra.finetune.span_heads import JointHead, PlainHead, pointable, span_loss
-from electra.finetune.squad_rows import answers_of, read_squad
+from electra.finetune.squad_rows import Answer, answers_of, read_squad
 from electra.finetune.task import Inputs, Task
 from electra.interop import hf, names
 from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
@@ -133,6 +133,9 @@ def test_answers_come_back_exactly_with_every_kind_of_tokenizer(kind, tmp_path):
     task = task_of(train_tokenizer(corpus, TokenizerSettings(kind=kind, vocab_size=400)), length=400)
     context = "Ünder the  Äthericus, 東京 was\nbuilt in １９９９ (by “Ánna\u0301”)\u200b for £5 😀 each."
     for text in (
+        "the",
+        "the  Äthericus",
+        "by",
         "Äthericus",
         "東京",
         "１９９９",
@@ -178,6 +181,18 @@ def test_every_answer_of_squad_is_cut_out_exactly(shared_data):
     assert len(exact) == sum(len(row["answers"]) for row in rows) == 34726
     assert list(exact.values()).count(False) == 68
     assert len({example.row for example in examples if example.target != (0, 0)}) == len(rows)
+
+
+def test_an_answer_gets_the_tokens_it_shares_a_character_with():
+    offsets = np.array([[0, 1], [1, 3], [4, 8], [8, 12], [12, 13]])  # ( by anna lena )
+    for text, start, expected in (
+        ("by", 1, (1, 1)),
+        ("anna", 4, (2, 2)),
+        ("nale", 6, (2, 3)),
+        (" a", 3, (2, 2)),
+    ):
+        assert token_span(offsets, Answer(text, start)) == expected
+    assert token_span(offsets, Answer(" ", 3)) is None
 
 
 # Heads
@@ -429,7 +444,10 @@ def test_scores_put_the_headline_first_and_use_the_threshold(tokenizer):
     scores = task_of(tokenizer, metric="exact", has_unanswerable=True).scores(rows, told)
     assert next(iter(scores)) == "exact" and scores["exact"] == 0.5
     assert (scores["f1"], scores["no_answer_f1"]) == (pytest.approx(5 / 6), 1)
-    assert task_of(tokenizer).scores(rows[:1], told[:1]) == pytest.approx({"f1": 2 / 3, "exact": 0})
+    strict = task_of(tokenizer, metric="exact", has_unanswerable=True, null_threshold=-2.0)
+    assert strict.scores(rows, told)["has_answer_f1"] == 0
+    scores = task_of(tokenizer).scores(rows[:1], told[:1])
+    assert list(scores.items()) == [("f1", pytest.approx(2 / 3)), ("exact", 0)]
 
 
 def test_an_ensemble_averages_probabilities(tokenizer):

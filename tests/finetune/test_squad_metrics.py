@@ -187,6 +187,11 @@ def test_the_threshold_decides_and_groups_are_reported():
     )
 
 
+def test_a_null_score_must_exceed_the_threshold():
+    assert squad2(["x"], [["x"]], [0.5], threshold=0.5)["exact"] == 1
+    assert squad2(["x"], [["x"]], [0.5], threshold=0.4)["exact"] == 0
+
+
 def test_sets_without_one_of_the_groups_have_no_figures_for_it():
     assert "no_answer_f1" not in squad2(["x"], [["x"]], [0.0], 0.0)
     assert "has_answer_f1" not in squad2(["x"], [[]], [0.0], 0.0)

@@ -128,7 +128,7 @@ def test_good_rows_have_no_problems():
             "answer 'Rome' is not at answer_start 13, where the context has ' Rom'. Set answer_start to 14 or 20.",
         ),
         ({"answers": [{"text": "Oslo", "answer_start": 14}]}, "It is nowhere in the context"),
-        ({"answers": [{"text": "d.", "answer_start": -2}]}, "not at answer_start -2, a negative number. Set"),
+        ({"answers": [{"text": "ol", "answer_start": -4}]}, "not at answer_start -4, a negative number. Set"),
         (
             {"answers": [{"text": "Rome", "answer_start": 900}]},
             "not at answer_start 900, where the context has ''",
