@@ -391,6 +391,12 @@ def test_the_beam_gives_up_spans_that_cannot_be():
     found = span_decode.beam_spans(window, outputs, longest=3)
     assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == [(1, 0, 3), (2, 0, 12), (3, 9, 12)]
     assert len(span_decode.beam_spans(window, outputs, longest=2).scores) == 2
+    as_floats = {name: it.astype(np.float32) for name, it in outputs.items()}
+    assert [it.tolist() for it in span_decode.beam_spans(window, as_floats, longest=3)] == [
+        it.tolist() for it in found
+    ]
+    with pytest.raises(AssertionError, match="not by mean outputs"):
+        span_decode.beam_spans(window, {**outputs, "starts": outputs["starts"] + 0.5}, longest=3)
     nothing = {**outputs, "scores": np.full((4, 2), -np.inf)}
     assert len(span_decode.beam_spans(window, nothing, longest=3).scores) == 0
 
@@ -458,12 +464,25 @@ def test_an_ensemble_averages_probabilities(tokenizer):
         ]
         return [span_decode.prediction("q", answers, null, 0.0)]
 
-    (told,) = span_decode.average([member(1, x=0.6, y=0.4), member(-2, y=0.9, z=0.1)], most=2, threshold=0.0)
+    task = task_of(tokenizer, n_best=2, has_unanswerable=True)
+    (told,) = task.ensemble([member(1, x=0.6, y=0.4), member(-2, y=0.9, z=0.1)])
     assert [(answer["text"], answer["probability"]) for answer in told["n_best"]] == [
         ("y", pytest.approx(0.65)),
         ("x", pytest.approx(0.3)),
     ]
     assert (told["answer"], told["score"], told["null_score_difference"]) == ("y", pytest.approx(0.65), -0.5)
+
+
+def test_perfect_logits_reach_nearly_all_of_squad_2(shared_data):
+    """What tokens, windows and the limit on an answer's length cost, with a network that is always right."""
+    tokenizer = adopt_vocabulary(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
+    rows = read_squad(shared_data / "squad" / "squad2.0-dev.json.zst")[::4]
+    task = build_span(SpanSettings(name="squad2", has_unanswerable=True), tokenizer, 192, {})
+    examples, _ = task.encode(rows)
+    assert len(examples) > 1.2 * len(rows)
+    told = task.predict(rows, examples, [certain(example, *example.target) for example in examples])
+    scores = task.scores(rows, told)
+    assert scores["exact"] > 0.998 and scores["f1"] > 0.999
 
 
 # Learning
@@ -545,7 +564,15 @@ def test_both_heads_learn_to_point(tokenizer, head, impossible):
 @pytest.mark.parametrize("name", ["squad1", "squad2"])
 def test_the_shipped_tasks_are_valid(name):
     text = (resources.files("electra") / "recipes" / "tasks" / f"{name}.toml").read_text("utf-8")
-    settings = validate(SpanSettings, tomllib.loads(text))
+    tree = tomllib.loads(text)
+    assert (
+        tree.pop("rows")
+        == {
+            "squad1": {"train": 87599, "dev": 10570},
+            "squad2": {"train": 130319, "dev": 11873},
+        }[name]
+    )  # the sizes of the official sets, for whoever reads the files
+    settings = validate(SpanSettings, tree)
     assert settings.name == name and set(settings.files) == {"train", "dev"}
     assert settings.has_unanswerable is (name == "squad2")
 

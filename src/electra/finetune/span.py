@@ -33,7 +33,7 @@ class SpanSettings(Settings):
     difference exceeds `null_threshold`; the best one for a set of questions is among their scores."""
 
     kind: Literal["span"] = "span"
-    name: str
+    name: str = ""
     metric: Literal["f1", "exact"] = "f1"
     epochs: int = Field(2, ge=1)
     length: int = Field(512, ge=8)
@@ -71,6 +71,7 @@ class SpanTask:
         self.tokenizer = tokenizer
         self.length = length
         self.special = special_ids(tokenizer)
+        self.labels: Sequence[str] = ()
         self.architecture = "ElectraForQuestionAnswering" if settings.head == "plain" else ""
 
     def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -174,6 +175,11 @@ class SpanTask:
                 return null - answers[0]["logit"]
             case "joint":
                 return min(float(output["null"]) for output in outputs)
+
+    def ensemble(self, members: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """The predictions of several models for the same rows as one. With a plain head the mean of their outputs may
+        be decoded instead; beams have no mean."""
+        return span_decode.average(members, self.settings.n_best, self.settings.null_threshold)
 
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         truths = [[answer.text for answer in squad_rows.answers_of(row) or []] for row in rows]

@@ -80,8 +80,11 @@ def independent_spans(window: Window, outputs: Outputs, longest: int, most: int)
 def beam_spans(window: Window, outputs: Outputs, longest: int) -> Candidates:
     """The spans of the beam that lie in the window and are not too long; as in the original, starts and ends outside
     the context, and ends before their start, are dropped only here."""
-    starts = np.repeat(outputs["starts"][:, None], outputs["ends"].shape[1], 1).ravel() - window.position
-    ends = outputs["ends"].ravel() - window.position
+    beam = np.broadcast_to(outputs["starts"][:, None], outputs["ends"].shape)
+    assert (beam % 1 == 0).all(), (
+        "beams hold positions: combine several models by average(), not by mean outputs"
+    )
+    starts, ends = (part.astype(np.int64).ravel() - window.position for part in (beam, outputs["ends"]))
     scores = outputs["scores"].ravel()
     fits = (starts >= 0) & (starts <= ends) & (ends < len(window.offsets)) & (ends - starts < longest)
     starts, ends, scores = starts[fits], ends[fits], scores[fits]

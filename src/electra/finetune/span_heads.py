@@ -116,7 +116,8 @@ def span_loss(
     outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], answerability: float
 ) -> Float[Tensor, ""]:
     """(CE(start) + CE(end)) / 2, and `answerability` times the BCE of "no answer in this window" where there is such an
-    output. Means over the batch; the original sums."""
+    output. Means over the batch; the original sums. Its classifier learns "no answer to this question" from windows
+    that do not hold the answer, too, although the least sure window decides afterwards: there ours learns "none"."""
     loss = (cross_entropy(outputs, targets, "start") + cross_entropy(outputs, targets, "end")) / 2
     if "null" in outputs:
         none = (targets["start"] == 0).to(outputs["null"].dtype)
