@@ -158,7 +158,7 @@ def certain(example, start: int, end: int) -> dict[str, np.ndarray]:
     """What a plain head that is sure of one span would have said."""
     logits = np.zeros((2, len(example.ids)), np.float32)
     logits[0, start] = logits[1, end] = 10
-    return {"start": logits[0], "end": logits[1]}
+    return {"start_logits": logits[0], "end_logits": logits[1]}
 
 
 def test_every_answer_of_squad_is_cut_out_exactly(shared_data):
@@ -225,7 +225,8 @@ def test_plain_logits_equal_those_of_transformers():
     with torch.no_grad():
         ours = head(encoder(batch.ids, batch.segments, batch.is_real), inputs_of(batch))
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments)
-    for name, logits in (("start", expected.start_logits), ("end", expected.end_logits)):
+    for name in ("start_logits", "end_logits"):
+        logits = expected[name]
         assert (ours[name] - logits)[batch.is_real].abs().max() <= 1e-5
         assert logits[batch.is_real].std() > 0.05
 
@@ -237,7 +238,7 @@ def beam_of(outputs, one: int) -> dict[tuple[int, int], float]:
         (start, end): score
         for start, its_ends, its_scores in zip(starts, ends, scores, strict=True)
         for end, score in zip(its_ends, its_scores, strict=True)
-        if score > -np.inf
+        if score != 0
     }
 
 
@@ -263,8 +264,8 @@ def test_joint_loss_and_logits_equal_the_reference(joint):
     for one in range(5):
         h, a, start, end = hidden[one].numpy(), allowed[one], targets["start"][one], targets["end"][one]
         for name, expected in (
-            ("start", reference.start_logits(weights, h, a)),
-            ("end", reference.end_logits(weights, h, a, start)),
+            ("start_logits", reference.start_logits(weights, h, a)),
+            ("end_logits", reference.end_logits(weights, h, a, start)),
             ("null", reference.null_logit(weights, h, a)),
         ):
             np.testing.assert_allclose(outputs[name][one].detach().numpy(), expected, rtol=0, atol=1e-10)
@@ -287,7 +288,11 @@ def test_the_beam_equals_the_reference(joint):
 
 def test_a_plain_loss_looks_only_at_what_can_be_pointed_at():
     logits = torch.tensor([[0.0, 9.0, 1.0, 2.0]])
-    outputs = {"start": logits, "end": logits, "allowed": torch.tensor([[True, False, True, True]])}
+    outputs = {
+        "start_logits": logits,
+        "end_logits": logits,
+        "allowed": torch.tensor([[True, False, True, True]]),
+    }
     targets = {"start": torch.tensor([2]), "end": torch.tensor([3])}
     total = np.log(np.exp(0) + np.exp(1) + np.exp(2))
     assert span_loss(outputs, targets, 0.5).item() == pytest.approx(total - 1.5, abs=1e-6)
@@ -308,9 +313,11 @@ def test_weights_are_glorots_and_padding_changes_nothing(tokenizer, head):
         alone = module(hidden[2:, :20], Inputs(batch.ids[2:, :20], batch.segments[2:, :20], None, {}))
     if head == "joint":
         assert beam_of(together, 2) == pytest.approx(beam_of(alone, 0), abs=1e-5)
+        assert len(beam_of(alone, 0)) == 10 * 10  # of 20 × 20: nine tokens of segment 1, and position 0
+        assert all(it.isfinite().all() for it in together.values())
         assert together["null"][2].item() == pytest.approx(alone["null"].item(), abs=1e-5)
     else:
-        for name in ("start", "end", "allowed"):
+        for name in ("start_logits", "end_logits", "allowed"):
             assert torch.allclose(together[name][2, :20].float(), alone[name][0].float(), atol=1e-5)
         assert not together["allowed"][2, 20:].any()
 
@@ -320,7 +327,7 @@ def test_weights_are_glorots_and_padding_changes_nothing(tokenizer, head):
 
 def outputs_of(example, rng) -> dict[str, np.ndarray]:
     size = len(example.ids)
-    return {name: rng.normal(size=size).astype(np.float32) for name in ("start", "end")}
+    return {name: rng.normal(size=size).astype(np.float32) for name in ("start_logits", "end_logits")}
 
 
 def test_plain_decoding_finds_the_best_of_all_allowed_spans(tokenizer):
@@ -343,7 +350,9 @@ def test_plain_decoding_finds_the_best_of_all_allowed_spans(tokenizer):
                             window.offsets[s - window.position, 0],
                             window.offsets[e - window.position, 1],
                         )
-                        spans.append((output["start"][s] + output["end"][e], context[begin:end]))
+                        spans.append(
+                            (output["start_logits"][s] + output["end_logits"][e], context[begin:end])
+                        )
         best = sorted(spans, reverse=True)[:5]
         assert [answer["text"] for answer in told["n_best"]] == [text for _, text in best]
         assert sum(answer["probability"] for answer in told["n_best"]) == pytest.approx(1)
@@ -361,7 +370,9 @@ def test_a_token_in_two_windows_is_judged_by_the_one_that_sees_more(tokenizer):
     assert not first.notes.owned[token] and second.notes.owned[token - 6]
     sure = certain(first, *2 * [first.notes.position + token])
     unsure = certain(second, *2 * [second.notes.position + later - 6])
-    (told,) = task.predict([row(context)], examples, [sure, {**unsure, "start": unsure["start"] / 2}])
+    (told,) = task.predict(
+        [row(context)], examples, [sure, {**unsure, "start_logits": unsure["start_logits"] / 2}]
+    )
     assert told["answer"] == WORDS[later]
 
 
@@ -407,8 +418,8 @@ def test_a_plain_null_score_is_that_of_the_window_least_sure_of_it(tokenizer):
     examples, _ = task.encode([row(context)])
     assert len(examples) == 2
     outputs = [certain(example, 0, 0) for example in examples]  # null score 20
-    outputs[1]["start"][0] = -3  # … and 7
-    outputs[0]["start"][6] = 4
+    outputs[1]["start_logits"][0] = -3  # … and 7
+    outputs[0]["start_logits"][6] = 4
     (told,) = task.predict([row(context)], examples, outputs)
     assert told["null_score_difference"] == pytest.approx(7 - 4)
     assert told["answer"] == "" and told["_span"] == told["n_best"][0]["text"] != ""

@@ -171,7 +171,7 @@ class SpanTask:
             return span_decode.NOTHING_FOUND
         match self.settings.head:
             case "plain":
-                null = min(float(output["start"][0] + output["end"][0]) for output in outputs)
+                null = min(float(output["start_logits"][0] + output["end_logits"][0]) for output in outputs)
                 return null - answers[0]["logit"]
             case "joint":
                 return min(float(output["null"]) for output in outputs)

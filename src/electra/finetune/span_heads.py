@@ -33,7 +33,7 @@ def widened(logits: Tensor) -> Tensor:
 
 
 class PlainHead(nn.Module):
-    """One matrix, two logits a token: its name and weights are ElectraForQuestionAnswering's. The logits leave raw, as
+    """One matrix, two logits a token: its names and weights are ElectraForQuestionAnswering's. The logits leave raw, as
     there; what cannot be pointed at is masked in the loss, as in the original (transformers does not), and in
     decoding."""
 
@@ -44,7 +44,7 @@ class PlainHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
         start, end = widened(self.qa_outputs(hidden)).unbind(-1)
-        return {"start": start, "end": end, "allowed": pointable(inputs)}
+        return {"start_logits": start, "end_logits": end, "allowed": pointable(inputs)}
 
 
 class JointHead(nn.Module):
@@ -76,7 +76,7 @@ class JointHead(nn.Module):
         start = widened(self.start(hidden).squeeze(-1)).masked_fill(~allowed, -torch.inf)
         if inputs.targets:
             end = self.ends(hidden, inputs.targets["start"][:, None], allowed).squeeze(1)
-            outputs = {"start": start, "end": end}
+            outputs = {"start_logits": start, "end_logits": end}
         else:
             outputs = self.search(hidden, start, allowed)
         if self.answerability:
@@ -105,19 +105,22 @@ class JointHead(nn.Module):
         start: Float[Tensor, "batch seq"],
         allowed: Bool[Tensor, "batch seq"],
     ) -> dict[str, Tensor]:
-        """The `beam` best starts and for each the `beam` best ends, with log p(start) + log p(end | start)."""
+        """The `beam` best starts and for each the `beam` best ends, with log p(start) + log p(end | start). Where less
+        than `beam` positions can be pointed at, the rest of the beam has end 0 and score 0: no span ends there."""
         width = min(self.beam, start.shape[1])
         start_scores, starts = start.log_softmax(-1).topk(width)
         end_scores, ends = self.ends(hidden, starts, allowed).log_softmax(-1).topk(width)
-        return {"starts": starts, "ends": ends, "scores": start_scores[..., None] + end_scores}
+        scores = start_scores[..., None] + end_scores
+        possible = scores > -torch.inf
+        return {"starts": starts, "ends": ends.where(possible, 0), "scores": scores.where(possible, 0)}
 
 
 def span_loss(
     outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], answerability: float
 ) -> Float[Tensor, ""]:
     """(CE(start) + CE(end)) / 2, and `answerability` times the BCE of "no answer in this window" where there is such an
-    output. Means over the batch; the original sums. Its classifier learns "no answer to this question" from windows
-    that do not hold the answer, too, although the least sure window decides afterwards: there ours learns "none"."""
+    output. Means over the batch; the original sums. It labels a window that misses the answer of
+    an answerable question "has an answer"; as the window least sure of "none" decides for the question, ours is "none"."""
     loss = (cross_entropy(outputs, targets, "start") + cross_entropy(outputs, targets, "end")) / 2
     if "null" in outputs:
         none = (targets["start"] == 0).to(outputs["null"].dtype)
@@ -126,7 +129,7 @@ def span_loss(
 
 
 def cross_entropy(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], which: str) -> Tensor:
-    logits = outputs[which]
+    logits = outputs[f"{which}_logits"]
     if "allowed" in outputs:
         logits = logits.masked_fill(~outputs["allowed"], -torch.inf)
     return F.cross_entropy(logits, targets[which])
