@@ -487,7 +487,7 @@ def test_an_ensemble_averages_probabilities(tokenizer):
 def test_perfect_logits_reach_nearly_all_of_squad_2(shared_data):
     """What tokens, windows and the limit on an answer's length cost, with a network that is always right."""
     tokenizer = adopt_vocabulary(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
-    rows = read_squad(shared_data / "squad" / "squad2.0-dev.json.zst")[::4]
+    rows = read_squad(shared_data / "squad" / "squad2.0-dev.json.zst")[::10]
     task = build_span(SpanSettings(name="squad2", has_unanswerable=True), tokenizer, 192, {})
     examples, _ = task.encode(rows)
     assert len(examples) > 1.2 * len(rows)
