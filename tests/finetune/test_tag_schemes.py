@@ -88,6 +88,19 @@ def test_tags_are_read_as_conlleval_reads_them(scheme: Scheme, tags: str, spans:
     assert all(fits(tag, scheme) for tag in tags.split())
 
 
+@pytest.mark.parametrize(
+    ("scheme", "tags"),
+    [
+        ("iob1", "I-A I-A B-A I-B O I-B"),
+        ("iob2", "B-A I-A B-A B-B O B-B"),
+        ("bioes", "B-A E-A S-A S-B O S-B"),
+    ],
+)
+def test_each_scheme_marks_the_same_spans_its_own_way(scheme: Scheme, tags: str) -> None:
+    spans = [Span("A", 0, 2), Span("A", 2, 3), Span("B", 3, 4), Span("B", 5, 6)]
+    assert " ".join(from_spans(spans, 6, scheme)) == tags
+
+
 @pytest.mark.parametrize("tag", ["", "-", "B-", "X-PER", "PER", "BI-PER", "O-PER", "o", "E-PER", "b-PER"])
 def test_what_is_no_tag_of_the_scheme_is_seen(tag: str) -> None:
     assert not fits(tag, "iob2")
