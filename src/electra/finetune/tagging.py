@@ -93,8 +93,7 @@ class Tagging:
             if tags is not None:
                 target = np.full(len(ids), IGNORED, np.int64)
                 target[positions] = tags[own.start : own.stop]
-            if own:
-                yield Example(ids, len(ids), row, target, (own.start, positions))
+            yield Example(ids, len(ids), row, target, (own.start, positions))
 
     def head(self, encoder: EncoderSettings) -> TaggingHead:
         return TaggingHead(encoder, len(self.labels))

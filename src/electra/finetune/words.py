@@ -45,7 +45,7 @@ def split_words(sizes: Sequence[int], room: int) -> list[Part]:
     A part shares up to half its tokens with the one before it, and the last is as full as the others. A word in both a
     and b (a before b) belongs to b as soon as more tokens precede it in b than follow it in a: that is where the shorter
     of its two contexts is longest. With c the tokens before each word, this reads c(a.end) - c(w + 1) < c(w) - c(b.start).
-    Ownership is a partition: every word is in exactly one `own`, which may be empty where words are very long."""
+    Every word is in exactly one `own`; a part that would own none, which the last may leave, is left out."""
     before = np.concatenate([[0], np.cumsum(sizes)])
     bounds = []
     start, end = 0, 0
@@ -62,5 +62,5 @@ def split_words(sizes: Sequence[int], room: int) -> list[Part]:
         int(np.searchsorted(middles, before[end] + before[start], "right"))
         for (_, end), (start, _) in pairwise(bounds)
     ]
-    owned = zip([0, *borders], [*borders, len(sizes)], strict=True)
-    return [Part(*bound, range(*own)) for bound, own in zip(bounds, owned, strict=False)]
+    owned = map(range, [0, *borders], [*borders, len(sizes)])
+    return [Part(*bound, own) for bound, own in zip(bounds, owned, strict=False) if own]
