@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from electra import config
 from electra.data.corpus import Corpus
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, train_tokenizer
-from electra.errors import SettingsError
+from electra.errors import DataError, SettingsError
 from electra.finetune.spans import Span, from_spans, legal, to_spans
 from electra.finetune.tagging import IGNORED, Tagging, TaggingSettings, build_tagging
 from electra.finetune.task import Example, Inputs, Outputs, Row, Task
@@ -299,12 +299,14 @@ def test_labels_that_make_no_legal_spans_are_repaired_as_conlleval_reads_them(to
 
 def test_logits_and_probabilities_are_by_word_and_averaging_makes_an_ensemble(tokenizer: Tokenizer) -> None:
     task = build(tokenizer)
-    (answer, _) = answers(task, ROWS)
-    assert answer["_logits"].shape == answer["_probabilities"].shape == (4, len(task.labels))
-    assert answer["_probabilities"].sum(1) == pytest.approx(1)
-    assert answer["_probabilities"].argmax(1).tolist() == [task.labels.index(tag) for tag in ROWS[0]["tags"]]
-    unsure = np.zeros_like(answer["_logits"])
-    assert task.answer(ROWS[0], (answer["_logits"] + unsure) / 2)["tags"] == ROWS[0]["tags"]
+    answer, _ = answers(task, ROWS)
+    logits = np.array(answer["_logits"])
+    assert logits.shape == (4, len(task.labels)) and len(answer["_probabilities"]) == 4
+    for tag, shares in zip(ROWS[0]["tags"], answer["_probabilities"], strict=True):
+        assert tuple(shares) == task.labels and sum(shares.values()) == pytest.approx(1)
+        assert max(shares, key=shares.__getitem__) == tag
+    assert task.answer(ROWS[0], (logits + np.zeros_like(logits)) / 2)["tags"] == ROWS[0]["tags"]
+    assert json.loads(json.dumps(answer)) == answer
 
 
 def test_rows_without_tags_and_empty_sentences_can_be_predicted(tokenizer: Tokenizer) -> None:
@@ -316,8 +318,20 @@ def test_rows_without_tags_and_empty_sentences_can_be_predicted(tokenizer: Token
     assert (task.targets(examples, 5)["tags"] == IGNORED).all()
     outputs = [{"logits": np.eye(8, len(task.labels), dtype=np.float32)}]
     empty, london = task.predict(rows, examples, outputs)
-    assert empty["tags"] == [] and empty["spans"] == [] and empty["_logits"].shape == (0, len(task.labels))
+    assert empty["tags"] == [] and empty["spans"] == [] and empty["_logits"] == []
     assert len(london["tags"]) == 1
+
+
+@pytest.mark.parametrize("words", ["Ada met Mary", None, ["Ada", 3]])
+def test_what_is_no_list_of_words_is_refused_when_predicting(tokenizer: Tokenizer, words: object) -> None:
+    with pytest.raises(DataError, match="not a list of texts"):
+        build(tokenizer).encode([{"tokens": words}])
+
+
+@pytest.mark.parametrize("tags", ["O O", [1, 2], ["O"], None])
+def test_tags_that_cannot_be_used_do_not_hinder_predicting(tokenizer: Tokenizer, tags: object) -> None:
+    (example,), _ = build(tokenizer).encode([{"tokens": ["Ada", "met"], "tags": tags}])
+    assert example.target is None
 
 
 def test_a_word_without_an_answer_is_never_passed_over(tokenizer: Tokenizer) -> None:
@@ -332,26 +346,23 @@ def test_scores_put_the_headline_first(tokenizer: Tokenizer) -> None:
     said = [{"tags": ["B-PER", "I-PER", "O", "O"]}, {"tags": ["B-PER", "O"]}]
     scores = task.scores(ROWS, said)
     assert next(iter(scores)) == "f1"
-    assert scores == pytest.approx(
-        {
-            "f1": 0.4,
-            "precision": 1 / 2,
-            "recall": 1 / 3,
-            "accuracy": 4 / 6,
-            "f1 LOC": 0,
-            "precision LOC": 0,
-            "recall LOC": 0,
-            "f1 PER": 0.5,
-            "precision PER": 0.5,
-            "recall PER": 0.5,
-        }
-    )
+    shares = {"precision": 1 / 2, "recall": 1 / 3, "f1": 0.4, "accuracy": 4 / 6, "f1 LOC": 0, "f1 PER": 0.5}
+    assert scores == pytest.approx(shares)
+    assert task.scores(ROWS[:1], said[:1]).keys() == scores.keys(), "also where a type does not occur"
+    assert task.tables(ROWS, said)["per_class"] == [
+        {"label": "LOC", "precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 1},
+        {"label": "PER", "precision": 0.5, "recall": 0.5, "f1": 0.5, "rows": 2},
+    ]
     by_accuracy = build(tokenizer, metric="accuracy").scores(ROWS, said)
     assert next(iter(by_accuracy)) == "accuracy"
     plain: list[Row] = [{"tokens": ["a", "b"], "tags": ["DET", "-LRB-"]}]
     task = build(tokenizer, plain, scheme="none")
     assert task.labels == ("-LRB-", "DET")
     assert task.scores(plain, [{"tags": ["DET", "DET"]}]) == {"accuracy": 0.5}
+    assert task.tables(plain, [{"tags": ["DET", "DET"]}])["per_class"] == [
+        {"label": "-LRB-", "precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 1},
+        {"label": "DET", "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "rows": 1},
+    ]
 
 
 # Settings and data
@@ -382,6 +393,11 @@ def test_labels_follow_from_the_types_and_come_back_with_the_settings(tokenizer:
 def test_settings_that_cannot_be_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         config.validate(TaggingSettings, settings)
+
+
+def test_columns_of_column_files_are_settings() -> None:
+    settings = TaggingSettings(tokens="form", tags="upos", scheme="none", token_column=1, tag_column=3)
+    assert settings.columns == {"form": 1, "upos": 3}
 
 
 def test_plain_tags_are_scored_by_accuracy_unasked() -> None:
@@ -451,16 +467,22 @@ def test_a_test_split_needs_no_tags(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("name", ["conll2003_ner", "conll2000_chunk", "ud_ewt_pos"])
 def test_shipped_tasks_fit_their_data_and_lose_nothing(shared_data: Path, name: str) -> None:
-    settings = config.validate(TaggingSettings, config.read_recipe(str(TASKS / f"{name}.toml")))
+    recipe = config.read_recipe(str(TASKS / f"{name}.toml"))
+    official = recipe.pop("rows")
+    settings = config.validate(TaggingSettings, recipe)
     assert settings.name == name and {"train", "dev"} <= settings.files.keys()
-    splits = {split: read(shared_data / file)[:1500] for split, file in settings.files.items()}
+    whole = {
+        split: read(shared_data / "tokens" / f"{file}.jsonl.zst") for split, file in settings.files.items()
+    }
+    assert {split: len(rows) for split, rows in whole.items()} == official
+    splits = {split: rows[:1500] for split, rows in whole.items()}
     tokenizer = adopt_vocabulary(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     task = build_tagging(settings, tokenizer, 48, splits)
     assert task.problems(splits) == []
     predictions = answers(task, splits["dev"])
     scores = task.scores(splits["dev"], predictions)
     assert next(iter(scores)) == settings.metric
-    assert set(scores.values()) == {1.0}
+    assert {scores[name] for name in scores if " " not in name} == {1.0}
     if settings.spans:
         spans = [[(s["type"], s["start"], s["end"]) for s in it["spans"]] for it in predictions]
         assert spans == [[*map(tuple, to_spans(row[settings.tags]))] for row in splits["dev"]]

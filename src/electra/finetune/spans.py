@@ -49,6 +49,9 @@ class Counts(NamedTuple):
         return 2 * self.correct / (self.predicted + self.gold) if self.correct else 0.0
 
 
+NONE = Counts(0, 0, 0)
+
+
 def to_spans(tags: Iterable[str]) -> list[Span]:
     """Of any scheme, legal or not. A span ends before O, before B and S, before another type, and after E and S."""
     spans: list[Span] = []

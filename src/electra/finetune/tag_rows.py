@@ -1,7 +1,7 @@
 """Rows of words and tags: which columns they are in, which tags there are, and everything that can be wrong with them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -15,11 +15,11 @@ class TaggingSettings(Settings):
     """`scheme` is how spans are written in the files, and in the answers; "none" is one plain tag a word (parts of
     speech). The network may learn another scheme: the original turns everything into bioes first. `metric` is the
     headline, by default f1 of spans and accuracy where there are none. `labels` are what the network tells apart, in
-    the order of its outputs; empty: every tag that the types in train can have. `files` are the splits of a benchmark,
-    below the folder that holds the data."""
+    the order of its outputs; empty: every tag that the types in train can have. `token_column` and `tag_column` are for
+    column files (conll.py). `files` names the file of each split in the folder that holds the data."""
 
     kind: Literal["tagging"] = "tagging"
-    name: str = "tagging"
+    name: str = ""
     tokens: str = "tokens"
     tags: str = "tags"
     scheme: Literal["iob1", "iob2", "bioes", "none"] = "iob2"
@@ -27,6 +27,8 @@ class TaggingSettings(Settings):
     metric: Literal["f1", "accuracy"] = "f1"
     epochs: int = Field(3, ge=1)
     length: int = Field(256, ge=8)
+    token_column: int = 0
+    tag_column: int = -1
     labels: tuple[str, ...] = ()
     files: dict[str, str] = Field(default_factory=dict)
 
@@ -59,6 +61,11 @@ class TaggingSettings(Settings):
         """The scheme of the network's labels; None for plain tags."""
         return self.spans if self.train_scheme == "as read" else self.train_scheme
 
+    @property
+    def columns(self) -> dict[str, int]:
+        """What `read_conll` asks for."""
+        return {self.tokens: self.token_column, self.tags: self.tag_column}
+
     def learn(self, tags: Sequence[str]) -> list[str]:
         """Tags as read -> tags as the network learns them."""
         return list(tags) if self.train_scheme == "as read" else legal(tags, self.train_scheme)
@@ -76,7 +83,7 @@ def train_labels(settings: TaggingSettings, rows: Sequence[Row]) -> tuple[str, .
 def tags_of(settings: TaggingSettings, rows: Sequence[Row]) -> Iterator[Any]:
     for row in rows:
         tags = row.get(settings.tags)
-        if isinstance(tags, list | tuple | np.ndarray):
+        if is_list(tags):
             yield from tags
 
 
@@ -112,7 +119,7 @@ def row_problem(settings: TaggingSettings, row: Row, columns: Sequence[str]) -> 
         values = row.get(name)
         if values is None:
             return f"{name!r} is missing. Give it, or remove the row."
-        if not isinstance(values, list | tuple | np.ndarray):
+        if not is_list(values):
             return f"{name!r} is {short(values)}, not a list. Give a list with one text for each word."
         for place, value in enumerate(values, 1):
             if not isinstance(value, str):
@@ -148,6 +155,14 @@ def tag_problem(settings: TaggingSettings, words: Sequence[str], tags: Sequence[
                 f"{at(place)} is not among {known}. Correct it, add it to train, or list all tags in labels."
             )
     return None
+
+
+def is_list(values: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(values, list | tuple | np.ndarray)
+
+
+def is_texts(values: Any) -> TypeGuard[Sequence[str]]:
+    return is_list(values) and all(isinstance(value, str) for value in values)
 
 
 def described(scheme: Scheme) -> str:

@@ -15,9 +15,9 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from electra.errors import SettingsError
-from electra.finetune.spans import count_spans, legal, to_spans
-from electra.finetune.tag_rows import TaggingSettings, find_problems, train_labels
+from electra.errors import DataError, SettingsError
+from electra.finetune.spans import NONE, count_spans, legal, to_spans
+from electra.finetune.tag_rows import TaggingSettings, find_problems, is_texts, short, train_labels
 from electra.finetune.task import Example, Inputs, Outputs, Row
 from electra.finetune.words import WordPieces, split_words
 from electra.model.encoder import EncoderSettings
@@ -56,7 +56,7 @@ class Tagging:
     architecture = "ElectraForTokenClassification"
 
     def __init__(self, settings: TaggingSettings, tokenizer: Tokenizer, length: int) -> None:
-        self.settings, self.length = settings, length
+        self.settings, self.tokenizer, self.length = settings, tokenizer, length
         self.pieces = WordPieces(tokenizer)
         self.labels = settings.labels
         self.numbers = {label: number for number, label in enumerate(settings.labels)}
@@ -68,15 +68,25 @@ class Tagging:
         examples: list[Example] = []
         cut = 0
         for place, row in enumerate(rows):
-            pieces = [self.pieces[word] for word in row[self.settings.tokens]]
+            pieces = [self.pieces[word] for word in self.words(row)]
             cut += any(len(ids) > room for ids in pieces)
             examples += self._examples(place, [ids[:room] for ids in pieces], self._targets(row))
         return examples, cut
 
+    def words(self, row: Row) -> Sequence[str]:
+        """Rows to be predicted were not all looked at before, and a text taken for a list would be letters."""
+        words = row.get(self.settings.tokens)
+        if not is_texts(words):
+            name = self.settings.tokens
+            raise DataError(
+                f"a row has {short(words)} for {name!r}, not a list of texts. Give one for each word."
+            )
+        return words
+
     def _targets(self, row: Row) -> np.ndarray | None:
         """The tag of every word as the network's label; a tag that it has no label for is no target."""
         tags = row.get(self.settings.tags)
-        if tags is None:
+        if not is_texts(tags) or len(tags) != len(self.words(row)):
             return None
         return np.array([self.numbers.get(tag, IGNORED) for tag in self.settings.learn(tags)], np.int64)
 
@@ -114,9 +124,7 @@ class Tagging:
     def predict(
         self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[Outputs]
     ) -> list[dict[str, Any]]:
-        logits = [
-            np.full((len(row[self.settings.tokens]), len(self.labels)), np.nan, np.float32) for row in rows
-        ]
+        logits = [np.full((len(self.words(row)), len(self.labels)), np.nan, np.float32) for row in rows]
         for example, output in zip(examples, outputs, strict=True):
             start, positions = example.notes
             logits[example.row][start : start + len(positions)] = output["logits"][positions]
@@ -124,10 +132,9 @@ class Tagging:
 
     def answer(self, row: Row, logits: np.ndarray) -> dict[str, Any]:
         """From the logits of each word, of one network or the mean of several. The likeliest label a word; where they
-        do not make legal spans, what cannot continue a span starts one (see spans.py). `_probabilities` has a row for
-        each word and a column for each of `labels`."""
+        do not make legal spans, what cannot continue a span starts one (see spans.py)."""
         assert not np.isnan(logits).any(), "a word without an answer"
-        words = row[self.settings.tokens]
+        words = self.words(row)
         tags = [self.labels[number] for number in logits.argmax(1)]
         answer: dict[str, Any] = {"tags": tags}
         if self.settings.spans:
@@ -136,27 +143,40 @@ class Tagging:
                 {**span._asdict(), "text": " ".join(words[span.start : span.end])} for span in to_spans(tags)
             ]
         odds = np.exp(logits - logits.max(1, keepdims=True))
-        return answer | {"_logits": logits, "_probabilities": odds / odds.sum(1, keepdims=True)}
+        shares = (odds / odds.sum(1, keepdims=True)).tolist()
+        by_label = [dict(zip(self.labels, share, strict=True)) for share in shares]
+        return answer | {"_probabilities": by_label, "_logits": logits.tolist()}
 
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Shares between 0 and 1. Accuracy is by word; f1, precision and recall are by span, over all sentences
-        together and by type (`f1 PER`)."""
-        gold = [list(row[self.settings.tags]) for row in rows]
-        predicted = [prediction["tags"] for prediction in predictions]
-        pairs = [
-            pair for one, other in zip(gold, predicted, strict=True) for pair in zip(one, other, strict=True)
-        ]
+        together; f1 also by type (`f1 PER`), for every type that the network knows."""
+        gold, said = self._tags(rows, predictions)
+        pairs = [pair for one, other in zip(gold, said, strict=True) for pair in zip(one, other, strict=True)]
         scores = {"accuracy": sum(one == other for one, other in pairs) / max(1, len(pairs))}
         if self.settings.spans:
-            total, by_type = count_spans(gold, predicted)
-            for name, counts in {
-                "": total,
-                **{f" {kind}": it for kind, it in by_type.items() if kind},
-            }.items():
-                scores |= {
-                    f"f1{name}": counts.f1, f"precision{name}": counts.precision, f"recall{name}": counts.recall
-                }  # fmt: skip
+            total, by_type = count_spans(gold, said)
+            types = sorted({label.partition("-")[2] for label in self.labels} - {""})
+            scores |= {"f1": total.f1, "precision": total.precision, "recall": total.recall}
+            scores |= {f"f1 {kind}": by_type.get(kind, NONE).f1 for kind in types}
         return {self.settings.metric: scores[self.settings.metric]} | scores
+
+    def tables(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Figures by type of span, or by plain tag; `rows` is how many there are. A plain tag is a span of one word."""
+        gold, said = self._tags(rows, predictions)
+        if not self.settings.spans:
+            gold, said = ([[f"S-{tag}" for tag in tags] for tags in them] for them in (gold, said))
+        _, by_type = count_spans(gold, said)
+        return {
+            "per_class": [
+                {"label": kind, "precision": it.precision, "recall": it.recall, "f1": it.f1, "rows": it.gold}
+                for kind, it in by_type.items()
+            ]
+        }
+
+    def _tags(
+        self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        return [list(row[self.settings.tags]) for row in rows], [list(it["tags"]) for it in predictions]
 
     def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
         return find_problems(self.settings, splits)
