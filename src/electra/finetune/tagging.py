@@ -152,12 +152,13 @@ class Tagging:
         together; f1 also by type (`f1 PER`), for every type that the network knows."""
         gold, said = self._tags(rows, predictions)
         pairs = [pair for one, other in zip(gold, said, strict=True) for pair in zip(one, other, strict=True)]
-        scores = {"accuracy": sum(one == other for one, other in pairs) / max(1, len(pairs))}
-        if self.settings.spans:
-            total, by_type = count_spans(gold, said)
-            types = sorted({label.partition("-")[2] for label in self.labels} - {""})
-            scores |= {"f1": total.f1, "precision": total.precision, "recall": total.recall}
-            scores |= {f"f1 {kind}": by_type.get(kind, NONE).f1 for kind in types}
+        accuracy = {"accuracy": sum(one == other for one, other in pairs) / max(1, len(pairs))}
+        if not self.settings.spans:
+            return accuracy
+        total, by_type = count_spans(gold, said)
+        types = sorted({label.partition("-")[2] for label in self.labels} - {""})
+        scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall} | accuracy
+        scores |= {f"f1 {kind}": by_type.get(kind, NONE).f1 for kind in types}
         return {self.settings.metric: scores[self.settings.metric]} | scores
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
