@@ -1,5 +1,6 @@
 """Reading run folders and model folders, and writing model folders from runs."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def export_parts(
         kind: hf.Kind = "discriminator" if isinstance(head, DetectionHead) else "generator"
         target = out if len(networks) == 1 else out / name
         text = card.model_card(kind, config.to_toml(settings), figures)
-        written.append(hf.write_folder(target, kind, encoder, head, tokenizer, special, text))
+        parts = kind, encoder, head, tokenizer, special, text
+        written.append(hf.write_folder(target, *parts, objective=settings.objective.kind))
     return written
 
 
@@ -77,6 +79,22 @@ def load_detector(model: Path) -> hf.Loaded:
         encoder, head = networks["discriminator"]
         return hf.Loaded(encoder, head, load_tokenizer(model))
     return hf.load_discriminator(model / "discriminator" if (model / "discriminator").is_dir() else model)
+
+
+def load_energy_model(model: Path) -> hf.Loaded:
+    """The network of an Electric run, whose logits are energies."""
+    loaded = load_detector(model)
+    if (model / CONFIG).is_file():
+        objective = config.read_recipe(str(model / CONFIG)).get("objective", {}).get("kind")
+    else:
+        folder = model / "discriminator" if (model / "discriminator").is_dir() else model
+        objective = json.loads((folder / "config.json").read_bytes()).get(hf.OBJECTIVE)
+    if objective != "electric":
+        raise DataError(
+            f'{model} cannot score text: its objective is {objective or "not known"}, and only "electric" learns energies. '
+            "Train one with: electra pretrain electric data=…"
+        )
+    return loaded
 
 
 def load_generator(model: Path) -> hf.Loaded:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.cli import data, pretraining, settings
+from electra.cli import data, pretraining, scoring, settings
 from electra.errors import ElectraError
 
 app = typer.Typer(
@@ -30,6 +30,8 @@ for verb in (
     pretraining.pretrain,
     pretraining.evaluate,
     pretraining.detect,
+    scoring.score,
+    scoring.rerank,
     pretraining.export,
     settings.doctor,
 ):

@@ -30,6 +30,7 @@ from electra.model.heads import DetectionHead, TokenHead
 Kind = Literal["discriminator", "generator"]
 ARCHITECTURES: dict[Kind, str] = {"discriminator": "ElectraForPreTraining", "generator": "ElectraForMaskedLM"}
 WEIGHTS = "model.safetensors"
+OBJECTIVE = "pretraining_objective"
 TOLERANCE = 1e-4
 PROBE = (
     "The quick brown fox jumps over the lazy dog.",
@@ -103,6 +104,7 @@ def write_folder(
     tokenizer: Tokenizer,
     special: SpecialIds,
     card: str,
+    objective: str = "electra",
 ) -> str:
     """Everything goes into a temporary folder first and is renamed at the end: `out` is whole or absent. Returns what
     can be said of it."""
@@ -116,7 +118,7 @@ def write_folder(
             tensors = discriminator_tensors(encoder, head)
         case TokenHead():
             tensors = generator_tensors(encoder, head)
-    config = config_json(encoder.settings, vocab_size, special, kind)
+    config = config_json(encoder.settings, vocab_size, special, kind) | {OBJECTIVE: objective}
     files = {
         "config.json": json.dumps(config, indent=2),
         "tokenizer.json": tokenizer.to_str(pretty=True),
