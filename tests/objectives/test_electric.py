@@ -10,22 +10,21 @@ from electra.model.generator import GeneratorSettings
 from electra.objectives.corruption import MaskingSettings
 from electra.objectives.electric import ElectricSettings
 
-LETTERS, LENGTH, FIRST = 5, 20, 5
-pull = np.exp(1.5 * np.random.default_rng(4).normal(size=(LETTERS, LETTERS)))
-NEXT = pull / pull.sum(1, keepdims=True)
+LETTERS, LENGTH, TOPICS, FIRST = 6, 16, 3, 5
+LETTER = np.random.default_rng(4).dirichlet(np.full(LETTERS, 0.4), TOPICS) * 0.9 + 0.1 / LETTERS
 
 
 def write(rng, count):
-    """Sentences in which each letter depends on the one before: P(x) = 1/5 times a product of NEXT."""
-    sentences = rng.integers(0, LETTERS, (count, LENGTH))
-    for t in range(1, LENGTH):
-        draws = rng.random((count, 1))
-        sentences[:, t] = (NEXT[sentences[:, t - 1]].cumsum(1) < draws).sum(1).clip(max=LETTERS - 1)
-    return sentences
+    """A sentence has a topic, drawn evenly, and each of its letters is drawn as that topic likes it."""
+    topics = rng.integers(0, TOPICS, (count, 1))
+    draws = rng.random((count, LENGTH, 1))
+    return (LETTER[topics].cumsum(2) < draws).sum(2).clip(max=LETTERS - 1)
 
 
 def log_likelihood(sentences):
-    return np.log(NEXT[sentences[:, :-1], sentences[:, 1:]]).sum(1) - np.log(LETTERS)
+    """Which topic it was is not known: the sum over all of them."""
+    by_topic = np.log(LETTER[:, sentences]).sum(2)
+    return np.logaddexp.reduce(by_topic, axis=0) - np.log(TOPICS)
 
 
 def exact_pseudo_log_likelihood(sentences):
@@ -50,7 +49,10 @@ def rows_of(sentences, first_sample=0):
 
 def test_the_learned_energies_rank_as_the_true_probabilities_do():
     encoder = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
-    masking, generator = MaskingSettings(share=0.15), GeneratorSettings(kind="two_tower", width=0.5, depth=0.5)
+    masking, generator = (
+        MaskingSettings(share=0.15),
+        GeneratorSettings(kind="two_tower", width=0.5, depth=0.5),
+    )
     objective = ElectricSettings().build(material(FIRST + LETTERS, encoder, generator, masking))
     rng = np.random.default_rng(0)
     optimizer = torch.optim.AdamW(objective.parameters(), lr=5e-3, betas=(0.9, 0.98))
@@ -70,4 +72,6 @@ def test_the_learned_energies_rank_as_the_true_probabilities_do():
     assert stats.spearmanr(found.sum(1), exact.sum(1)).statistic >= 0.9
     assert stats.spearmanr(found[:300].sum(1), exact[:300].sum(1)).statistic >= 0.9
     assert stats.spearmanr(found.ravel(), exact.ravel()).statistic >= 0.9
-    assert np.abs(found - exact)[:300].mean() < 0.35  # where there was data to learn from, the scale is right too
+    assert (
+        np.abs(found - exact)[:300].mean() < 0.35
+    )  # where there was data to learn from, the scale is right too
