@@ -26,6 +26,7 @@ ORDER = {
     "interop": 5,
     "inspector": 6,
     "plot": 6,
+    "flops": 6,
     "pretrain": 7,
     "finetuning": 8,
     "evaluate": 8,

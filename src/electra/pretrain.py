@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, model_validator
 
 import electra
-from electra import config
+from electra import config, flops
 from electra.batch import SpecialIds
 from electra.data.loader import HeldOut, Loader
 from electra.data.rows import NoRows, Rows, RowsSettings, build_rows
@@ -33,7 +33,7 @@ from electra.train import checkpoint, guard
 from electra.train.optim import OptimizerSettings
 from electra.train.runlog import read_metrics
 from electra.train.schedule import ScheduleSettings
-from electra.train.trainer import FREE_TO_CHANGE, Run, TrainSettings, memory_remedy, train
+from electra.train.trainer import FREE_TO_CHANGE, Run, TrainSettings, choose_device, memory_remedy, train
 
 CONFIG = "config.toml"
 
@@ -153,10 +153,31 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
             settings.seed,
             run,
             signals,
+            flops_per_token(settings, parts.manifest.vocab_size),
+            device_peak(settings.train),
         )
         if not (folder / "export").exists():
             export_parts(settings, parts.objective, folder, folder / "export", ("discriminator",), figures)
         return figures
+
+
+def work(settings: PretrainSettings, vocab_size: int) -> flops.Work:
+    """What a run computes, for counting it."""
+    sizes = vocab_size, settings.rows.length, settings.train.batch, settings.train.steps
+    return flops.Work(settings.objective, settings.encoder, settings.generator, *sizes)
+
+
+def flops_per_token(settings: PretrainSettings, vocab_size: int) -> float:
+    """0 for an objective that nobody has counted: training must not depend on it."""
+    with suppress(SettingsError):
+        return work(settings, vocab_size).per_token()
+    return 0.0
+
+
+def device_peak(settings: TrainSettings) -> float:
+    """Of the GPU that the run is on; 0 on processors and on devices that we do not know."""
+    cuda = choose_device(settings).type == "cuda"
+    return flops.peak_flops(torch.cuda.get_device_name()) if cuda else 0.0
 
 
 def refuse_other_settings(folder: Path, settings: PretrainSettings) -> None:

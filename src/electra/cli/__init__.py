@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.cli import data, pretraining, settings
+from electra.cli import data, flops, pretraining, settings
 from electra.errors import ElectraError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ for verb in (
     pretraining.detect,
     pretraining.export,
     settings.doctor,
+    flops.flops,
 ):
     app.command()(verb)
 
