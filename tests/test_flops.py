@@ -12,6 +12,8 @@ from electra import flops
 from electra.errors import SettingsError
 from electra.model.encoder import EncoderSettings
 from electra.model.generator import GeneratorSettings
+from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings
+from electra.model.packed import band
 from electra.objectives.electra import Electra, ElectraSettings
 from electra.pretrain import device_peak, resolve, work
 from electra.train.runlog import read_metrics
@@ -91,6 +93,34 @@ def test_our_count_is_torchs_count_on_the_real_modules(encoder, generator, padde
     objective = Electra(settings, encoder, generator, 300, SPECIAL, seed=1)
     task = flops.Work(settings, encoder, generator, 300, length=24, batch=6, steps=1)
     assert task.per_token() * task.tokens == pytest.approx(counted(objective, padded=padded), rel=1e-12)
+
+
+@pytest.mark.parametrize("embedding", [32, 12])
+def test_modernbert_costs_what_torch_counts(embedding):
+    settings = ModernBertSettings(
+        layers=3, hidden=32, heads=2, intermediate=24, embedding=embedding, global_every=1
+    )
+    encoder, batch = ModernBert(settings, Embeddings(settings, 97)), make_batch()
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        encoder(batch.ids, batch.segments, batch.is_real).sum().backward()
+    expected = flops.TRAINING_PASSES * flops.encoder_forward(settings, 24) * 6 * 24
+    assert expected == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("window", [2, 5, 12, 46, 300])
+def test_a_local_layer_costs_the_keys_of_its_window(window):
+    settings = ModernBertSettings(layers=4, global_every=2, window=window)
+    everywhere = flops.encoder_forward(settings.model_copy(update={"global_every": 1}), 24)
+    spared = 24 * 24 - band(24, window // 2, torch.device("cpu")).sum().item()
+    expected = everywhere - 2 * 2 * (2 * settings.hidden) * spared / 24  # two local layers
+    assert flops.encoder_forward(settings, 24) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_papers_accounting_has_no_count_for_modernbert():
+    task = flops.Work(ElectraSettings(), ModernBertSettings(), GeneratorSettings(), 300, 24, 6, 1)
+    with pytest.raises(SettingsError, match="no count for ModernBERT"):
+        task.paper()
+    assert task.per_token() > 0
 
 
 def test_electra_small_costs_seventy_million_operations_a_token():

@@ -24,12 +24,15 @@ import torch
 from electra.errors import SettingsError
 from electra.model.encoder import EncoderSettings
 from electra.model.generator import GeneratorSettings
+from electra.model.modernbert import ModernBertSettings
 
 PAPER_VOCABULARY = 30522
 PAPER_OUTPUT_SHARE = 0.15625
 PAPER_PASSES = 2
 DROPOUT, LAYER_NORM, GELU, SOFTMAX = 4, 5, 8, 5  # operations an element, as the paper counts them
 TRAINING_PASSES = 3
+
+AnyEncoder = EncoderSettings | ModernBertSettings
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Work:
     """What is computed: an objective over rows of `length` tokens of a vocabulary, `batch` rows a step."""
 
     objective: Any
-    encoder: EncoderSettings
+    encoder: AnyEncoder
     generator: GeneratorSettings
     vocabulary: int
     length: int
@@ -156,7 +159,11 @@ class Work:
                 return paper_electra(*pair, self.batch, self.steps, corrected)
         raise uncounted(self.objective.kind)
 
-    def paper_sizes(self, encoder: EncoderSettings, share: float) -> PaperSizes:
+    def paper_sizes(self, encoder: AnyEncoder, share: float) -> PaperSizes:
+        if isinstance(encoder, ModernBertSettings):
+            raise SettingsError(
+                "the paper's accounting is of BERT's blocks and has no count for ModernBERT's."
+            )
         return PaperSizes(
             encoder.hidden,
             encoder.layers,
@@ -197,19 +204,33 @@ def chosen_share(mask_share: float, length: int) -> float:
     return max(1, round(mask_share * length)) / length
 
 
-def encoder_forward(settings: EncoderSettings, length: int) -> float:
-    """A token through an encoder: projections 4h², feed-forward 2hi, scores and mixing 2h for each of `length` keys."""
-    hidden = settings.hidden
-    products = 4 * hidden**2 + 2 * hidden * settings.intermediate + 2 * hidden * length
+def encoder_forward(settings: AnyEncoder, length: int) -> float:
+    """A token through an encoder: projections 4h², feed-forward 2hi (3hi with a gate), scores and mixing 2h for each key
+    that is seen. A local layer needs the keys of its window, whatever a kernel without windows computes."""
+    hidden, layers = settings.hidden, settings.layers
+    match settings:
+        case EncoderSettings():
+            matrices, keys = 2, float(layers * length)
+        case ModernBertSettings():
+            local = sum(map(settings.is_local, range(layers)))
+            matrices = 3
+            keys = (layers - local) * length + local * keys_nearby(length, settings.window // 2)
+    weights = layers * (4 * hidden**2 + matrices * hidden * settings.intermediate)
     project = settings.embedding * hidden if settings.embedding != hidden else 0
-    return 2.0 * (settings.layers * products + project)
+    return 2.0 * (weights + project + 2 * hidden * keys)
 
 
-def token_head_forward(settings: EncoderSettings, vocabulary: int) -> float:
+def keys_nearby(length: int, reach: int) -> float:
+    """How many tokens, itself included, a token of a row has at most `reach` away, on average."""
+    reach = min(reach, length - 1)
+    return 2 * reach + 1 - reach * (reach + 1) / length
+
+
+def token_head_forward(settings: AnyEncoder, vocabulary: int) -> float:
     return 2.0 * settings.embedding * (settings.hidden + vocabulary)
 
 
-def detection_head_forward(settings: EncoderSettings) -> float:
+def detection_head_forward(settings: AnyEncoder) -> float:
     return 2.0 * settings.hidden * (settings.hidden + 1)
 
 

@@ -1,6 +1,7 @@
 """The verb that counts what a run costs."""
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,6 +57,7 @@ def count(recipe: str, words: list[str], vocab_size: int | None) -> dict[str, An
 
     from electra import config
     from electra.data.shards import read_manifest
+    from electra.errors import SettingsError
     from electra.flops import PAPER_VOCABULARY, TRAINING_PASSES
     from electra.pretrain import resolve, work
 
@@ -65,7 +67,7 @@ def count(recipe: str, words: list[str], vocab_size: int | None) -> dict[str, An
         vocab_size = read_manifest(Path(settings.data)).vocab_size if has_data else PAPER_VOCABULARY
     task = work(settings, vocab_size)
     per_token = task.per_token()
-    return {
+    counts = {
         "vocabulary": vocab_size,
         "length": task.length,
         "batch": task.batch,
@@ -75,9 +77,10 @@ def count(recipe: str, words: list[str], vocab_size: int | None) -> dict[str, An
         "token": per_token,
         "step": per_token * task.batch * task.length,
         "run": per_token * task.tokens,
-        "paper_run": task.paper(),
-        "paper_run_corrected": task.paper(corrected=True),
     }
+    with suppress(SettingsError):  # the paper's accounting does not know every network
+        counts |= {"paper_run": task.paper(), "paper_run_corrected": task.paper(corrected=True)}
+    return counts
 
 
 def devices(name: str | None, tflops: float | None) -> dict[str, dict[str, float]]:
@@ -115,17 +118,19 @@ def recipe_tables(recipe: str, result: dict[str, Any]) -> "tuple[Table, Table]":
         row = (f"{value / 1e6:.2f} M", f"{value * tokens_a_step:.3g}", f"{value * result['tokens']:.4g}")
         costs.add_row(name, *row, end_section=last, style="bold" if name == "total" else "")
     costs.add_section()
-    times = result["paper_run"] / published()["bert_base"]
-    for name, key in (
-        ("as the paper counts", "paper_run"),
-        ("   its slips corrected", "paper_run_corrected"),
-    ):
-        value = result[key]
-        row = (f"{value / result['tokens'] / 1e6:.2f} M", f"{value / result['steps']:.3g}", f"{value:.4g}")
-        costs.add_row(name, *row)
-    costs.caption = (
-        f"vocabulary {result['vocabulary']:,} · as the paper counts: {times:.3g} times its BERT-Base"
-    )
+    costs.caption = f"vocabulary {result['vocabulary']:,}"
+    names = {"paper_run": "as the paper counts", "paper_run_corrected": "   its slips corrected"}
+    for key, name in names.items():
+        if value := result.get(key):
+            row = (
+                f"{value / result['tokens'] / 1e6:.2f} M",
+                f"{value / result['steps']:.3g}",
+                f"{value:.4g}",
+            )
+            costs.add_row(name, *row)
+    if "paper_run" in result:
+        times = result["paper_run"] / published()["bert_base"]
+        costs.caption += f" · as the paper counts: {times:.3g} times its BERT-Base"
 
     hours = Table(title=f"time at {result['utilisation']:.0%} of the peak")
     hours.add_column("device")
