@@ -116,6 +116,7 @@ class Layer(nn.Module):
         self.contract = nn.Linear(settings.intermediate, hidden, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
         self.attention_dropout = nn.Dropout(settings.attention_dropout)
+        self.query_key_value.stacked, self.expand.stacked = 3, 2  # type: ignore[assignment]
         self.attention_output.adds = self.contract.adds = True  # type: ignore[assignment]
 
     def forward(
