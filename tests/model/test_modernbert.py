@@ -173,9 +173,7 @@ def kernel_in_plain_torch(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *
 
 
 def test_the_kernel_is_asked_for_what_the_reference_does(monkeypatch):
-    from torch.nn.attention import varlen
-
-    monkeypatch.setattr(varlen, "varlen_attn", kernel_in_plain_torch)
+    monkeypatch.setattr(packed, "varlen_attn", kernel_in_plain_torch)
     encoder, batch = ours(SMALL), make_batch()
     with torch.no_grad():
         expected = encoder.encode_packed(*pack(batch))
@@ -214,9 +212,17 @@ def test_every_token_sees_something_in_a_local_layer():
     assert row[20].nonzero().flatten().tolist() == [20]
 
 
-def test_torch_has_the_kernel_with_windows():
-    assert {"query", "cu_seq_q", "max_q", "window_size"} <= packed.varlen_arguments()
-    assert not packed.has_varlen(torch.device("cpu"), torch.bfloat16, windowed=False)
+def test_the_kernel_is_for_gpus_and_half_precision_and_windows_where_torch_has_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu, half = torch.device("cuda"), torch.bfloat16
+    assert packed.has_varlen(gpu, half, windowed=True) == packed.KERNEL_HAS_WINDOWS
+    assert packed.has_varlen(gpu, half, windowed=False)
+    assert not packed.has_varlen(torch.device("cpu"), half, windowed=False)
+    assert not packed.has_varlen(gpu, torch.float32, windowed=False)
+    monkeypatch.setattr(packed, "KERNEL_HAS_WINDOWS", False)
+    assert not packed.has_varlen(gpu, half, windowed=True) and packed.has_varlen(gpu, half, windowed=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    assert not packed.has_varlen(gpu, half, windowed=False)
 
 
 @pytest.mark.gpu

@@ -266,7 +266,7 @@ def test_least_squares_with_uneven_directions_is_solved():
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 1e-4 * losses[0]
-    assert (model.layers[0]["map"].weight.T - truth).abs().max() < 0.05
+    assert (model.layers[0]["map"].weight.T - truth).abs().max() < 0.1
 
 
 def test_electra_learns_with_it():

@@ -3,7 +3,6 @@ reference, and torch's kernel for it)."""
 
 import inspect
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +10,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+# Windows came later than the kernel.
+KERNEL_HAS_WINDOWS = "window_size" in inspect.signature(varlen_attn).parameters
 
 
 def band(length: int, reach: int, device: torch.device) -> Bool[Tensor, "length length"]:
@@ -55,8 +58,6 @@ def mix_varlen(
     reach: int,
 ) -> Float[Tensor, "tokens heads size"]:
     """The same in one kernel."""
-    from torch.nn.attention.varlen import varlen_attn
-
     window: dict[str, Any] = {"window_size": (reach, reach)} if reach >= 0 else {}
     bounds = starts.to(torch.int32)
     parts = query.contiguous(), key.contiguous(), value.contiguous()
@@ -65,22 +66,9 @@ def mix_varlen(
     return mixed
 
 
-@cache
-def varlen_arguments() -> frozenset[str]:
-    """What torch's kernel can be asked for; nothing where torch has none. Windows came later than the kernel."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
 def has_varlen(device: torch.device, dtype: torch.dtype, windowed: bool) -> bool:
-    needed = "window_size" if windowed else "query"
+    """Whether torch has a kernel for such rows."""
     half = dtype in (torch.bfloat16, torch.float16)
-    return (
-        device.type == "cuda"
-        and half
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-        and needed in varlen_arguments()
-    )
+    if device.type != "cuda" or not half or (windowed and not KERNEL_HAS_WINDOWS):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
