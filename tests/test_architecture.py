@@ -26,6 +26,7 @@ ORDER = {
     "interop": 5,
     "inspector": 6,
     "plot": 6,
+    "flops": 6,
     "recipe": 7,
     "runs": 7,
     "pretrain": 7,

@@ -27,7 +27,7 @@ def test_the_readme_names_the_commands_we_think_it_does():
     found = commands(README)
     assert found[:2] == ["make quickstart", "make test"]
     assert {shlex.split(line)[1] for line in found[2:]} == {
-        "tokenizer", "prepare", "doctor", "pretrain", "export", "config", "evaluate", "detect",
+        "tokenizer", "prepare", "doctor", "pretrain", "export", "config", "evaluate", "detect", "flops",
     }  # fmt: skip
 
 

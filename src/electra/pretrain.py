@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 import electra
-from electra import config
+from electra import config, flops
 from electra.batch import SpecialIds
 from electra.data.loader import HeldOut, Loader
 from electra.data.rows import NoRows, Rows, build_rows
@@ -27,7 +27,7 @@ from electra.files import lock, remove_leftovers, write_atomically, write_json
 from electra.recipe import PretrainSettings, build_objective
 from electra.runs import CONFIG, copy_weights, export_parts, load_encoder, load_generator
 from electra.train import checkpoint, guard
-from electra.train.trainer import FREE_TO_CHANGE, Run, memory_remedy, train
+from electra.train.trainer import FREE_TO_CHANGE, Run, TrainSettings, choose_device, memory_remedy, train
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,26 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
             settings.seed,
             run,
             signals,
+            work(settings, parts.manifest.vocab_size).per_token(),
+            device_peak(settings.train),
         )
         if not (folder / "export").exists():
             main = dict(list(parts.objective.networks().items())[:1])
             export_parts(settings, main, folder, folder / "export", figures)
         return figures
+
+
+def work(settings: PretrainSettings, vocab_size: int) -> flops.Work:
+    """What a run computes, for counting it."""
+    sizes = vocab_size, settings.rows.length, settings.train.batch, settings.train.steps
+    networks = settings.objective, settings.encoder, settings.generator, settings.masking
+    return flops.Work(*networks, *sizes)
+
+
+def device_peak(settings: TrainSettings) -> float:
+    """Of the GPU that the run is on; 0 on processors and on devices that we do not know."""
+    cuda = choose_device(settings).type == "cuda"
+    return flops.peak_flops(torch.cuda.get_device_name()) if cuda else 0.0
 
 
 def refuse_other_settings(folder: Path, settings: PretrainSettings) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.cli import data, pretraining, scoring, settings
+from electra.cli import data, flops, pretraining, scoring, settings
 from electra.errors import ElectraError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ for verb in (
     scoring.rerank,
     pretraining.export,
     settings.doctor,
+    flops.flops,
 ):
     app.command()(verb)
 

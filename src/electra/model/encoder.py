@@ -109,6 +109,7 @@ class Layer(nn.Module):
         self.heads = settings.heads
         self.attention_dropout = settings.attention_dropout
         self.query_key_value = nn.Linear(hidden, 3 * hidden)
+        self.query_key_value.stacked = 3  # type: ignore[assignment]
         self.attention_output = nn.Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPS)
         self.expand = nn.Linear(hidden, settings.intermediate)

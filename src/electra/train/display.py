@@ -8,7 +8,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-LABELS = {"mlm_loss": "mlm", "rtd_loss": "rtd", "auc": "AUC", "tokens_per_second": "tok/s"}
+LABELS = {"mlm_loss": "mlm", "rtd_loss": "rtd", "auc": "AUC", "tokens_per_second": "tok/s", "mfu": "MFU"}
 
 
 class Display:
@@ -40,7 +40,9 @@ class Display:
         self.progress.update(self.task, completed=step)
 
     def figures(self, kind: str, step: int, figures: Mapping[str, float], eta_seconds: float) -> None:
-        shown = {name: figures[name] for name in (*self.headline, "tokens_per_second") if name in figures}
+        shown = {
+            name: figures[name] for name in (*self.headline, "tokens_per_second", "mfu") if name in figures
+        }
         text = " ".join(f"{LABELS.get(name, name)} {readable(name, value)}" for name, value in shown.items())
         eta = duration(eta_seconds)
         if kind == "train":

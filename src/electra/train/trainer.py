@@ -122,13 +122,17 @@ def train(
     seed: int,
     run: Run,
     signals: guard.Signals,
+    flops_per_token: float = 0.0,
+    peak_flops: float = 0.0,
 ) -> dict[str, float]:
     """Train from the newest checkpoint, or from the beginning, to the last step. Returns the last held-out figures.
     The caller holds the lock on the run folder and listens for signals.
 
     `objective` is an nn.Module whose forward maps a Batch to a loss with `total` (what is minimised) and `sums` (tensors
     that add up over batches). Its `figures(sums)` makes readable numbers of them, `headline` names those to show while
-    training, and `alarms(history, progress)` gives what must be said aloud, by name."""
+    training, and `alarms(history, progress)` gives what must be said aloud, by name.
+
+    Where the model's cost and the device's peak are known (not 0), figures say which share of the peak is used."""
     device = choose_device(settings)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -205,6 +209,8 @@ def train(
                     "tokens_per_second": speed,
                     "seconds": seconds_before + now - started,
                 }
+                if flops_per_token and peak_flops:
+                    figures["mfu"] = speed * flops_per_token / peak_flops
                 if not (math.isfinite(figures["loss"]) and math.isfinite(figures["gradient_norm"])):
                     raise diverged(step, run)
                 eta = (settings.steps - step) * (now - started) / max(1, step - first_step)

@@ -1,0 +1,187 @@
+"""A ModernBERT that we write loads offline with transformers' Auto classes and gives the same numbers; theirs loads here."""
+
+import json
+
+import pytest
+import torch
+
+from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from electra.errors import CorruptError, DataError, MachineError, SettingsError
+from electra.interop import modernbert
+from electra.interop.hf import PROBE, probe_batch
+from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings, TokenHead, initialise
+
+transformers = pytest.importorskip("transformers", reason="needs the hf extra")
+
+SETTINGS = ModernBertSettings(
+    layers=4, hidden=32, heads=2, intermediate=48, embedding=32, positions=64, window=6, global_every=3,
+    global_theta=9e4, local_theta=600.0,
+)  # fmt: skip
+NARROW = SETTINGS.model_copy(update={"embedding": 12})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(prepared):
+    return load_tokenizer(prepared)
+
+
+def build(settings, tokenizer):
+    size = vocabulary_size(tokenizer)
+    encoder, head = ModernBert(settings, Embeddings(settings, size)), TokenHead(settings, size)
+    initialise(torch.nn.ModuleList((encoder, head)), settings, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in (*encoder.parameters(), *head.parameters()):
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return encoder.eval(), head.eval()
+
+
+def write(out, settings, tokenizer, with_head):
+    encoder, head = build(settings, tokenizer)
+    head = head if with_head else None
+    line = modernbert.write_modernbert(out, encoder, head, tokenizer, special_ids(tokenizer), "a card")
+    return encoder, head, line
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, NARROW], ids=["same width", "narrow words"])
+def test_the_encoder_loads_with_auto_model_and_has_our_states(settings, tokenizer, tmp_path):
+    encoder, _, line = write(tmp_path / "out", settings, tokenizer, with_head=False)
+    assert line.endswith("same ids and same states as ours, read back by electra and transformers")
+    ids, is_real = probe_batch(tokenizer, special_ids(tokenizer), settings.positions)
+    model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    assert type(model).__name__ == "ModernBertModel" and model.config.local_attention == 6
+    with torch.no_grad():
+        theirs = model(ids, is_real.long()).last_hidden_state
+        ours = encoder(ids, torch.zeros_like(ids), is_real)
+    assert (ours - theirs)[is_real].abs().max() <= 1e-5
+    again = modernbert.load_modernbert(tmp_path / "out")
+    assert again.head is None and again.encoder.settings.embedding == settings.hidden
+    assert (again.answer(ids, is_real) - ours)[is_real].abs().max() <= 1e-5
+
+
+def test_the_generator_fills_masks_in_a_pipeline(tokenizer, tmp_path):
+    encoder, head, line = write(tmp_path / "out", SETTINGS, tokenizer, with_head=True)
+    assert "same logits" in line
+    text = "The barak walks the [MASK]."
+    answers = transformers.pipeline("fill-mask", str(tmp_path / "out"))(text)
+    ids = torch.tensor([tokenizer.encode(text).ids])
+    logits = modernbert.answer(encoder, head, ids, torch.ones_like(ids, dtype=torch.bool))
+    place = ids[0].tolist().index(special_ids(tokenizer).mask)
+    assert answers[0]["token"] == logits[0, place].argmax().item()
+    assert answers[0]["score"] == pytest.approx(logits[0, place].softmax(0).max().item(), abs=1e-5)
+
+
+def test_what_was_written_and_read_back_is_what_there_was(tokenizer, tmp_path):
+    encoder, head, _ = write(tmp_path / "out", SETTINGS, tokenizer, with_head=True)
+    again = modernbert.load_modernbert(tmp_path / "out")
+    assert again.encoder.settings == SETTINGS
+    for module, other in ((encoder, again.encoder), (head, again.head)):
+        stored = other.state_dict()
+        assert all(torch.equal(tensor, stored[name]) for name, tensor in module.state_dict().items())
+
+
+def test_a_folder_written_by_transformers_loads_here(tokenizer, tmp_path):
+    special = special_ids(tokenizer)
+    config = transformers.ModernBertConfig(
+        vocab_size=vocabulary_size(tokenizer), hidden_size=32, num_hidden_layers=5, num_attention_heads=2,
+        intermediate_size=40, max_position_embeddings=64, local_attention=4, global_attn_every_n_layers=2,
+        pad_token_id=special.pad, cls_token_id=special.cls, sep_token_id=special.sep,
+        bos_token_id=special.cls, eos_token_id=special.sep,
+    )  # fmt: skip
+    model = transformers.ModernBertForMaskedLM(config).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    loaded = modernbert.load_modernbert(tmp_path / "theirs")
+    ids, is_real = probe_batch(tokenizer, special, 64)
+    with torch.no_grad():
+        expected = model(ids, is_real.long()).logits
+    assert (loaded.answer(ids, is_real) - expected)[is_real].abs().max() <= 1e-5
+    assert loaded.encoder.settings.global_every == 2
+
+
+def test_configs_of_transformers_4_and_5_are_read(tokenizer):
+    config = modernbert.config_json(SETTINGS, 300, special_ids(tokenizer), masked_lm=True)
+    new = ("layer_types", "rope_parameters")
+    old = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
+    for left_out in ((), new, old):
+        kept = {key: value for key, value in config.items() if key not in left_out}
+        assert modernbert.settings_from_config(kept) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"attention_bias": True, "norm_eps": 1e-6}, "norm_eps=1e-06, attention_bias=True is not supported"),
+        ({"hidden_activation": "silu"}, "hidden_activation=silu is not supported"),
+        ({"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, r"layers \[3\] attend"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "type 'yarn' is not supported"),
+        ({"model_type": "bert"}, "type 'bert', not modernbert"),
+    ],
+)
+def test_what_we_cannot_compute_is_refused(change, says, tokenizer, tmp_path):
+    write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=says):
+        modernbert.load_modernbert(tmp_path / "out")
+
+
+def test_weights_that_do_not_fit_are_refused(tokenizer, tmp_path):
+    write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
+    path = tmp_path / "out" / "config.json"
+    config = json.loads(path.read_text()) | {"intermediate_size": 50}
+    path.write_text(json.dumps(config))
+    with pytest.raises(CorruptError, match="does not fit its config.json"):
+        modernbert.load_modernbert(tmp_path / "out")
+    path.write_text("{")
+    with pytest.raises(CorruptError, match="cannot be read"):
+        modernbert.load_modernbert(tmp_path / "out")
+
+
+def test_a_token_head_on_narrow_words_is_refused_with_a_way_out(tokenizer, tmp_path):
+    with pytest.raises(
+        SettingsError, match=r"words of 12 units under layers of 32\. Export the encoder alone"
+    ):
+        write(tmp_path / "out", NARROW, tokenizer, with_head=True)
+
+
+def test_an_export_with_other_numbers_is_not_kept(tokenizer, tmp_path, monkeypatch):
+    """As if the names of two tensors were swapped."""
+    honest = modernbert.encoder_to_transformers
+
+    def harmed(encoder):
+        tensors = honest(encoder)
+        return tensors | {"final_norm.weight": tensors["embeddings.norm.weight"].clone()}
+
+    monkeypatch.setattr(modernbert, "encoder_to_transformers", harmed)
+    with pytest.raises(CorruptError, match="other logits"):
+        write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_transformers_would_read_otherwise_is_not_kept(tokenizer, tmp_path, monkeypatch):
+    """Our reader is content: only reading with both finds out."""
+    honest, described = modernbert.config_json, modernbert.tokenizer_config
+    monkeypatch.setattr(modernbert, "settings_from_config", lambda config: SETTINGS)
+    monkeypatch.setattr(modernbert, "config_json", lambda *a: honest(*a) | {"norm_eps": 0.1})
+    with pytest.raises(CorruptError, match="transformers gets other"):
+        write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
+    monkeypatch.setattr(modernbert, "config_json", honest)
+    other = {"padding_side": "left"}
+    monkeypatch.setattr(modernbert, "tokenizer_config", lambda *a: described(*a) | other)
+    with pytest.raises(CorruptError, match="reads the probe otherwise"):
+        write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_not_overwritten(tokenizer, tmp_path):
+    with pytest.raises(MachineError, match="exists already"):
+        write(tmp_path, SETTINGS, tokenizer, with_head=False)
+
+
+def test_their_tokenizer_gives_our_ids(tokenizer, tmp_path):
+    write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in PROBE:
+        encoded = theirs(text)
+        assert encoded["input_ids"] == tokenizer.encode(text).ids and "token_type_ids" not in encoded
