@@ -34,13 +34,18 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> optim.Adam
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     optimizer = optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
-    for parameter in parameters:
-        optimizer.state[parameter] = {
-            "step": parameter.new_full((), 0.0 if settings.bias_correction else FAR_STEP),
-            "exp_avg": parameter.detach().clone().zero_(),
-            "exp_avg_sq": parameter.detach().clone().zero_(),
-        }
+    start_state(optimizer, settings.bias_correction)
     return optimizer
+
+
+def start_state(optimizer: optim.Optimizer, bias_correction: bool) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": parameter.new_full((), 0.0 if bias_correction else FAR_STEP),
+                "exp_avg": parameter.detach().clone().zero_(),
+                "exp_avg_sq": parameter.detach().clone().zero_(),
+            }
 
 
 def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
