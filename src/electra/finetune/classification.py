@@ -32,18 +32,23 @@ class ClassificationSettings(Settings):
     empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
     orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
     is not a list is cut at `separator`. `shared_rows` says whether the same row may be in train and dev: some public
-    sets have such rows."""
+    sets have such rows. `files` names the files of the splits, with or without their endings; further splits whose name
+    starts with dev or test are scored or predicted beside those two."""
 
     kind: Literal["classification", "multilabel", "regression"] = "classification"
+    name: str = ""
     text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)
     label: str = "label"
     labels: tuple[str, ...] = ()
     metric: metrics.Metric | Literal[""] = ""
+    epochs: int = Field(3, ge=1)
+    length: int = Field(128, ge=8)
     head: Literal["transformers", "linear"] = "transformers"
     double_unordered: bool = False
     scale: float = Field(1.0, gt=0)
     separator: str = Field("|", min_length=1)
     shared_rows: Literal["refuse", "allow"] = "refuse"
+    files: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("text", "labels", mode="before")
     @classmethod
@@ -96,6 +101,7 @@ class Classification:
     def __init__(self, settings: ClassificationSettings, tokenizer: Tokenizer, length: int):
         self.settings, self.tokenizer, self.length = settings, tokenizer, length
         self.special = special_ids(tokenizer)
+        tokenizer.encode_special_tokens = True  # a text that says "[SEP]" means the word
         self.labels = settings.labels
         self.numbers = {name: index for index, name in enumerate(settings.labels)}
         self.architecture = "ElectraForSequenceClassification" if settings.head == "transformers" else ""
@@ -112,7 +118,7 @@ class Classification:
             if not rows:
                 found.append(f"{split}: no rows")
                 continue
-            labelled = split != "test"
+            labelled = not split.startswith("test")
             names = [*self.settings.text, *([self.settings.label] if labelled else [])]
             columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
             missing = [name for name in names if pick(columns, name) is None]
@@ -189,7 +195,7 @@ class Classification:
         return [
             f"{split} row {index + 1} is also train row {first[self.texts(row)] + 1}"
             for split, rows in splits.items()
-            if split not in ("train", "test")
+            if split.startswith("dev")
             for index, row in enumerate(rows)
             if self.texts(row) in first
         ]
@@ -231,6 +237,8 @@ class Classification:
                 found = number(value)
                 return None if found is None else found / self.settings.scale
             case "multilabel":
+                if column_of(self.settings.label, row) not in row:
+                    return None
                 names = label_list(value, self.settings.separator) if value is not None else []
                 return [float(name in names) for name in self.labels]
             case "classification":

@@ -72,8 +72,8 @@ def autocast(method: MethodSettings, device: torch.device) -> Any:
     return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
-def total_steps(examples: int, method: MethodSettings) -> int:
-    return max(1, math.ceil(math.ceil(examples / method.batch) * method.epochs))
+def total_steps(examples: int, batch: int, epochs: int) -> int:
+    return math.ceil(examples / batch) * epochs
 
 
 def train_task(
@@ -82,6 +82,7 @@ def train_task(
     examples: Sequence[Example],
     dev: Dev,
     method: MethodSettings,
+    epochs: int,
     seed: int,
     pad: int,
     display: Display,
@@ -101,7 +102,7 @@ def train_task(
         method.weight_decay,
         method.bias_correction,
     )
-    steps = total_steps(len(examples), method)
+    steps = total_steps(len(examples), method.batch, epochs)
     schedule = ScheduleSettings(kind=method.schedule, warmup=int(method.warmup * steps))
     score_at = {math.ceil(steps * part / method.evaluations) for part in range(1, method.evaluations + 1)}
     history = History(steps=steps)
@@ -114,10 +115,8 @@ def train_task(
 
     display.start(0)
     try:
-        batches = training_batches(task, examples, pad, method.batch, math.ceil(method.epochs), seed, device)
+        batches = training_batches(task, examples, pad, method.batch, epochs, seed, device)
         for step, inputs in enumerate(batches):
-            if step == steps:
-                break
             set_layerwise_rate(optimizer, learning_rate(schedule, method.lr, step, steps))
             torch.manual_seed(mix(seed, "dropout", step))
             with autocast(method, device):

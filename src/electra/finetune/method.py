@@ -18,8 +18,6 @@ class MethodSettings(Settings):
     never); with anything but "last" and 0 the dev score has been selected on and is no longer the paper's protocol.
     `pretrained = false` starts from random weights, for comparison."""
 
-    epochs: float = Field(3, gt=0)
-    length: int = Field(128, ge=8)
     batch: int = Field(32, ge=1)
     lr: float = Field(3e-4, gt=0)
     layer_decay: float = Field(0.8, gt=0, le=1)
