@@ -7,67 +7,21 @@ original does. The loss is the mean over the batch; the original's is the sum, w
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator, model_validator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from electra.config import Settings
 from electra.data.tokenizer import special_ids
 from electra.finetune import metrics
-from electra.finetune.columns import is_missing, label_list, label_name, number, pick, read_label
+from electra.finetune.class_rows import ClassificationSettings, row_texts, table_problems
+from electra.finetune.columns import column_of, label_list, label_name, number, read_label
 from electra.finetune.heads import LinearHead, TransformersHead
 from electra.finetune.task import Example, Outputs, Row
 from electra.model.encoder import EncoderSettings
-
-PROBLEMS_KEPT = 2000
-
-
-class ClassificationSettings(Settings):
-    """`text` is one column or two; `a|b` means a, or b where there is no a. `labels` fixes the classes and their order;
-    empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
-    orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
-    is not a list is cut at `separator`. `shared_rows` says whether the same row may be in train and dev: some public
-    sets have such rows. `files` names the files of the splits, with or without their endings; further splits whose name
-    starts with dev or test are scored or predicted beside those two."""
-
-    kind: Literal["classification", "multilabel", "regression"] = "classification"
-    name: str = ""
-    text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)
-    label: str = "label"
-    labels: tuple[str, ...] = ()
-    metric: metrics.Metric | Literal[""] = ""
-    epochs: int = Field(3, ge=1)
-    length: int = Field(128, ge=8)
-    head: Literal["transformers", "linear"] = "transformers"
-    double_unordered: bool = False
-    scale: float = Field(1.0, gt=0)
-    separator: str = Field("|", min_length=1)
-    shared_rows: Literal["refuse", "allow"] = "refuse"
-    files: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("text", "labels", mode="before")
-    @classmethod
-    def one_is_a_list_of_one(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def parts_agree(self) -> "ClassificationSettings":
-        if self.metric and self.metric not in metrics.METRICS[self.kind]:
-            raise ValueError(
-                f"metric={self.metric} is not one of {self.kind}: {', '.join(metrics.METRICS[self.kind])}"
-            )
-        if self.double_unordered and len(self.text) == 1:
-            raise ValueError("double_unordered=true needs two text columns")
-        if self.kind == "regression" and self.labels:
-            raise ValueError("a regression has no labels")
-        if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
-            raise ValueError(f"labels ({', '.join(self.labels)}) must be at least two different names")
-        return self
 
 
 def build_classification(
@@ -91,10 +45,6 @@ def build_classification(
     return Classification(settings, tokenizer, length)
 
 
-def column_of(name: str, row: Row) -> str:
-    return name if name in row else pick(list(row), name) or name
-
-
 class Classification:
     """A `Task`."""
 
@@ -110,98 +60,11 @@ class Classification:
     def outputs(self) -> int:
         return 1 if self.settings.kind == "regression" else len(self.labels)
 
-    # What is wrong with the rows
-
     def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
-        found: list[str] = []
-        for split, rows in splits.items():
-            if not rows:
-                found.append(f"{split}: no rows")
-                continue
-            labelled = not split.startswith("test")
-            names = [*self.settings.text, *([self.settings.label] if labelled else [])]
-            columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
-            missing = [name for name in names if pick(columns, name) is None]
-            found += [f"{split}: no column {name!r} (there are {', '.join(columns)})" for name in missing]
-            if missing:
-                continue
-            found += self.text_problems(split, rows)
-            if labelled:
-                found += self.label_problems(split, rows)
-        if (
-            "train" in splits
-            and self.settings.kind == "classification"
-            and not found
-            and len(self.labels) < 2
-        ):
-            found.append(f"train: one class only ({', '.join(self.labels)}): there is nothing to learn")
-        if self.settings.metric == "f1" and len(self.labels) > 2:
-            found.append(f"metric=f1 is for two classes, there are {len(self.labels)}: use metric=f1_macro")
-        if not found and self.settings.shared_rows == "refuse":
-            found += self.shared(splits)
-        return found
-
-    def text_problems(self, split: str, rows: Sequence[Row]) -> list[str]:
-        found = []
-        for name in self.settings.text:
-            values = [row.get(column_of(name, row)) for row in rows]
-            if all(isinstance(value, int | float) for value in values):
-                found.append(f"{split}: column {name!r} holds numbers, not text")
-                continue
-            for index, value in enumerate(values):
-                if is_missing(value):
-                    found.append(f"{split} row {index + 1}: no text in {name!r}")
-                elif not isinstance(value, str):
-                    found.append(f"{split} row {index + 1}: {name!r} is {value!r}, not text")
-                if len(found) > PROBLEMS_KEPT:
-                    return found
-        return found
-
-    def label_problems(self, split: str, rows: Sequence[Row]) -> list[str]:
-        found = []
-        kind, fixed = self.settings.kind, ", ".join(self.labels[:8]) + (", …" if len(self.labels) > 8 else "")
-        values: list[Any] = []
-        for index, row in enumerate(rows):
-            where = f"{split} row {index + 1}"
-            value = read_label(row, column_of(self.settings.label, row))
-            if value is None:
-                if kind != "multilabel":
-                    found.append(f"{where}: no label")
-                continue
-            values.append(value)
-            if kind == "regression":
-                if number(value) is None:
-                    found.append(f"{where}: label {value!r} is not a number")
-                continue
-            names = (
-                label_list(value, self.settings.separator) if kind == "multilabel" else [label_name(value)]
-            )
-            for name in names:
-                if name not in self.numbers:
-                    hint = "a number where a name was expected" if number(name) is not None else "unknown"
-                    found.append(f"{where}: label {name!r} is {hint} (known: {fixed})")
-            if len(found) > PROBLEMS_KEPT:
-                break
-        different = {label_name(value) for value in values if not isinstance(value, list)}
-        if kind == "classification" and len(different) > max(20, len(values) // 2):
-            found.append(
-                f"{split}: {len(different)} different labels in {len(values)} rows. "
-                "If they are quantities, use kind=regression; if not, another --label"
-            )
-        return found
-
-    def shared(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
-        first = {self.texts(row): index for index, row in reversed(list(enumerate(splits.get("train", ()))))}
-        return [
-            f"{split} row {index + 1} is also train row {first[self.texts(row)] + 1}"
-            for split, rows in splits.items()
-            if split.startswith("dev")
-            for index, row in enumerate(rows)
-            if self.texts(row) in first
-        ]
+        return table_problems(self.settings, splits)
 
     def texts(self, row: Row) -> tuple[str, ...]:
-        return tuple(str(row.get(column_of(name, row)) or "") for name in self.settings.text)
+        return row_texts(self.settings, row)
 
     # Rows -> examples
 

@@ -37,6 +37,10 @@ def pick(columns: Sequence[str], name: str) -> str | None:
     return next((option for option in [name, *name.split("|")] if option in columns), None)
 
 
+def column_of(name: str, row: Row) -> str:
+    return name if name in row else pick(list(row), name) or name
+
+
 def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
     """(text columns, label column) of a table of which nothing is known. Known names first; then the label is the
     column with the fewest values, the text the one with the longest."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from electra.config import dump, validate
 from electra.errors import SettingsError
 from electra.finetune.classification import Classification, ClassificationSettings, build_classification
 from electra.finetune.table import read_rows
@@ -69,3 +70,16 @@ def row_key(settings: AnySettings, row: Row) -> str:
         case ClassificationSettings():
             return "\x1f".join(str(row.get(name)) for name in settings.text)
     return repr(sorted(row.items(), key=lambda item: item[0]))
+
+
+def with_columns(task: Task, columns: Mapping[str, Any]) -> Task:
+    """The same task on a table whose columns are called otherwise."""
+    match task:
+        case Classification():
+            settings = validate(ClassificationSettings, {**dump(task.settings), **columns})
+            if len(settings.text) != len(task.settings.text):
+                raise SettingsError(
+                    f"the model reads {len(task.settings.text)} text columns, not {len(settings.text)}."
+                )
+            return Classification(settings, task.tokenizer, task.length)
+    raise SettingsError("--text, --text2 and --label are for classification.")

@@ -1,6 +1,7 @@
 """One (task, seed): train, score, predict. It knows examples and a `Task`, and neither tables nor folders."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from electra.errors import DivergedError, MachineError
@@ -85,7 +87,8 @@ def train_task(
     epochs: int,
     seed: int,
     pad: int,
-    display: Display,
+    title: str,
+    quiet: bool = False,
     should_stop: Callable[[], Exception | None] = lambda: None,
 ) -> History:
     """Trains `model` in place. Nothing in the inner loop asks the device for a number; the loss is read when a line is due."""
@@ -113,6 +116,7 @@ def train_task(
     paused = 0.0
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
+    display = Display(steps, ("loss",), Console(file=sys.stderr, highlight=False, quiet=quiet), title=title)
     display.start(0)
     try:
         batches = training_batches(task, examples, pad, method.batch, epochs, seed, device)
