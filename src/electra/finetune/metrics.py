@@ -25,7 +25,8 @@ def class_scores(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[
         scores["f1"] = float(f1_score(gold, predicted, pos_label=1, zero_division=0))
     scores["f1_macro"] = float(f1_score(gold, predicted, labels=every, average="macro", zero_division=0))
     scores["f1_micro"] = float(f1_score(gold, predicted, labels=every, average="micro", zero_division=0))
-    scores["mcc"] = float(matthews_corrcoef(gold, predicted))
+    alone = len(np.union1d(gold, predicted)) < 2  # a correlation with nothing, which counts as 0
+    scores["mcc"] = 0.0 if alone else float(matthews_corrcoef(gold, predicted))
     return scores
 
 

@@ -111,7 +111,8 @@ def load_task_folder(folder: Path) -> LoadedTask:
         described = json.loads((folder / TASK_FILE).read_bytes())
         given = described["task"]
         settings = config.validate(settings_class(given["kind"]), given)
-        method = config.validate(MethodSettings, described["method"])
+        # any machine may use it, wherever it was trained
+        method = config.validate(MethodSettings, described["method"] | {"device": "auto"})
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"{folder / TASK_FILE} cannot be read: {str(error).splitlines()[0]}.") from None
     sizes, vocab_size, tensors, tokenizer = read_folder(folder)
