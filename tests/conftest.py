@@ -95,3 +95,24 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, prepared: Path, recip
     done = electra("pretrain", recipe, f"data={prepared}", f"run={run}")
     assert done.returncode == 0, done.stderr
     return run
+
+
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformers folder of an untrained network of two layers with a tokenizer of its own."""
+    from electra.data.corpus import Corpus
+    from electra.data.tokenizer import TokenizerSettings, special_ids, train_tokenizer, vocabulary_size
+    from electra.interop import hf
+    from electra.model.encoder import Embeddings, Encoder, initialise
+    from electra.model.heads import DetectionHead
+
+    folder = tmp_path_factory.mktemp("toy")
+    text = write_corpus(folder / "text.txt")
+    tokenizer = train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=300))
+    encoder = Encoder(TINY, Embeddings(TINY, vocabulary_size(tokenizer)))
+    head = DetectionHead(TINY)
+    initialise(encoder, TINY, 1)
+    initialise(head, TINY, 2)
+    special = special_ids(tokenizer)
+    hf.write_folder(folder / "model", "discriminator", encoder, head, tokenizer, special, "")
+    return folder / "model"

@@ -27,31 +27,29 @@ class Settings(BaseModel):
 Tree = TypeVar("Tree", bound=Settings)
 
 
-def recipe_names() -> list[str]:
-    folder = resources.files("electra") / "recipes"
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
-    )
+def recipe_names(folder: str = "recipes") -> list[str]:
+    entries = (resources.files("electra") / folder).iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
 
 
-def read_recipe(name: str) -> dict[str, Any]:
+def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
     """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
     joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""
     if "+" in name and not Path(name).is_file():
         merged: dict[str, Any] = {}
         for part in name.split("+"):
-            merged |= flatten(read_recipe(part))
+            merged |= flatten(read_recipe(part, folder))
         return nest(merged)
     path = Path(name)
-    if name in recipe_names():
-        text = (resources.files("electra") / "recipes" / f"{name}.toml").read_text("utf-8")
+    if name in recipe_names(folder):
+        text = (resources.files("electra") / folder / f"{name}.toml").read_text("utf-8")
     elif path.is_file():
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
     else:
-        known = ", ".join(recipe_names())
+        known = ", ".join(recipe_names(folder))
         raise SettingsError(f"no recipe {name!r}: it is neither a shipped recipe ({known}) nor a TOML file.")
     try:
         return tomllib.loads(text)

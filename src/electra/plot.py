@@ -1,5 +1,6 @@
-"""The curves of a run as a PNG."""
+"""The curves of runs as PNGs."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,27 @@ def plot_run(folder: Path, out: Path) -> Path | None:
     return out
 
 
-def series(records: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def plot_scores(curves: Mapping[int, Sequence[Mapping[str, Any]]], key: str, title: str, out: Path) -> Path:
+    """A line for each seed: a score against the step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 4.2))
+    for seed, records in curves.items():
+        axis.plot(*series(records, key), marker="o", markersize=3, label=f"seed {seed}")
+    axis.set_xlabel("step")
+    axis.set_ylabel(key)
+    axis.set_title(title, fontsize=11)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+    plt.close(figure)
+    return out
+
+
+def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     points = [(record["step"], record[key]) for record in records if record.get(key) is not None]
     return [step for step, _ in points], [value for _, value in points]

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ from electra.data.tokenizer import (
 )
 from electra.evaluate import evaluate_run
 from electra.files import write_atomically
+from electra.finetuning.run import finetune
 from electra.objectives.corruption import choose_positions, replace_at
 from electra.plot import plot_run
 from electra.pretrain import build_heldout, pretrain, resume_command
-from electra.randomness import uniform
+from electra.randomness import mix, uniform
 from electra.recipe import build_objective, resolve
 from electra.runs import load_run
 from electra.train.display import readable
@@ -38,6 +40,7 @@ VOCABULARY = 4096
 HELDOUT_SHARE = 0.02
 EXAMPLES = 3
 CONTEXT = 7
+LABELLED, LABELLED_DEV, LABEL_EPOCHS = 500, 1000, 10
 
 
 def run_quickstart(folder: Path, steps: int | None = None) -> float:
@@ -78,11 +81,15 @@ def run_quickstart(folder: Path, steps: int | None = None) -> float:
     title("5. What it learned")
     auc = show_figures(folder / "run", console)
     show_swaps(folder / "run", console)
+
+    title("6. Fine-tuning: which library does a text document?")
+    show_finetuning(folder, text, 1 if steps else LABEL_EPOCHS, console)
     console.print(
         f"\nDone in {time.monotonic() - started:.0f} s. Everything is in {folder}; the curves are "
         f"{folder / 'run' / 'curves.png'}.\nWhat to type next:\n"
         f'  electra detect {folder / "run"} "a sentence of yours"\n'
         f"  electra export {folder / 'run'} {folder / 'export'}\n"
+        f"  electra finetune {folder / 'run'} my-table.csv --text review --label stars\n"
         f"  electra prepare my-shards my-text.txt --tokenizer {tokenizer_folder}\n"
         "  electra doctor electra-small data=my-shards",
         soft_wrap=True,
@@ -184,6 +191,42 @@ def show_swaps(run: Path, console: Console) -> None:
         "it is the most suspicious token",
         f"{(before == 1).float().mean():.1%}",
         f"{(after == 1).float().mean():.1%}",
+    )
+    console.print(table)
+
+
+def show_finetuning(folder: Path, text: Path, epochs: int, console: Console) -> None:
+    """The same network, fine-tuned on few labels from what pre-training learned and from nothing. Both get the same
+    rates, higher and flatter than the paper's, which suit neither a network this small nor one that knows nothing."""
+    rows = sorted(
+        map(json.loads, text.read_text("utf-8").splitlines()), key=lambda row: mix("label", row["text"])
+    )
+    dev, train = rows[:LABELLED_DEV], rows[LABELLED_DEV : LABELLED_DEV + LABELLED]
+    for name, part in (("dev", dev), ("train", train)):
+        path = folder / "labels" / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        if not path.is_file():
+            write_atomically(path, "".join(json.dumps(row) + "\n" for row in part).encode())
+    method = {"length": 64, "epochs": epochs, "lr": 2e-3, "layer_decay": 0.9, "bias_correction": True}
+    scores = {}
+    for name, pretrained in (("pre-trained", True), ("untrained", False)):
+        overrides = {"text": "text", "label": "library", "kind": "classification", "evaluations": 1, **method}
+        results = finetune(
+            folder / "run",
+            [str(folder / "labels")],
+            overrides | {"pretrained": pretrained},
+            folder / "finetune" / name,
+            say=lambda line: None,
+        )
+        scores[name] = results["tasks"]["labels"]["median"]
+    counts = Counter(row["library"] for row in dev)
+    table = Table(title=f"accuracy on {len(dev):,} texts after {len(train):,} labelled ones (one seed)")
+    table.add_column("start from")
+    table.add_column("accuracy", justify="right")
+    table.add_row("the pre-trained encoder", f"{scores['pre-trained']:.3f}")
+    table.add_row("the same network, untrained", f"{scores['untrained']:.3f}")
+    table.add_row(
+        f'always saying "{counts.most_common(1)[0][0]}"', f"{counts.most_common(1)[0][1] / len(dev):.3f}"
     )
     console.print(table)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.cli import data, flops, pretraining, scoring, settings
+from electra.cli import data, finetuning, flops, pretraining, scoring, settings
 from electra.errors import ElectraError
 
 app = typer.Typer(
@@ -13,7 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Raw text in, a pre-trained ELECTRA encoder out.",
+    help="Raw text in, a pre-trained ELECTRA encoder out; fine-tuned, scored and used.",
     epilog="Every verb has its own --help. Errors are one line; `electra --debug VERB …` shows the traceback.",
 )
 
@@ -28,6 +28,8 @@ for verb in (
     data.tokenizer,
     data.prepare,
     pretraining.pretrain,
+    finetuning.finetune,
+    finetuning.predict,
     pretraining.evaluate,
     pretraining.detect,
     scoring.score,
@@ -41,6 +43,7 @@ for verb in (
 config_app = typer.Typer(no_args_is_help=True, help="Look at recipes and settings.", rich_markup_mode=None)
 config_app.command("show")(settings.config_show)
 config_app.command("list")(settings.config_list)
+config_app.command("tasks")(settings.config_tasks)
 app.add_typer(config_app, name="config")
 
 

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from electra.cli.finetuning import evaluate_task
 from electra.cli.settings import Recipe, Words
+from electra.errors import SettingsError
 
 
 def quickstart(
@@ -59,14 +61,23 @@ def pretrain(recipe: Recipe, words: Words = None) -> None:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
+    run: Annotated[Path, typer.Argument(help="a run folder, or a fine-tuned model folder")],
+    file: Annotated[Path | None, typer.Argument(help="for a fine-tuned model: a table with labels")] = None,
     data: Annotated[Path | None, typer.Option(help="other prepared shards than the run's")] = None,
     rows: Annotated[
         int | None, typer.Option(help="how many held-out rows", show_default="as in training", min=1)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="figures for machines")] = False,
+    text: Annotated[str | None, typer.Option(help="column of the text, if not as in training")] = None,
+    text2: Annotated[str | None, typer.Option(help="column of the second text")] = None,
+    label: Annotated[str | None, typer.Option(help="column of the label, if not as in training")] = None,
 ) -> None:
-    """Figures on held-out documents, and the run's curves as curves.png."""
+    """Figures of a run on held-out documents, with its curves.png; or of a fine-tuned model on a table."""
+    if (run / "task.json").is_file() or file is not None:
+        if file is None:
+            raise SettingsError(f"{run} is a fine-tuned model: give a table to score it on.")
+        evaluate_task(run, file, text, text2, label, as_json)
+        return
     from rich.console import Console
 
     from electra.evaluate import evaluate_run, figures_table

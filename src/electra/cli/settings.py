@@ -42,3 +42,11 @@ def config_list() -> None:
 
     for name in config.recipe_names():
         print(name)
+
+
+def config_tasks() -> None:
+    """The shipped fine-tuning tasks."""
+    from electra import config
+
+    for name in config.recipe_names("recipes/tasks"):
+        print(name)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor, nn
 
+from electra.config import Settings
 from electra.model.encoder import EncoderSettings
 
 Row = Mapping[str, Any]
@@ -47,6 +48,16 @@ class Task(Protocol):
     architecture: str
     """The transformers class that reads the export, or "" where none has this head."""
 
+    @property
+    def settings(self) -> Settings:
+        """Its settings, with everything that was guessed from data (labels) filled in: enough to build it again."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The names behind the outputs, in their order; empty where outputs have no names."""
+        ...
+
     def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
         """Everything wrong with the rows, one line each, with split and row number. At most 20 are shown."""
         ...
@@ -56,7 +67,9 @@ class Task(Protocol):
         ...
 
     def head(self, encoder: EncoderSettings) -> nn.Module:
-        """A module: (hidden [batch seq hidden], Inputs) -> dict of tensors whose first dimension is the batch."""
+        """A module: (hidden [batch seq hidden], Inputs) -> dict of tensors whose first dimension is the batch. One that
+        looks at the first token alone says `reads_first_only = True` and is given [batch 1 hidden], which is cheaper.
+        """
         ...
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:

@@ -45,3 +45,44 @@ Pre-trained by replaced token detection with the `electra` toolkit; the figures 
 ```toml
 {settings}```
 """
+
+
+TASK_USES = {
+    "ElectraForSequenceClassification": "AutoModelForSequenceClassification",
+    "ElectraForTokenClassification": "AutoModelForTokenClassification",
+    "ElectraForQuestionAnswering": "AutoModelForQuestionAnswering",
+}
+
+
+def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
+    reader = TASK_USES.get(architecture)
+    use = "Read it with `electra predict`."
+    if reader:
+        use = f"""```python
+from transformers import {reader}, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = {reader}.from_pretrained(".")
+```"""
+    table = "\n".join(f"| {metric} | {value:.4f} |" for metric, value in scores.items())
+    return f"""---
+library_name: transformers
+tags: [electra]
+---
+
+# ELECTRA fine-tuned on {name}
+
+One run of one seed, made with the `electra` toolkit; task.json says on what and how.
+
+{use}
+
+## Dev set
+
+| figure | value |
+|---|---|
+{table}
+
+## Method
+
+```toml
+{settings}```
+"""

@@ -8,28 +8,28 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.batch import SpecialIds
-from electra.data.tokenizer import load_tokenizer, vocabulary_size
-from electra.errors import CorruptError, DataError, ElectraError, MachineError
+from electra.data.tokenizer import vocabulary_size
+from electra.errors import CorruptError, MachineError
 from electra.files import sync_folder, write_synced
 from electra.interop import names
+from electra.interop.folder import WEIGHTS, encoder_tensors, read_folder
 from electra.model.encoder import LAYER_NORM_EPS, TYPES, Embeddings, Encoder, EncoderSettings
 from electra.model.heads import DetectionHead, TokenHead
 
 Kind = Literal["discriminator", "generator"]
 ARCHITECTURES: dict[Kind, str] = {"discriminator": "ElectraForPreTraining", "generator": "ElectraForMaskedLM"}
-WEIGHTS = "model.safetensors"
 OBJECTIVE = "pretraining_objective"
 TOLERANCE = 1e-4
 PROBE = (
@@ -42,10 +42,10 @@ PROBE = (
 
 
 def config_json(
-    settings: EncoderSettings, vocab_size: int, special: SpecialIds, kind: Kind
+    settings: EncoderSettings, vocab_size: int, special: SpecialIds, architecture: str
 ) -> dict[str, Any]:
     return {
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [architecture],
         "model_type": "electra",
         "vocab_size": vocab_size,
         "embedding_size": settings.embedding,
@@ -106,10 +106,7 @@ def write_folder(
     card: str,
     objective: str = "electra",
 ) -> str:
-    """Everything goes into a temporary folder first and is renamed at the end: `out` is whole or absent. Returns what
-    can be said of it."""
-    if out.exists():
-        raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
+    """Returns what can be said of it."""
     vocab_size = len(encoder.embeddings.table)
     if vocabulary_size(tokenizer) != vocab_size:
         raise CorruptError(f"the tokenizer has {vocabulary_size(tokenizer)} ids, the network {vocab_size}.")
@@ -118,34 +115,56 @@ def write_folder(
             tensors = discriminator_tensors(encoder, head)
         case TokenHead():
             tensors = generator_tensors(encoder, head)
-    config = config_json(encoder.settings, vocab_size, special, kind) | {OBJECTIVE: objective}
+    config = config_json(encoder.settings, vocab_size, special, ARCHITECTURES[kind]) | {OBJECTIVE: objective}
+    content = folder_content(config, tensors, tokenizer, special, card)
+    checked_by = write_checked(
+        out, content, lambda folder: check_folder(folder, kind, encoder, head, tokenizer, special)
+    )
+    return f"{out}: same ids and same logits as ours, read back by {checked_by}"
+
+
+def folder_content(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    special: SpecialIds,
+    card: str,
+) -> dict[str, bytes]:
+    """The files that transformers reads, and README.md."""
+    positions = config["max_position_embeddings"]
     files = {
-        "config.json": json.dumps(config, indent=2),
+        "config.json": json.dumps(config, indent=2, ensure_ascii=False),
         "tokenizer.json": tokenizer.to_str(pretty=True),
-        "tokenizer_config.json": json.dumps(
-            tokenizer_config(tokenizer, special, encoder.settings.positions), indent=2
-        ),
+        "tokenizer_config.json": json.dumps(tokenizer_config(tokenizer, special, positions), indent=2),
         "README.md": card,
     }
     content = {name: text.encode() for name, text in files.items()}
     stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     content[WEIGHTS] = save(stored, metadata={"format": "pt"})
+    return content
+
+
+def write_checked(out: Path, content: dict[str, bytes], check: Callable[[Path], str]) -> str:
+    """Everything goes into a temporary folder first, is checked there, and is renamed at the end: `out` is whole or
+    absent. Returns what `check` said."""
+    if out.exists():
+        raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
     hashes = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in content.items()
     }
-    content["MANIFEST.json"] = json.dumps(hashes, indent=1).encode()
+    content = content | {"MANIFEST.json": json.dumps(hashes, indent=1).encode()}
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
         for name, data in content.items():
             write_synced(temporary / name, data)
-        checked_by = check_folder(temporary, kind, encoder, head, tokenizer, special)
+        said = check(temporary)
         temporary.rename(out)
         sync_folder(out.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return f"{out}: same ids and same logits as ours, read back by {checked_by}"
+    return said
 
 
 def probe_batch(tokenizer: Tokenizer, special: SpecialIds, positions: int) -> tuple[Tensor, Tensor]:
@@ -213,19 +232,12 @@ def transformers_reader() -> Callable[[Path, Kind], tuple[list[list[int]], Tenso
             "discriminator": transformers.AutoModelForPreTraining,
             "generator": transformers.AutoModelForMaskedLM,
         }
-        verbosity, bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        try:
+        with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model = classes[kind].from_pretrained(folder, local_files_only=True).eval()
             inputs = tokenizer(list(PROBE), padding=True, truncation=True, return_tensors="pt")
             with torch.no_grad():
                 logits = model(**inputs).logits
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-            if bar:
-                transformers.logging.enable_progress_bar()
         rows = [
             row[mask.bool()].tolist()
             for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
@@ -233,6 +245,20 @@ def transformers_reader() -> Callable[[Path, Kind], tuple[list[list[int]], Tenso
         return rows, logits
 
     return read
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    logging = transformers.logging
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
 
 
 @dataclass(frozen=True)
@@ -244,40 +270,16 @@ class Loaded:
     tokenizer: Tokenizer
 
 
-def read_folder(folder: Path) -> tuple[EncoderSettings, int, dict[str, Tensor], Tokenizer]:
-    """config.json through an allow-list of keys (nothing in it can name code), weights from safetensors only."""
-    for name in ("config.json", WEIGHTS, "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise DataError(
-                f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.'
-            )
-    try:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
-        if config.get("model_type") != "electra":
-            raise DataError(f"{folder} holds a model of type {config.get('model_type')!r}, not electra.")
-        settings = EncoderSettings(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            heads=config["num_attention_heads"],
-            intermediate=config["intermediate_size"],
-            embedding=config["embedding_size"],
-            positions=config["max_position_embeddings"],
-            dropout=config.get("hidden_dropout_prob", 0.1),
-            attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-        )
-        tensors = load_file(folder / WEIGHTS)
-        return settings, config["vocab_size"], tensors, load_tokenizer(folder)
-    except ElectraError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise CorruptError(f"{folder} cannot be read: {str(error).splitlines()[0]}.") from None
-
-
 def load_encoder(folder: Path) -> tuple[Encoder, Tokenizer]:
     """The encoder of any such folder, whatever stands on top of it there."""
     settings, vocab_size, tensors, tokenizer = read_folder(folder)
     encoder = Encoder(settings, Embeddings(settings, vocab_size))
-    return fill(folder, Loaded(encoder, nn.Identity(), tokenizer), tensors, "", {}).encoder, tokenizer
+    try:
+        encoder.load_state_dict(encoder_tensors(folder, tensors))
+    except RuntimeError as error:
+        first = str(error).splitlines()[-1].strip()
+        raise CorruptError(f"{folder}/{WEIGHTS} does not fit its config.json: {first}") from None
+    return encoder, tokenizer
 
 
 def load_discriminator(folder: Path) -> Loaded:
@@ -299,10 +301,9 @@ def load_generator(folder: Path) -> Loaded:
 def fill(
     folder: Path, model: Loaded, tensors: Mapping[str, Tensor], prefix: str, table: Mapping[str, str]
 ) -> Loaded:
-    body = {name.removeprefix("electra."): t for name, t in tensors.items() if name.startswith("electra.")}
     top = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     try:
-        model.encoder.load_state_dict(names.encoder_from_transformers(body))
+        model.encoder.load_state_dict(encoder_tensors(folder, tensors))
         model.head.load_state_dict(names.head_from_transformers(top, table))
     except (RuntimeError, KeyError) as error:
         first = str(error).splitlines()[-1].strip()

@@ -29,6 +29,16 @@ TOKEN_HEAD = {
     "norm.{p}": "generator_predictions.LayerNorm.{p}",
     "bias": "generator_lm_head.bias",
 }
+# Heads of fine-tuned models by the class that reads them. Tagging and span heads carry transformers' names themselves.
+TASK_HEADS: dict[str, dict[str, str]] = {
+    "ElectraForSequenceClassification": {
+        "dense.{p}": "classifier.dense.{p}",
+        "output.{p}": "classifier.out_proj.{p}",
+    },
+    "ElectraForTokenClassification": {},
+    "ElectraForQuestionAnswering": {},
+}
+OWN_HEAD = "head."
 ATTENTION_PARTS = ("query", "key", "value")
 
 

@@ -118,9 +118,16 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "#batch 1 #query seq"] | None
-    ) -> Float[Tensor, "batch seq hidden"]:
-        x = self.attention_norm(x + self.dropout(self.attention_output(self.attention(x, attend))))
+        self,
+        x: Float[Tensor, "batch seq hidden"],
+        attend: Bool[Tensor, "#batch 1 #query seq"] | None,
+        first_only: bool = False,
+    ) -> Float[Tensor, "batch kept hidden"]:
+        """`first_only` computes the vector of the first token alone, which looks at all others as ever: in the last
+        layer of a classifier nobody reads the rest."""
+        mixed = self.attention_of_first(x, attend) if first_only else self.attention(x, attend)
+        kept = x[:, :1] if first_only else x
+        x = self.attention_norm(kept + self.dropout(self.attention_output(mixed)))
         return self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
 
     def attention(
@@ -132,6 +139,19 @@ class Layer(nn.Module):
         dropout = self.attention_dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
         return mixed.transpose(1, 2).reshape(batch, seq, hidden)
+
+    def attention_of_first(
+        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "batch 1 1 seq"] | None
+    ) -> Float[Tensor, "batch 1 hidden"]:
+        batch, seq, hidden = x.shape
+        weight, bias = self.query_key_value.weight, self.query_key_value.bias
+        query = F.linear(x[:, :1], weight[:hidden], bias[:hidden])
+        query = query.view(batch, 1, self.heads, hidden // self.heads).transpose(1, 2)
+        projected = F.linear(x, weight[hidden:], bias[hidden:])
+        key, value = projected.view(batch, seq, 2, self.heads, hidden // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
+        return mixed.transpose(1, 2).reshape(batch, 1, hidden)
 
 
 Direction = Literal["both", "left", "right"]
@@ -175,12 +195,15 @@ class Encoder(nn.Module):
         ids: Int[Tensor, "batch seq"],
         segments: Int[Tensor, "batch seq"],
         is_real: Bool[Tensor, "batch seq"] | None,
-    ) -> Float[Tensor, "batch seq hidden"]:
-        """`is_real` may be None where no row is padded: attention is faster without a mask."""
+        first_only: bool = False,
+    ) -> Float[Tensor, "batch kept hidden"]:
+        """`is_real` may be None where no row is padded: attention is faster without a mask. `first_only` gives the first
+        token's vector alone, the same as in the whole (without dropout)."""
         attend = attention_mask(ids.shape[1], is_real, self.direction, ids.device)
         x = self.project(self.embeddings(ids, segments))
-        for layer in self.layers:
-            x = layer(x, attend)
+        last = len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            x = layer(x, attend, first_only and number == last)
         return x
 
 

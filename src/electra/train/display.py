@@ -14,9 +14,11 @@ LABELS = {"mlm_loss": "mlm", "rtd_loss": "rtd", "auc": "AUC", "tokens_per_second
 class Display:
     """Everything goes to standard error: standard output is for results."""
 
-    def __init__(self, steps: int, headline: Sequence[str], console: Console | None = None):
+    def __init__(
+        self, steps: int, headline: Sequence[str], console: Console | None = None, title: str = "step"
+    ):
         self.console = console or Console(file=sys.stderr, highlight=False)
-        self.steps, self.headline = steps, headline
+        self.steps, self.headline, self.title = steps, headline, title
         self.live = self.console.is_terminal
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -30,7 +32,7 @@ class Display:
         )
 
     def start(self, step: int) -> None:
-        self.task = self.progress.add_task("step", total=self.steps, completed=step, figures="", eta="…")
+        self.task = self.progress.add_task(self.title, total=self.steps, completed=step, figures="", eta="…")
         self.progress.start()
 
     def stop(self) -> None:
@@ -48,9 +50,9 @@ class Display:
         if kind == "train":
             self.progress.update(self.task, figures=text, eta=eta)
         if kind == "heldout":
-            self.note(f"step {step}/{self.steps} held-out: {text}")
+            self.note(f"{self.title} {step}/{self.steps} held-out: {text}")
         elif not self.live:
-            self.note(f"step {step}/{self.steps} {text} ETA {eta}")
+            self.note(f"{self.title} {step}/{self.steps} {text} ETA {eta}")
 
     def note(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)

@@ -63,21 +63,27 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> optim.Adam
     """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
     p <- p - lr (m / (sqrt(v) + eps) + decay * p)."""
     groups = []
-    state: dict[Tensor, dict[str, Tensor]] = {}
     for adam, parameters in split_parameters(settings, model):
         shared = {"lr": adam.lr, "peak": adam.lr, "betas": adam.betas, "eps": adam.eps}
         matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
-        groups.append(shared | {"params": matrices, "weight_decay": adam.weight_decay})
-        groups.append(shared | {"params": vectors, "weight_decay": 0.0})
-        for parameter in parameters:
-            state[parameter] = {
-                "step": parameter.new_full((), 0.0 if adam.bias_correction else FAR_STEP),
+        corrects = {"bias_correction": adam.bias_correction}
+        groups.append(shared | corrects | {"params": matrices, "weight_decay": adam.weight_decay})
+        groups.append(shared | corrects | {"params": vectors, "weight_decay": 0.0})
+    optimizer = optim.AdamW([group for group in groups if group["params"]], fused=True)
+    start_state(optimizer)
+    return optimizer
+
+
+def start_state(optimizer: optim.Optimizer, bias_correction: bool = False) -> None:
+    """Zeros. A group that says nothing of its own about bias correction has the one given."""
+    for group in optimizer.param_groups:
+        corrects = group.get("bias_correction", bias_correction)
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": parameter.new_full((), 0.0 if corrects else FAR_STEP),
                 "exp_avg": parameter.detach().clone().zero_(),
                 "exp_avg_sq": parameter.detach().clone().zero_(),
             }
-    optimizer = optim.AdamW([group for group in groups if group["params"]], fused=True)
-    optimizer.state.update(state)
-    return optimizer
 
 
 def clip_gradients(settings: OptimizerSettings, model: nn.Module) -> Tensor:

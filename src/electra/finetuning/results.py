@@ -1,0 +1,171 @@
+"""Finished runs -> results.md, results.json, curves, submissions; and what must not change under a folder of runs."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from electra import config
+from electra.errors import DataError, SettingsError
+from electra.files import write_atomically, write_json
+from electra.finetune import report
+from electra.finetune.kinds import result_tables
+from electra.finetune.loop import mean_outputs
+from electra.finetune.method import FREE_TO_CHANGE
+from electra.finetune.plan import Plan, Splits, describe_files
+from electra.finetune.table import TableWriter
+from electra.finetune.task import Outputs
+from electra.finetuning.start import Start, build, encode_others, usable_length
+from electra.plot import plot_scores
+
+RESULT = "result.json"
+SETTINGS = "settings.json"
+PROBLEMS_SHOWN = 20
+
+
+def run_folder(out: Path, name: str, seed: int) -> Path:
+    return out / name / f"seed-{seed}"
+
+
+def refuse_problems(plans: Mapping[str, tuple[str, Plan, Splits]], start: Start) -> None:
+    """All that is wrong with all tables, before anything is written."""
+    found = []
+    for name, (_, plan, splits) in plans.items():
+        prefix = f"{name}: " if len(plans) > 1 else ""
+        found += [f"{prefix}{line}" for line in build(plan, splits, start).problems(splits)]
+    if found:
+        refuse(found)
+
+
+def refuse(found: Sequence[str]) -> None:
+    more = len(found) - PROBLEMS_SHOWN
+    lines = [*found[:PROBLEMS_SHOWN], *([f"… and {more:,} more"] if more > 0 else [])]
+    count = f"{len(found):,} problem{'s' * (len(found) > 1)}"
+    raise DataError(f"the data cannot be used as it is ({count}):\n  " + "\n  ".join(lines))
+
+
+def common_settings(plan: Plan, splits: Splits, start: Start) -> dict[str, Any]:
+    """What all runs of a task must have in common."""
+    return {
+        "model": start.path,
+        "model_sha256": start.sha256,
+        "task": config.dump(plan.task),
+        "method": config.dump(plan.method),
+        "files": {
+            split: {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for split, path in plan.files.items()
+        },
+        "rows": {split: len(rows) for split, rows in splits.items()},
+    }
+
+
+def refuse_other_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    path = folder / SETTINGS
+    if not path.is_file() or not list(folder.glob("seed-*")):
+        return
+    before, now = (
+        config.flatten(json.loads(path.read_bytes())),
+        config.flatten(json.loads(json.dumps(settings))),
+    )
+    free = {"model", *(f"method.{key}" for key in FREE_TO_CHANGE)}
+    changed = [
+        f"{key.split('.', 1)[-1] if key.startswith(('task.', 'method.')) else key}: {before.get(key)!r} -> {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and key not in free
+    ]
+    if changed:
+        raise SettingsError(
+            f"{folder} holds runs with other settings ({'; '.join(changed)}). Use those, or another folder (--out)."
+        )
+
+
+def pack(outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
+    """Arrays of any shape, one after the other, with their shapes."""
+    packed = {}
+    for name in outputs[0] if outputs else ():
+        arrays = [np.ascontiguousarray(output[name], np.float32) for output in outputs]
+        packed[f"{name}.values"] = np.concatenate([array.ravel() for array in arrays])
+        packed[f"{name}.shapes"] = np.array([array.shape for array in arrays], np.int64).reshape(
+            len(arrays), -1
+        )
+    return packed
+
+
+def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
+    found: list[Outputs] = []
+    for key in packed:
+        if not key.endswith(".values"):
+            continue
+        name, values, place = key.removesuffix(".values"), packed[key], 0
+        shapes = packed[f"{name}.shapes"]
+        found = found or [{} for _ in shapes]
+        for index, shape in enumerate(shapes):
+            size = int(np.prod(shape)) if len(shape) else 1
+            found[index][name] = values[place : place + size].reshape(shape)
+            place += size
+    return found
+
+
+def write_results(
+    out: Path, plans: Mapping[str, tuple[str, Plan, Splits]], start: Start, seeds: int
+) -> dict[str, Any]:
+    results = {
+        name: task_result(out, plan, splits, start, seeds) for name, (_, plan, splits) in plans.items()
+    }
+    glue = report.glue_mean(results)
+    whole = {"model": start.path, "tasks": results, "glue": glue}
+    write_atomically(out / "results.md", report.markdown(start.path, results, glue).encode())
+    write_json(out / "results.json", whole)
+    return whole
+
+
+def task_result(out: Path, plan: Plan, splits: Splits, start: Start, seeds: int) -> dict[str, Any]:
+    runs = {seed: run_folder(out, plan.name, seed) for seed in range(seeds)}
+    found = {seed: json.loads((folder / RESULT).read_bytes()) for seed, folder in runs.items()}
+    first = found[0]
+    task = build(plan, splits, start)
+    scores: dict[str, dict[str, Any]] = {
+        split: {f"seed {seed}": result["scores"][split] for seed, result in found.items()}
+        for split in first["scores"]
+    }
+    tables: dict[str, Any] = {}
+    ensembles: dict[str, Any] = {}
+    for split, part in encode_others(task, splits)[0].items():
+        outputs = mean_outputs(
+            [unpack(load_file(folder / f"outputs-{split}.safetensors")) for folder in runs.values()]
+        )
+        predictions = task.predict(part.rows, part.examples, outputs)
+        if split in scores:
+            ensembles[split] = task.scores(part.rows, predictions)
+            scores[split]["ensemble"] = ensembles[split]
+        if split == "dev":
+            tables = result_tables(task, part.rows, predictions)
+        if split in plan.source.submission:
+            write_submission(out / "submission" / plan.source.submission[split], predictions)
+    headline = next(iter(first["scores"]["dev"]))
+    curves = {seed: result["curve"] for seed, result in found.items()}
+    plot_scores(curves, headline, f"{plan.name}: dev {headline}", out / plan.name / "curves.png")
+    return {
+        **report.summary({seed: result["scores"]["dev"] for seed, result in found.items()}),
+        "ensemble": ensembles["dev"],
+        "scores": scores,
+        "seconds": {seed: result["seconds"] for seed, result in found.items()},
+        "files": describe_files(plan, splits),
+        "length": usable_length(plan, start),
+        "cut": first["cut"],
+        **tables,
+    }
+
+
+def write_submission(path: Path, predictions: Sequence[Mapping[str, Any]]) -> None:
+    with TableWriter(path) as writer:
+        writer.write(
+            [
+                {"index": index, "prediction": prediction["prediction"]}
+                for index, prediction in enumerate(predictions)
+            ]
+        )

@@ -1,0 +1,109 @@
+"""What a run starts from: an encoder, and a task with its rows as examples."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from electra.data.tokenizer import vocabulary_size
+from electra.errors import DataError
+from electra.finetune.kinds import build_task, training_rows
+from electra.finetune.loop import Dev, Finetuned
+from electra.finetune.plan import Plan, Splits
+from electra.finetune.task import Example, Task
+from electra.interop.folder import encoder_tensors, read_folder
+from electra.interop.names import encoder_tensors as our_tensors
+from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
+from electra.randomness import mix
+from electra.runs import CONFIG, load_encoder
+
+
+@dataclass(frozen=True)
+class Start:
+    """The encoder that fine-tuning starts from, by our names."""
+
+    path: str
+    settings: EncoderSettings
+    vocab_size: int
+    tensors: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+
+    @property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            digest.update(name.encode())
+            digest.update(self.tensors[name].detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load_start(model: Path) -> Start:
+    """A run folder, our export, or any ELECTRA folder of transformers: pre-trained, bare or fine-tuned on another task."""
+    if not model.is_dir():
+        raise DataError(f"{model} is neither a run folder nor a model folder.")
+    if (model / CONFIG).is_file():
+        encoder, tokenizer = load_encoder(model)
+        tensors = our_tensors(encoder)
+        return Start(str(model), encoder.settings, vocabulary_size(tokenizer), tensors, tokenizer)
+    folder = model / "discriminator" if (model / "discriminator").is_dir() else model
+    sizes, vocab_size, stored, tokenizer = read_folder(folder)
+    return Start(str(model), sizes, vocab_size, encoder_tensors(folder, stored), tokenizer)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task with its rows as examples."""
+
+    task: Task
+    train: Sequence[Example]
+    others: Mapping[str, Dev]
+    labelled: tuple[str, ...]
+    cut: Mapping[str, tuple[int, int]]
+
+
+def prepare_task(plan: Plan, splits: Splits, start: Start) -> Prepared:
+    task = build(plan, splits, start)
+    rows = training_rows(task, splits["train"])
+    train, cut = task.encode(rows)
+    others, cut_in_others = encode_others(task, splits)
+    labelled = tuple(
+        split
+        for split, part in others.items()
+        if part.examples and all(example.target is not None for example in part.examples)
+    )
+    return Prepared(task, train, others, labelled, {"train": (cut, len(rows)), **cut_in_others})
+
+
+def encode_others(task: Task, splits: Splits) -> tuple[dict[str, Dev], dict[str, tuple[int, int]]]:
+    """Every split but train, and (how many rows were cut, of how many)."""
+    others, cut = {}, {}
+    for split, rows in splits.items():
+        if split != "train":
+            examples, count = task.encode(rows)
+            others[split], cut[split] = Dev(rows, examples), (count, len(rows))
+    return others, cut
+
+
+def build(plan: Plan, splits: Splits, start: Start) -> Task:
+    tokenizer = Tokenizer.from_str(start.tokenizer.to_str())
+    return build_task(plan.task, tokenizer, usable_length(plan, start), splits)
+
+
+def usable_length(plan: Plan, start: Start) -> int:
+    return min(plan.task.length, start.settings.positions)
+
+
+def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
+    """The pre-trained encoder under a head that depends on the seed alone."""
+    dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
+    settings = start.settings.model_copy(update=dropout)
+    encoder = Encoder(settings, Embeddings(settings, start.vocab_size))
+    initialise(encoder, settings, mix(seed, "encoder"))
+    if plan.method.pretrained:
+        encoder.load_state_dict(start.tensors)
+    head = task.head(settings)
+    initialise(head, settings, mix(seed, "head"))
+    return Finetuned(encoder, head)
