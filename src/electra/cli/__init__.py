@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.cli import data, finetuning, flops, pretraining, scoring, settings
+from electra.cli import comparing, data, finetuning, flops, pretraining, scoring, settings
 from electra.errors import ElectraError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ for verb in (
     data.tokenizer,
     data.prepare,
     pretraining.pretrain,
+    comparing.compare,
     finetuning.finetune,
     finetuning.predict,
     pretraining.evaluate,
