@@ -22,7 +22,7 @@ import torch
 from electra import config
 from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import SettingsError
-from electra.files import write_atomically, write_json
+from electra.files import write_json
 from electra.pretrain import build_parts, pretrain, resume_command, work
 from electra.probe import LabelledTexts, probe_accuracy
 from electra.recipe import PretrainSettings, resolve
@@ -253,17 +253,17 @@ def compare(
 def refuse_other_plan(out: Path, chosen: Sequence[Variant], budget: Budget) -> None:
     """A folder holds one comparison: more seeds and more variants may join it, another budget or other words may not."""
     path = out / "comparison.json"
-    plan = {"budget": list(budget), "words": {variant.name: list(variant.words) for variant in chosen}}
+    words = {variant.name: list(variant.words) for variant in chosen}
     if path.is_file():
         before = json.loads(path.read_text("utf-8"))
-        clash = [n for n, words in plan["words"].items() if before["words"].get(n, words) != words]
-        if before["budget"] != plan["budget"] or clash:
+        clash = [name for name in words if before["words"].get(name, words[name]) != words[name]]
+        if before["budget"] != list(budget) or clash:
             raise SettingsError(
                 f"{out} holds another comparison (other budget or settings). Use another --out."
             )
-        plan["words"] = before["words"] | plan["words"]
+        words = before["words"] | words
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(plan, indent=1).encode())
+    write_json(path, {"budget": list(budget), "words": words})
 
 
 def folder_name(variant: str) -> str:
