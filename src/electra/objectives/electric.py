@@ -77,4 +77,7 @@ class Electric(nn.Module):
         return summarise(sums)
 
     def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
-        return alarms(history, progress)
+        """Noise that looks like data is what Electric strives for: an AUC near one half is no alarm."""
+        found = alarms(history, progress)
+        found.pop("one class", None)
+        return found
