@@ -80,7 +80,9 @@ def test_a_run_goes_on_without_the_folders_it_began_from(
     run = tmp_path / "run"
     settings, _ = resolve(f"{recipe}+{name}", words_for(name, prepared, run, masked_lm_run, finished_run))
     pretrain(settings)
-    whole = {f.name: f.read_bytes() for f in checkpoint_folders(run / "checkpoints")[-1].glob("*.safetensors")}
+    whole = {
+        f.name: f.read_bytes() for f in checkpoint_folders(run / "checkpoints")[-1].glob("*.safetensors")
+    }
     for folder in checkpoint_folders(run / "checkpoints")[1:]:
         for file in folder.iterdir():
             file.unlink()
@@ -88,7 +90,9 @@ def test_a_run_goes_on_without_the_folders_it_began_from(
     monkeypatch.setattr("electra.pretrain.take_weights", None)
     monkeypatch.setattr("electra.data.shards.TokenData.token_counts", None)
     pretrain(settings)
-    again = {f.name: f.read_bytes() for f in checkpoint_folders(run / "checkpoints")[-1].glob("*.safetensors")}
+    again = {
+        f.name: f.read_bytes() for f in checkpoint_folders(run / "checkpoints")[-1].glob("*.safetensors")
+    }
     assert again.keys() == whole.keys() and all(again[name] == whole[name] for name in whole)
 
 

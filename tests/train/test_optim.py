@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from electra.train.optim import OptimizerSettings, build_optimizer, set_rate
+from electra.train.optim import (
+    OptimizerSettings,
+    build_optimizer,
+    clip_gradients,
+    optimizer_tensors,
+    set_rate,
+)
 from electra.train.schedule import ScheduleSettings, learning_rate
 
 
@@ -66,3 +72,44 @@ def test_the_usual_schedules_reach_their_peak_after_warm_up(kind):
     assert rates[550] == pytest.approx(middle, abs=1e-9)
     assert all(rate > 0 and math.isfinite(rate) for rate in rates)
     assert all(later <= earlier for earlier, later in pairwise(rates[100:]))
+
+
+class Pair(nn.Module):
+    """Two networks as objectives hold them."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator, self.corruptor = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+def test_decoupled_networks_have_their_own_rate_and_their_own_clipping():
+    pair = Pair()
+    settings = OptimizerSettings(lr=1e-2, decoupled=True, clip=1.0, generator={"lr": 1e-3, "clip": 0.5})
+    optimizer = build_optimizer(settings, pair)
+    rates = {id(p): group["peak"] for group in optimizer.param_groups for p in group["params"]}
+    assert {rates[id(p)] for p in pair.discriminator.parameters()} == {1e-2}
+    assert {rates[id(p)] for p in pair.corruptor.parameters()} == {1e-3}
+    set_rate(optimizer, 0.5)
+    assert {group["lr"] for group in optimizer.param_groups} == {5e-3, 5e-4}
+
+    def norm(module):
+        return torch.stack([p.grad.norm() for p in module.parameters()]).norm().item()
+
+    for parameter in pair.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    clip_gradients(settings, pair)
+    assert norm(pair.discriminator) == pytest.approx(1.0, rel=1e-4)
+    assert norm(pair.corruptor) == pytest.approx(0.5, rel=1e-4)
+
+    for parameter in pair.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    clip_gradients(OptimizerSettings(clip=1.0), pair)
+    assert norm(pair) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_what_does_not_learn_has_no_state():
+    pair = Pair()
+    pair.corruptor.requires_grad_(False)
+    optimizer = build_optimizer(OptimizerSettings(), pair)
+    assert len(optimizer.state) == 2
+    assert all(name.startswith("discriminator") for name in optimizer_tensors(optimizer, pair))

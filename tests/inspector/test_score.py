@@ -1,0 +1,105 @@
+"""Scoring and reranking with an Electric model, as people use them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from electra.data.tokenizer import special_ids
+from electra.inspector.analyse import read_logits
+from electra.runs import load_energy_model
+from helpers import electra
+
+TEXTS = ["The barak walks the selin.", "back.", "The gorowa reads the timute, and the timute reads back."]
+
+
+@pytest.fixture(scope="module")
+def electric_run(tmp_path_factory, recipe, prepared):
+    run = tmp_path_factory.mktemp("electric") / "run"
+    done = electra("pretrain", f"{recipe}+electric", f"data={prepared}", f"run={run}", "train.steps=8")
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def by_hand(model, text):
+    """One text at a time, through the modules."""
+    loaded = load_energy_model(model)
+    special = special_ids(loaded.tokenizer)
+    ids = loaded.tokenizer.encode(text, add_special_tokens=False).ids
+    row = torch.tensor([[special.cls, *ids, special.sep]])
+    with torch.no_grad():
+        return -loaded.head(loaded.encoder(row, torch.zeros_like(row), None))[0, 1:-1]
+
+
+@pytest.mark.parametrize("where", ["run", "export"])
+def test_a_score_is_the_sum_of_the_negative_energies(electric_run, where, tmp_path):
+    model = electric_run if where == "run" else electric_run / "export"
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    done = electra("score", model, tmp_path / "texts.txt", "--json")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["text"] for record in records] == TEXTS
+    for record in records:
+        expected = by_hand(model, record["text"])
+        assert record["score"] == pytest.approx(expected.sum().item(), abs=1e-4)
+        assert [t["score"] for t in record["tokens"]] == pytest.approx(expected.tolist(), abs=1e-4)
+    plain = electra("score", model, TEXTS[0])
+    assert f"{records[0]['score']:.2f}" in plain.stdout and TEXTS[0] in plain.stdout
+
+
+def test_texts_together_score_as_texts_alone_and_long_ones_are_read_in_windows(electric_run):
+    loaded = load_energy_model(electric_run)
+    special = special_ids(loaded.tokenizer)
+    rows = [loaded.tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS * 20]
+    rows.append(rows[2] * 9)  # longer than the network's positions
+    parts = rows, loaded.encoder, loaded.head, special
+    together = read_logits(*parts)
+    for row, found in zip(rows[:3], together, strict=False):
+        (alone,) = read_logits([row], *parts[1:])
+        np.testing.assert_allclose(found, alone, atol=1e-4)
+    assert len(rows[-1]) > loaded.encoder.settings.positions
+    assert len(together[-1]) == len(rows[-1]) and np.isfinite(together[-1]).all()
+    window = loaded.encoder.settings.positions - 2
+    (start,) = read_logits([rows[-1][:window]], *parts[1:])
+    np.testing.assert_allclose(together[-1][: window // 4], start[: window // 4], atol=1e-4)
+
+
+def test_reranking_adds_the_weighted_score_and_sorts(electric_run, tmp_path):
+    lists = [
+        {
+            "id": 7,
+            "hypotheses": [{"text": TEXTS[0], "score": -3.0, "lattice": 1}, {"text": TEXTS[1], "score": 9.0}],
+        },
+        {"id": 8, "hypotheses": [{"text": TEXTS[2]}]},
+        {"id": 9, "hypotheses": []},
+    ]
+    path, out = tmp_path / "lists.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(it) + "\n" for it in lists))
+    done = electra("rerank", electric_run, path, "--out", out, "--weight", "0.5")
+    assert done.returncode == 0, done.stderr
+    ranked = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["id"] for record in ranked] == [7, 8, 9]
+    plls = {text: by_hand(electric_run, text).sum().item() for text in TEXTS}
+    for record, given in zip(ranked, lists, strict=True):
+        totals = [hypothesis["total"] for hypothesis in record["hypotheses"]]
+        assert totals == sorted(totals, reverse=True)
+        for hypothesis in record["hypotheses"]:
+            before = next(it for it in given["hypotheses"] if it["text"] == hypothesis["text"])
+            assert hypothesis["pll"] == pytest.approx(plls[hypothesis["text"]], abs=1e-4)
+            assert hypothesis["total"] == pytest.approx(before.get("score", 0) + 0.5 * hypothesis["pll"])
+    assert ranked[0]["hypotheses"][-1].get("lattice", 1) == 1
+    assert electra("rerank", electric_run, path).stdout.count("\n") == 3
+
+
+def test_bad_lists_and_models_that_cannot_score_are_refused(electric_run, finished_run, tmp_path):
+    path = tmp_path / "lists.jsonl"
+    path.write_text('{"hypotheses": [{"text": "fine"}]}\n{"hypotheses": [{"score": 3}]}\n')
+    done = electra("rerank", electric_run, path, "--out", tmp_path / "out.jsonl")
+    assert done.returncode == 3 and "line 2" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    done = electra("score", finished_run, "text")
+    assert (
+        done.returncode == 3 and "objective is electra" in done.stderr and "pretrain electric" in done.stderr
+    )
+    assert electra("rerank", electric_run, tmp_path / "none.jsonl").returncode == 3
