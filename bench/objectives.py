@@ -1,0 +1,105 @@
+"""The paper's comparisons at a small scale: the same FLOPs for every run, several seeds, held-out AUC and a probe.
+
+    python bench/objectives.py --data SHARDS --table sst2/train.jsonl.zst --text sentence --label label --out DIR
+
+Four families: the paper's Table 5, generator sizes, sharing of weights, and ways to train the generator. Writes a table and
+a plot for each, and results.json with every run. Figures: docs/evidence.md.
+"""
+
+import argparse
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import machine
+from electra.compare import Variant, compare, parse_budget
+from electra.compare_report import markdown, plot, summary
+from electra.data.tokenizer import load_tokenizer, special_ids
+from electra.probe import probe_accuracy, read_labelled
+from electra.recipe import build_objective, resolve
+
+BASE = str(Path(__file__).with_name("objectives.toml"))
+FULL = ("generator.width=1.0", "generator.depth=1.0")
+FAMILIES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "table5": {
+        "ELECTRA": (BASE, ()),
+        "All-Tokens MLM": (f"{BASE}+all-tokens", ()),
+        "Replace MLM": (f"{BASE}+replace-mlm", ()),
+        "ELECTRA 15 %": (f"{BASE}+electra-15", ()),
+        "BERT": (f"{BASE}+masked-lm", ()),
+    },
+    "sizes": {
+        "generator 1/8": (BASE, ("generator.width=0.125",)),
+        "ELECTRA": (BASE, ()),
+        "generator 1/2": (BASE, ("generator.width=0.5",)),
+        "generator 1": (BASE, ("generator.width=1.0",)),
+    },
+    "sharing": {
+        "share none": (BASE, (*FULL, "generator.sharing=none")),
+        "share embeddings": (BASE, (*FULL, "generator.sharing=tied")),
+        "share disentangled": (BASE, (*FULL, "generator.sharing=gdes")),
+        "share all": (BASE, (*FULL, "generator.sharing=all")),
+    },
+    "training": {
+        "ELECTRA": (BASE, ()),
+        "adversarial": (f"{BASE}+adversarial", ()),
+        "two-stage": (f"{BASE}+two-stage", ()),
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--text", default="sentence")
+    parser.add_argument("--label", default="label")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget", default="1.2e14 flops")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES))
+    given = parser.parse_args()
+
+    table = read_labelled(given.table, given.text, given.label, 8000)
+    chosen = {
+        name: Variant(name, recipe, (f"data={given.data}", *words))
+        for family in given.families
+        for name, (recipe, words) in FAMILIES[family].items()
+    }
+    results = []
+    budget = parse_budget(given.budget)
+    for result in compare(list(chosen.values()), given.seeds, budget, given.out, table, given.jobs):
+        results.append(result)
+        print(
+            f"{result.variant}, seed {result.seed}: {result.steps} steps, {result.seconds:.0f} s", flush=True
+        )
+
+    tokenizer = load_tokenizer(Path(given.data))
+    untrained = []
+    for seed in range(given.seeds):
+        settings, _ = resolve(BASE, [f"data={given.data}", f"seed={seed}"])
+        encoder = build_objective(settings, tokenizer).discriminator
+        untrained.append(
+            probe_accuracy(table, encoder, tokenizer, special_ids(tokenizer), settings.rows.length)
+        )
+    print("untrained probe:", untrained)
+
+    report = {
+        "machine": machine.description(),
+        "budget": given.budget,
+        "untrained_probe": untrained,
+        "families": {},
+    }
+    for family in given.families:
+        mine = [result for name in FAMILIES[family] for result in results if result.variant == name]
+        rows = summary(mine)
+        report["families"][family] = rows
+        print(f"\n{family}\n{markdown(rows)}", flush=True)
+        if find_spec("matplotlib"):
+            plot(given.out / f"{family}.png", mine)
+    (given.out / "results.json").write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
