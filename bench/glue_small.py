@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--data", default="../shared/data")
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--out", default="")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     from electra import config
     from electra.finetune.plan import file_line
     from electra.finetuning.run import finetune
