@@ -344,16 +344,6 @@ def test_numbers_and_several_labels_from_tables(toy_model, tmp_path, kind):
     assert json.loads((tmp_path / "out/t/seed-0/task.json").read_text())["architecture"] == ""
 
 
-def test_best_weights_and_early_stopping_are_choices(toy_model, table, tmp_path):
-    words = ("finetune", toy_model, table, "batch=16", "lr=1e-7", "epochs=4", "length=24")
-    done = electra(*words, "evaluations=8", "patience=2", "keep=best", "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "out" / "my" / "seed-0" / "result.json").read_text())
-    assert result["stopped_early"] and len(result["curve"]) < 8
-    best = max(result["curve"], key=lambda record: record["accuracy"])
-    assert result["scores"]["dev"]["accuracy"] == best["accuracy"]
-
-
 def test_a_diverging_run_stops_with_advice(toy_model, table, tmp_path):
     done = electra(
         "finetune", toy_model, table, "lr=1e30", "clip=1e30", "epochs=2", "--out", tmp_path / "out"
