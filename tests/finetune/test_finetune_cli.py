@@ -102,6 +102,8 @@ def test_the_model_folder_loads_in_transformers_with_its_label_map(finished):
         model.config.id2label == {0: "bar", 1: "lon"}
         and model.config.problem_type == "single_label_classification"
     )
+    written = json.loads((folder / "config.json").read_text())
+    assert written["label2id"] == {"bar": 0, "lon": 1} and written["id2label"] == {"0": "bar", "1": "lon"}
     classify = transformers.pipeline("text-classification", model=str(folder))
     ours = load_task_folder(folder)
     sample = rows(12, seed=5)
