@@ -30,8 +30,9 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1) != order(2, 1)
-    first = [int(lengths[batch].max()) for batch in epoch_order(lengths, 32, 1, 0)]
-    assert first != sorted(first), "short batches must not all come first"
+    widths = [int(lengths[batch].max()) for batch in epoch_order(lengths, 32, 1, 0)]
+    assert widths[0] == max(widths), "what does not fit must fail at once"
+    assert widths[1:] not in (sorted(widths[1:]), sorted(widths[1:], reverse=True))
 
 
 def test_grouping_pads_little():

@@ -21,7 +21,8 @@ def lengths_of(examples: Sequence[Example]) -> np.ndarray:
 
 
 def epoch_order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The examples of each batch. Every example is in exactly one."""
+    """The examples of each batch. Every example is in exactly one. The very first batch is one of the longest: what does
+    not fit into memory fails at once, and nothing later needs more."""
     size = len(lengths)
     shuffled = permute(np.arange(size), size, mix(seed, "examples", epoch))
     batches: list[np.ndarray] = []
@@ -30,7 +31,13 @@ def epoch_order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[
         chunk = chunk[np.argsort(lengths[chunk], kind="stable")]
         batches += [chunk[first : first + batch] for first in range(0, len(chunk), batch)]
     order = permute(np.arange(len(batches)), len(batches), mix(seed, "batches", epoch))
-    return [batches[index] for index in order]
+    ordered = [batches[index] for index in order]
+    if epoch == 0:
+        widest = max(
+            range(len(ordered)), key=lambda index: len(ordered[index]) * lengths[ordered[index]].max()
+        )
+        ordered[0], ordered[widest] = ordered[widest], ordered[0]
+    return ordered
 
 
 def sorted_order(lengths: np.ndarray, batch: int) -> list[np.ndarray]:

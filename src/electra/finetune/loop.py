@@ -49,13 +49,14 @@ class Dev:
 
 @dataclass
 class History:
-    """What one run leaves: a score for each evaluation, and how long it took."""
+    """What one run leaves: a score for each evaluation, and how long it took with and without those."""
 
     steps: int = 0
     curve: list[dict[str, Any]] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
     best_step: int = 0
     seconds: float = 0.0
+    training_seconds: float = 0.0
     stopped_early: bool = False
 
 
@@ -171,6 +172,7 @@ def train_task(
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
         raise diverged(steps)
     history.seconds = time.monotonic() - started
+    history.training_seconds = history.seconds - paused
     model.eval()
     return history
 

@@ -97,8 +97,8 @@ class Adversarial(nn.Module):
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:
         return summarise(sums) | {"reward": ratio(sums["reward"].item(), sums["chosen"].item())}
 
-    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
+    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
         """A generator that learns from rewards has no reason to lower its MLM loss."""
-        found = alarms(history, progress)
+        found = alarms(history, progress, step)
         found.pop("generator stands still", None)
         return found

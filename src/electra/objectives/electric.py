@@ -76,8 +76,8 @@ class Electric(nn.Module):
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:
         return summarise(sums)
 
-    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
+    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
         """Noise that looks like data is what Electric strives for: an AUC near one half is no alarm."""
-        found = alarms(history, progress)
+        found = alarms(history, progress, step)
         found.pop("one class", None)
         return found

@@ -72,5 +72,5 @@ class MaskedLM(nn.Module):
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:
         return summarise(sums)
 
-    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
-        return alarms(history, progress)
+    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
+        return alarms(history, progress, step)

@@ -109,5 +109,5 @@ class ReplacedSpan(nn.Module):
         accuracy, loss = ratio(sums["spans_right"].item(), spans), ratio(sums["span_loss"].item(), spans)
         return summarise(sums) | {"span_accuracy": accuracy, "span_loss": loss}
 
-    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
-        return alarms(history, progress)
+    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
+        return alarms(history, progress, step)

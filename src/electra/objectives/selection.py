@@ -95,5 +95,5 @@ class Selection(nn.Module):
         accuracy = ratio(sums["selected"].item(), sums["chosen"].item())
         return summarise(sums) | {"selection_accuracy": accuracy}
 
-    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
-        return alarms(history, progress)
+    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
+        return alarms(history, progress, step)

@@ -106,5 +106,5 @@ class TokenRecovery(nn.Module):
         mean = ratio(sums["recovery_loss"].item(), sums["recoveries"].item())
         return summarise(sums) | {"recovery_loss": mean}
 
-    def alarms(self, history: Sequence[Figures], progress: float) -> dict[str, str]:
-        return alarms(history, progress)
+    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
+        return alarms(history, progress, step)

@@ -1,0 +1,21 @@
+"""An untrained ELECTRA-Small with BERT's vocabulary, as a transformers folder: what both sides of a comparison start from."""
+
+from pathlib import Path
+
+
+def random_small(folder: Path, vocabulary: Path) -> Path:
+    from electra.data.tokenizer import adopt_vocabulary, special_ids, vocabulary_size
+    from electra.interop import hf
+    from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
+    from electra.model.heads import DetectionHead
+
+    if not folder.exists():
+        tokenizer, settings = adopt_vocabulary(vocabulary), EncoderSettings()
+        encoder = Encoder(settings, Embeddings(settings, vocabulary_size(tokenizer)))
+        head = DetectionHead(settings)
+        initialise(encoder, settings, 1)
+        initialise(head, settings, 2)
+        hf.write_folder(
+            folder, "discriminator", encoder, head, tokenizer, special_ids(tokenizer), "untrained"
+        )
+    return folder
