@@ -13,7 +13,7 @@ from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import DataError, SettingsError
 from electra.interop import card, hf
 from electra.interop.names import encoder_tensors
-from electra.model.encoder import DisentangledEmbeddings, Encoder
+from electra.model.encoder import DisentangledEmbeddings, Embeddings, Encoder
 from electra.model.heads import DetectionHead
 from electra.recipe import PretrainSettings, build_objective
 from electra.train import checkpoint
@@ -77,7 +77,7 @@ def load_detector(model: Path) -> hf.Loaded:
         if "discriminator" not in networks:
             raise DataError(f"{model} has no discriminator: its objective is {settings.objective.kind}.")
         encoder, head = networks["discriminator"]
-        return hf.Loaded(encoder, head, load_tokenizer(model))
+        return hf.Loaded(standalone(encoder), head, load_tokenizer(model))
     return hf.load_discriminator(model / "discriminator" if (model / "discriminator").is_dir() else model)
 
 
@@ -115,8 +115,18 @@ def load_encoder(model: Path) -> tuple[Encoder, Tokenizer]:
     """The main encoder of a run folder, or the encoder of a folder in transformers' format."""
     if (model / CONFIG).is_file():
         _, objective = load_run(model)
-        return next(iter(objective.networks().values()))[0], load_tokenizer(model)
+        return standalone(next(iter(objective.networks().values()))[0]), load_tokenizer(model)
     return hf.load_encoder(model / "discriminator" if (model / "discriminator").is_dir() else model)
+
+
+def standalone(encoder: Encoder) -> Encoder:
+    """An encoder that needs no other: a disentangled one reads its generator's word table, which would stay behind when it
+    is moved to another device."""
+    if not isinstance(encoder.embeddings, DisentangledEmbeddings):
+        return encoder
+    alone = Encoder(encoder.settings, Embeddings(encoder.settings, len(encoder.embeddings.table)))
+    alone.load_state_dict(encoder_tensors(encoder))
+    return alone.eval()
 
 
 def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) -> None:
