@@ -1,5 +1,6 @@
 """Shared fixtures. The shapes in signatures are checked while the tests run."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ import torch
 from jaxtyping import install_import_hook
 
 from helpers import SETTINGS, electra, write_corpus
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when first imported
 
 install_import_hook(
     [
