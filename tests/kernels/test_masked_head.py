@@ -237,6 +237,14 @@ def test_the_operators_keep_their_word_to_the_compiler():
         )
 
 
+def test_a_compiled_step_has_the_same_loss_and_gradients():
+    parts, targets, noise = case(40, 300, 16)
+    given = parts, targets, noise, upstream_of(40), 0.7, True, parts[0].dtype
+    plain, _ = loss_and_gradients(fused, *given)
+    compiled, _ = loss_and_gradients(torch.compile(fused, fullgraph=True, backend="aot_eager"), *given)
+    assert all(torch.equal(one, other) for one, other in zip(plain, compiled, strict=True))
+
+
 def test_without_a_gpu_the_reference_does_it():
     parts, targets, noise = [p.cpu() for p in case(5, 30, 8, FULL)[0]], torch.arange(5), torch.rand(5, 2)
     mine, theirs = (
@@ -307,7 +315,8 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
 def test_at_full_size_under_autocast_the_kernels_agree_with_the_reference(compiled):
     (states, words, bias), targets, noise = case(19 * 128 + 5, 30_522, 128, FULL)
     upstream = upstream_of(len(states))
-    head = torch.compile(masked_head, fullgraph=True) if compiled else masked_head
+    fast = torch.compile(lambda *given: fused(*given, HALF), fullgraph=True)
+    head = fast if compiled else masked_head
     with torch.autocast("cuda", HALF):
         assert home.available(states)
         found, (_, sampled, is_best) = loss_and_gradients(
