@@ -131,22 +131,18 @@ def test_rows_without_upstream_gradient_leave_no_trace():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sure_rows_keep_their_small_gradient(dtype):
-    """p(target) = 0.9999: the gradient is the small difference of two words' worth of pull."""
-    (states, words, bias), targets, noise = case(40, 200, 32, dtype)
-    bias[:] = 0
+    """Above p(target) = 0.999 the gradient is the small difference of two words' worth of pull."""
+    (_, words, bias), _, noise = case(40, 200, 32, dtype)
     targets = torch.arange(40, device=DEVICE)
-    bias[:40] = 12.0
-    states = states * 0.1
-    for row in range(40):
-        states[row] += words[row] * (4.0 / words[row].square().sum())
-        assert words[row].isfinite().all()
-    upstream = torch.ones(40, device=DEVICE)
+    states = (words[:40].double() * 20 / words[:40].double().square().sum(1, keepdim=True)).to(dtype)
+    upstream = torch.full((40,), 1024.0, device=DEVICE)  # float16 has no smaller gradients
     parts = [states, words, bias]
     found, _ = loss_and_gradients(fused, parts, targets, noise, upstream, 1.0, False, dtype)
     expected, _ = loss_and_gradients(reference, [p.double() for p in parts], targets, noise, upstream)
-    assert (found[0] <= 0).all()
+    sure = (expected[0].exp() > 0.999).nonzero().flatten().tolist()
+    assert len(sure) > 10 and (found[0] <= 0).all()
     assert_near(found[0], expected[0], 2e-5)
-    for row in range(40):
+    for row in sure:
         assert_near(found[1][row], expected[1][row], CLOSE[dtype])
 
 
