@@ -147,7 +147,7 @@ def test_sure_rows_keep_their_small_gradient(dtype):
 
 
 @pytest.mark.parametrize("forbid_target", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 0.5, torch.tensor(1.7)])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2, torch.tensor(1.7)])
 @pytest.mark.parametrize("shape", SHAPES[:2])
 def test_the_same_noise_draws_the_same_tokens_as_the_reference(shape, temperature, forbid_target):
     parts, targets, noise = case(*shape)

@@ -158,7 +158,7 @@ def fused(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Products are of `dtype`; sums, exponentials and what is returned are float32; gradients have their input's type."""
     if isinstance(temperature, float | int):
-        heat = None if temperature == 1 else torch.full((), temperature, device=states.device)
+        heat = None if temperature == 1 else torch.full((), float(temperature), device=states.device)
     else:
         heat = temperature.float()
     needs_pull = torch.is_grad_enabled() and states.requires_grad

@@ -16,9 +16,10 @@ which cannot exceed zero. It also gives `is_best` and `forbid_target` for nothin
 **Sampling** is the reference's, not another one: two uniform numbers a row, a block of 128 tokens by the blocks' sums,
 then a token within the block. A tile is a block: the pass leaves the logarithm of each tile's sum (1/64 of what bfloat16
 logits take), `finish_kernel` inverts the distribution over blocks and recomputes the one block that it chose. Instead of:
-  - Gumbel noise for each logit: a counter-based random number and two logarithms for each of half a billion logits, more
-    arithmetic than the product has; and 24-bit uniform numbers get the probability of rare tokens wrong (at p = 1e-8 by
-    a factor of three), since the winner sits where -log(-log u) is coarsest.
+  - Gumbel noise for each logit: a counter-based random number and two logarithms for each of half a billion logits, by
+    count of operations several times what the product takes on tensor cores; and 24-bit uniform numbers get the
+    probability of rare tokens wrong (at p = 1e-8 by a factor of three), since the winner sits where -log(-log u) is
+    coarsest.
   - A reservoir over tiles (keep tile t with probability s_t / (s_1 + … + s_t)): exact, but needs fresh numbers for each
     tile, and its draws depend on the order of the tiles and on how the vocabulary is split among programs.
 What we do has the same draws as the reference from the same noise, whatever the tiles of rows and the splits are.
