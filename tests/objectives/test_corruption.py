@@ -6,14 +6,13 @@ import torch
 from scipy import stats
 
 from conftest import SPECIAL, make_batch
+from electra.kernels.sampling import inverse_cdf, sample_tokens
 from electra.objectives.corruption import (
     SamplingSettings,
     choose_positions,
-    inverse_cdf,
     maskable,
     replace_at,
     sample,
-    sample_tokens,
 )
 from electra.randomness import uniform
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from electra.batch import Batch
 from electra.config import Settings
+from electra.kernels.sampling import sample_tokens
 from electra.model.encoder import Encoder, initialise
 from electra.model.generator import build_pair, encode, gather_rows
 from electra.model.heads import CandidateHead, DetectionHead
-from electra.objectives.corruption import sample_tokens
 from electra.objectives.corruptor import Corrupted, Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
 from electra.objectives.losses import detection_loss, selection_loss

@@ -1,0 +1,166 @@
+"""masked_head on the GPU: tiles, launches, and the two operators that autograd and torch.compile see."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from electra.kernels.masked_head_triton import backward_kernel, finish_kernel, forward_kernel
+from electra.kernels.sampling import SAMPLING_BLOCK
+
+TILE = SAMPLING_BLOCK
+MOST_SPLITS = 16
+
+
+class Plan(NamedTuple):
+    """Processors of the device, and for each kernel its tile of rows, warps, and tiles of words on their way at once."""
+
+    processors: int
+    forward: dict[str, int]
+    finish: dict[str, int]
+    backward: dict[str, int]
+
+
+def plan(device: torch.device) -> Plan:
+    """Three tiles on their way at once, where the shared memory holds them (A100, H100 and above), or else two. `finish`
+    takes single rows, since each row has a block of its own; the interpreter, on the CPU, works through programs one by
+    one, so there they are larger."""
+    processors, stages, rows = 2, 1, 64
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        roomy = found.shared_memory_per_block_optin >= 160_000  # type: ignore[attr-defined]
+        processors, stages, rows = found.multi_processor_count, 3 if roomy else 2, 1
+    return Plan(
+        processors,
+        {"ROWS": 128, "num_warps": 8, "num_stages": stages},
+        {"ROWS": rows, "num_warps": 4, "num_stages": 1},
+        {"ROWS": 64, "num_warps": 8, "num_stages": stages},
+    )
+
+
+def splits_of(row_tiles: int, processors: int, blocks: int) -> int:
+    """Into how many parts the vocabulary is cut, so that the programs fill the device in whole rounds: the fewest that
+    keep nine tenths of it busy, or else the best."""
+    most = min(MOST_SPLITS, blocks)
+
+    def busy(splits: int) -> float:
+        programs = row_tiles * splits
+        return programs / (-(-programs // processors) * processors)
+
+    return next((n for n in range(1, most) if busy(n) >= 0.9), max(range(1, most + 1), key=busy))
+
+
+def padded(embedding: int) -> int:
+    return max(16, triton.next_power_of_2(embedding))
+
+
+def forward(
+    states: Tensor, words: Tensor, bias: Tensor, targets: Tensor, noise: Tensor, temperature: Tensor | None,
+    forbid_target: bool, needs_pull: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """log_likelihood, sampled, is_best, log_total, and pull: d log_likelihood / d states."""
+    (rows, embedding), vocab = states.shape, len(words)
+    states, words, bias = states.to(dtype).contiguous(), words.to(dtype).contiguous(), bias.contiguous()
+    targets, noise = targets.contiguous(), noise.contiguous()
+    chosen, blocks = plan(states.device), triton.cdiv(vocab, TILE)
+    row_tiles = triton.cdiv(rows, chosen.forward["ROWS"])
+    splits = splits_of(row_tiles, chosen.processors, blocks)
+
+    new = partial(torch.empty, dtype=torch.float32, device=states.device)
+    largest, total, block_mass = new(splits, rows), new(splits, rows), new(blocks, rows)
+    log_likelihood, log_total = new(rows), new(rows)
+    sampled, is_best = torch.empty_like(targets), torch.empty_like(targets, dtype=torch.bool)
+    pulled, pull = (new(splits, rows, embedding), new(rows, embedding)) if needs_pull else (new(0), new(0))
+    common = {
+        "TILE": TILE,
+        "EMBEDDING": padded(embedding),
+        "TEMPERED": temperature is not None,
+        "PULL": needs_pull,
+    }
+    forward_kernel[(row_tiles, splits)](
+        states, words, bias, targets, temperature, largest, total, block_mass, pulled,
+        rows, vocab, embedding, blocks, triton.cdiv(blocks, splits),
+        **common, **chosen.forward,
+    )  # fmt: skip
+    finish_kernel[(triton.cdiv(rows, chosen.finish["ROWS"]),)](
+        states, words, bias, targets, noise, temperature, largest, total, block_mass, pulled,
+        log_likelihood, sampled, is_best, log_total, pull,
+        rows, vocab, embedding, blocks, splits,
+        BLOCKS=triton.next_power_of_2(blocks), SPLITS=triton.next_power_of_2(splits), FORBID_TARGET=forbid_target,
+        **common, **chosen.finish,
+    )  # fmt: skip
+    return log_likelihood, sampled, is_best, log_total, pull
+
+
+def backward(
+    states: Tensor, words: Tensor, bias: Tensor, targets: Tensor, log_total: Tensor, upstream: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradients of words and bias."""
+    (rows, embedding), vocab = states.shape, len(words)
+    words_gradient, bias_gradient = words.new_empty(words.shape), bias.new_empty(bias.shape)
+    backward_kernel[(triton.cdiv(vocab, TILE),)](
+        states.to(dtype).contiguous(), words.to(dtype).contiguous(), bias.contiguous(), targets.contiguous(),
+        log_total, upstream.contiguous(), words_gradient, bias_gradient,
+        rows, vocab, embedding,
+        TILE=TILE, EMBEDDING=padded(embedding), **plan(states.device).backward,
+    )  # fmt: skip
+    return words_gradient, bias_gradient
+
+
+def forward_shapes(
+    states: Tensor, words: Tensor, bias: Tensor, targets: Tensor, noise: Tensor, temperature: Tensor | None,
+    forbid_target: bool, needs_pull: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    new = partial(states.new_empty, dtype=torch.float32)
+    rows = len(states)
+    sampled, is_best = targets.new_empty(rows), targets.new_empty(rows, dtype=torch.bool)
+    return new(rows), sampled, is_best, new(rows), new(states.shape if needs_pull else 0)
+
+
+def backward_shapes(
+    states: Tensor, words: Tensor, bias: Tensor, targets: Tensor, log_total: Tensor, upstream: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return words.new_empty(words.shape), bias.new_empty(bias.shape)
+
+
+def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    states, words, bias, targets, *_, dtype = inputs
+    *_, log_total, pull = output
+    ctx.save_for_backward(states, words, bias, targets, log_total, pull)
+    ctx.dtype = dtype
+
+
+def differentiate(ctx: Any, upstream: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    states, words, bias, targets, log_total, pull = ctx.saved_tensors
+    of_states = of_words = of_bias = None
+    if ctx.needs_input_grad[0]:
+        of_states = (upstream[:, None] * pull).to(states.dtype)
+    if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+        of_words, of_bias = _backward_op(states, words, bias, targets, log_total, upstream, ctx.dtype)
+    return of_states, of_words, of_bias, None, None, None, None, None, None
+
+
+# Operators of torch's own kind: torch.compile takes them as they are and does not look inside.
+_forward_op = torch.library.custom_op("electra::masked_head", forward, mutates_args=())
+_forward_op.register_fake(forward_shapes)
+_forward_op.register_autograd(differentiate, setup_context=remember)
+_backward_op = torch.library.custom_op("electra::masked_head_backward", backward, mutates_args=())
+_backward_op.register_fake(backward_shapes)
+
+
+def fused(
+    states: Tensor, words: Tensor, bias: Tensor, targets: Tensor, noise: Tensor, temperature: float | Tensor,
+    forbid_target: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Products are of `dtype`; sums, exponentials and what is returned are float32; gradients have their input's type."""
+    if isinstance(temperature, float | int):
+        heat = None if temperature == 1 else torch.full((), float(temperature), device=states.device)
+    else:
+        heat = temperature.float()
+    needs_pull = torch.is_grad_enabled() and states.requires_grad
+    found = _forward_op(states, words, bias, targets, noise, heat, forbid_target, needs_pull, dtype)
+    return found[0], found[1], found[2]
