@@ -41,9 +41,11 @@ def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measu
         Result("a", seed, 10, 1e9, 1.0, {"auc": auc}, None) for seed, auc in enumerate((0.6, 0.9, 0.7))
     ]
     results.append(Result("b", 0, 20, 2e9, 1.0, {"auc": float("nan")}, 0.5))
+    results.append(Result("b", 1, 20, 2e9, 1.0, {}, None, diverged=True))
     rows = summary(results)
     assert rows[0]["auc"] == {"median": 0.7, "least": 0.6, "greatest": 0.9}
     assert "auc" not in rows[1]
+    assert rows[1]["probe"]["median"] == 0.5 and "| b | 2 (1 diverged) | 20 |" in markdown(rows)
     assert "| a | 3 | 10 | 1.00e+09 | 0.700 (0.600–0.900) | – |" in markdown(rows)
 
 
@@ -119,3 +121,12 @@ def test_wrong_settings_of_any_recipe_stop_everything_before_it_starts(recipe, p
     )
     assert done.returncode == 2 and "two_tower" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_diverges_is_a_result_and_the_others_go_on(recipe, prepared, tmp_path):
+    words = ["compare", recipe, f"data={prepared}", "--vary", "optimizer.lr=1e-3,1e30", "--seeds", "1"]
+    done = electra(*words, "--budget", "6 steps", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    good, bad = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (good["diverged"], bad["diverged"]) == (0, 1)
+    assert "auc" in good and "auc" not in bad and "diverged" in done.stdout

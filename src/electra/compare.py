@@ -19,7 +19,7 @@ import torch
 
 from electra import config
 from electra.data.tokenizer import load_tokenizer, special_ids
-from electra.errors import SettingsError
+from electra.errors import DivergedError, SettingsError
 from electra.files import write_json
 from electra.finetune.parallel import run_jobs
 from electra.pretrain import build_parts, pretrain, resume_command, work
@@ -78,7 +78,7 @@ def variants(recipes: Sequence[str], words: Sequence[str], vary: str) -> list[Va
 
 @dataclass(frozen=True)
 class Result:
-    """What one run came to. Figures that an objective does not have are missing."""
+    """What one run came to. Figures that an objective does not have are missing; a run that diverged has none."""
 
     variant: str
     seed: int
@@ -87,6 +87,7 @@ class Result:
     seconds: float
     figures: dict[str, float]
     probe: float | None
+    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,13 @@ def measure(job: Job, path: Path) -> Result:
     flops_a_step = work(settings, vocab_size).per_token() * settings.train.batch * settings.rows.length
     settings = settings_of(job, plan_steps(job, budget, settings, flops_a_step), more)
     started = time.monotonic()
-    figures = pretrain(settings, resume_command(job.variant.recipe, list(job.variant.words)))
+    figures, probe, diverged = {}, None, False
+    try:
+        figures = pretrain(settings, resume_command(job.variant.recipe, list(job.variant.words)))
+        if job.table is not None:
+            probe = probe_run(Path(settings.run), job.table, settings.rows.length)
+    except DivergedError:  # a result, and the others go on
+        diverged = True
     result = Result(
         job.variant.name,
         job.seed,
@@ -175,7 +182,8 @@ def measure(job: Job, path: Path) -> Result:
         flops_before + flops_a_step * settings.train.steps,
         time.monotonic() - started,
         {key: value for key, value in figures.items() if isinstance(value, float)},
-        None if job.table is None else probe_run(Path(settings.run), job.table, settings.rows.length),
+        probe,
+        diverged,
     )
     write_json(path, asdict(result))
     return result

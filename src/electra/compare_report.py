@@ -25,6 +25,7 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {
             "variant": name,
             "seeds": len(mine),
+            "diverged": sum(result.diverged for result in mine),
             "steps": mine[0].steps,
             "flops": mine[0].flops,
         }
@@ -40,6 +41,10 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     return rows
 
 
+def seeds_cell(row: dict[str, Any]) -> str:
+    return f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
+
+
 def cell(figures: dict[str, float] | None) -> str:
     return f"{figures['median']:.3f} ({figures['least']:.3f}–{figures['greatest']:.3f})" if figures else "–"
 
@@ -53,7 +58,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         cells = " | ".join(cell(row.get(key)) for key, _ in shown)
         lines.append(
-            f"| {row['variant']} | {row['seeds']} | {row['steps']:,} | {row['flops']:.2e} | {cells} |"
+            f"| {row['variant']} | {seeds_cell(row)} | {row['steps']:,} | {row['flops']:.2e} | {cells} |"
         )
     return "\n".join(lines) + "\n"
 

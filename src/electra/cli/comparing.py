@@ -30,7 +30,7 @@ def compare(
 
     from electra.compare import compare as run
     from electra.compare import parse_budget, variants
-    from electra.compare_report import MEASURES, cell, write_report
+    from electra.compare_report import MEASURES, cell, seeds_cell, write_report
     from electra.errors import SettingsError
     from electra.probe import read_labelled
 
@@ -44,17 +44,18 @@ def compare(
     chosen = variants(recipes, words, vary)
     for result in run(chosen, seeds, parse_budget(budget), out, labelled, jobs):
         results.append(result)
-        console.print(
-            f"{result.variant}, seed {result.seed}: {result.steps:,} steps in {result.seconds:.0f} s"
-        )
+        end = "diverged" if result.diverged else f"{result.steps:,} steps in {result.seconds:.0f} s"
+        console.print(f"{result.variant}, seed {result.seed}: {end}")
     order = [variant.name for variant in chosen]
     results.sort(key=lambda result: (order.index(result.variant), result.seed))
     rows = write_report(out, results)
     shown = [(key, name) for key, name in MEASURES if any(key in row for row in rows)]
     view = Table(title=f"{budget} a run, median (least–greatest) of {seeds} seeds")
-    for column in ("recipe", "steps", *(name for _, name in shown)):
+    for column in ("recipe", "seeds", "steps", *(name for _, name in shown)):
         view.add_column(column, justify="left" if column == "recipe" else "right")
     for row in rows:
-        view.add_row(row["variant"], f"{row['steps']:,}", *(cell(row.get(key)) for key, _ in shown))
+        view.add_row(
+            row["variant"], seeds_cell(row), f"{row['steps']:,}", *(cell(row.get(key)) for key, _ in shown)
+        )
     console.print(view)
     print(f"{out / 'comparison.md'} · {out / 'comparison.png'} · {out / 'results.json'}")
