@@ -7,7 +7,8 @@ import pytest
 
 from electra.errors import DataError, SettingsError
 from electra.finetune.columns import guess_columns, guess_kind, label_list, label_name
-from electra.finetune.table import TableWriter, read_rows, stem
+from electra.finetune.table import read_rows, stem
+from electra.finetune.table_writer import TableWriter
 
 ROWS = [
     {"id": "1", "text": 'a "quoted", comma', "label": "yes"},

@@ -48,7 +48,7 @@ def markdown(model: str, results: Mapping[str, Mapping[str, Any]], glue: Mapping
         lines += ["", f"## {name}", ""]
         lines += [f"- {file_line(entry)}" for entry in result["files"]]
         lines += [
-            f"- {split}: {count:,} of {rows:,} rows are longer than {result['length']} tokens and were cut"
+            f"- {split}: {count:,} of {rows:,} rows {result['cut_words']}"
             for split, (count, rows) in result["cut"].items()
             if count
         ]
