@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from electra import config
 from electra.data.corpus import Corpus
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, train_tokenizer
-from electra.errors import DataError, SettingsError
+from electra.errors import SettingsError
 from electra.finetune.spans import Span, from_spans, legal, to_spans
 from electra.finetune.tagging import IGNORED, Tagging, TaggingSettings, build_tagging
 from electra.finetune.task import Example, Inputs, Outputs, Row, Task

@@ -113,11 +113,10 @@ def pack(outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
     """Arrays of any shape, one after the other, with their shapes."""
     packed = {}
     for name in outputs[0] if outputs else ():
-        arrays = [np.ascontiguousarray(output[name], np.float32) for output in outputs]
+        arrays = [np.asarray(output[name], np.float32) for output in outputs]
         packed[f"{name}.values"] = np.concatenate([array.ravel() for array in arrays])
-        packed[f"{name}.shapes"] = np.array([array.shape for array in arrays], np.int64).reshape(
-            len(arrays), -1
-        )
+        shapes = [array.shape for array in arrays]
+        packed[f"{name}.shapes"] = np.array(shapes, np.int64).reshape(len(arrays), arrays[0].ndim)
     return packed
 
 
@@ -130,7 +129,7 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
         shapes = packed[f"{name}.shapes"]
         found = found or [{} for _ in shapes]
         for index, shape in enumerate(shapes):
-            size = int(np.prod(shape)) if len(shape) else 1
+            size = int(np.prod(shape))
             found[index][name] = values[place : place + size].reshape(shape)
             place += size
     return found
