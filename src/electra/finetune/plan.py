@@ -180,11 +180,11 @@ def find_files(
             if is_table(path) or (any_file and path.is_file() and not path.name.startswith("."))
         )
         found = {}
-    for split in dict.fromkeys([*SPLITS, *wanted]):
+    for split in dict.fromkeys([*wanted, *SPLITS]):
         if split in found and split not in wanted:
             continue
         prefixes = wanted[split].split("|") if split in wanted else SPLITS[split]
-        file = find_file(split, prefixes, tables)
+        file = find_file(split, prefixes, [path for path in tables if path not in found.values()])
         if file is None and split in wanted and not tables:
             raise DataError(f"{wanted[split]} does not exist.")
         if file is not None:
@@ -194,7 +194,7 @@ def find_files(
         raise DataError(
             f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME."
         )
-    return found
+    return {split: found[split] for split in dict.fromkeys([*SPLITS, *wanted]) if split in found}
 
 
 def plain(name: str) -> str:
