@@ -168,6 +168,7 @@ def test_rows_come_back_as_rows(model, tmp_path, kind, monkeypatch):
 
 def test_the_threshold_is_fitted_on_dev_saved_with_the_model_and_used(second, tmp_path):
     results = json.loads((second / "results.json").read_text())["tasks"]["mine"]
+    assert "null_threshold that is best for dev: they flatter" in (second / "results.md").read_text()
     for scores in results["scores"]["dev"].values():
         assert scores["exact"] == scores["best_exact"] >= 1 / 3
     model = second / "mine" / "seed-1"
@@ -217,6 +218,15 @@ def test_questions_about_one_paragraph_stay_on_one_side(toy_model, tmp_path):
     done = electra("finetune", toy_model, file, *words)
     assert done.returncode == 0, done.stderr
     assert "kind (guessed): span" in done.stderr and "dev: a tenth of train, 6 rows" in done.stderr
+
+
+def test_a_shipped_task_takes_one_file_as_its_training_data(toy_model, tmp_path):
+    file = write_json(tmp_path / "any.json", nested(questions(20, 6)))
+    dev = write_json(tmp_path / "other.json", nested(questions(8, 8)))
+    words = ("epochs=1", "length=40", "max_query_length=8", "--dev", dev, "--out", tmp_path / "out")
+    done = electra("finetune", toy_model, "squad1", f"data={file}", *words)
+    assert done.returncode == 0, done.stderr
+    assert "squad1: train: any.json, 20 rows" in done.stderr and "dev: other.json, 8 rows" in done.stderr
 
 
 def test_squad_s_own_layout_is_known_without_a_word(toy_model, tmp_path):

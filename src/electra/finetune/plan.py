@@ -16,6 +16,7 @@ from electra.finetune.class_rows import ClassificationSettings
 from electra.finetune.columns import guess_columns, guess_kind, read_label
 from electra.finetune.kinds import AnySettings, named_columns, read_split, row_key, settings_class
 from electra.finetune.method import MethodSettings
+from electra.finetune.span import SpanSettings
 from electra.finetune.squad_rows import is_nested
 from electra.finetune.table import is_table, read_rows, stem
 from electra.finetune.tag_rows import is_texts
@@ -71,8 +72,11 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
     given = config.nest(config.flatten(given))
     source_tree = {key: given.pop(key) for key in list(given) if key in SourceSettings.model_fields}
     source = config.validate(SourceSettings, source_tree)
-    tagging = given.get("kind") == "tagging"
-    files = find_files(name, Path(source.data) if source.data else None, given.get("files", {}), tagging)
+    data = Path(source.data) if source.data else None
+    wanted = given.get("files", {})
+    if data and data.is_file():  # the names that a task gives are for folders
+        wanted = {split: file for split, file in wanted.items() if f"files.{split}" in overrides}
+    files = find_files(name, data, wanted, given.get("kind") == "tagging")
     notes: list[str] = []
     read: dict[str, tuple[list[Row], dict[int, str]]] = {}
     if guessed and "kind" not in given:
@@ -92,6 +96,9 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
                 notes.append(f"{split}: {len(wrong):,} broken rows are left out")
                 wrong = {}
         splits[split], malformed[split] = rows, wrong
+    match task:
+        case SpanSettings(null_threshold="dev"):
+            notes.append("dev scores are with the null_threshold that is best for dev: they flatter")
     plan = Plan(task.name or name, task, method, source, files, tuple(notes), malformed)
     if "dev" not in files and splits["train"]:
         splits, numbers = split_dev(task, splits)

@@ -179,6 +179,7 @@ def task_result(out: Path, plan: Plan, splits: Splits, start: Start, seeds: int)
         "scores": scores,
         "seconds": {seed: result["seconds"] for seed, result in found.items()},
         "files": describe_files(plan, splits),
+        "notes": plan.notes,
         "cut": first["cut"],
         "cut_words": cut_words(plan.task, usable_length(plan, start)),
         **tables,
