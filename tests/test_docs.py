@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,15 @@ def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
     for line in lines:
         done = electra(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("page", ["finetune-tagging.md", "finetune-squad.md"])
+def test_the_tasks_of_the_docs_are_tasks(page):
+    from electra.finetune.plan import place
+
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL)
+    task, _ = place(tomllib.loads(text), {})
+    assert task.name and task.files.keys() == {"train", "dev"}
 
 
 @pytest.mark.timeout(240)

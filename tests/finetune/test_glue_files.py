@@ -140,6 +140,20 @@ def test_official_files_are_read_and_their_submissions_written(toy_model, tmp_pa
     assert electra("evaluate", model, tmp_path / "glue" / folder / dev).returncode == 0
 
 
+def test_a_tenth_is_split_off_also_where_columns_have_two_names(toy_model, tmp_path):
+    write(tmp_path / "RTE" / "train.tsv", *OFFICIAL["rte"][1]["train"], OFFICIAL["rte"][2], 0, 30)
+    words = (
+        "text=['premise|sentence1', 'hypothesis|sentence2']",
+        "epochs=1",
+        "length=32",
+        "--out",
+        tmp_path / "out",
+    )
+    done = electra("finetune", toy_model, "rte", f"data={tmp_path}", *words)
+    assert done.returncode == 0, done.stderr
+    assert "dev: a tenth of train, 3 rows" in done.stderr
+
+
 def test_a_header_is_told_from_a_first_row(tmp_path):
     from electra.finetune.table import read_rows
 

@@ -97,6 +97,14 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
         TableWriter(Path("a.xlsx"))
 
 
+def test_parquet_is_told_what_lists_hold_that_are_empty_at_first(tmp_path):
+    rows = [{"id": 1, "spans": []}, {"id": 2, "spans": [{"type": "PER", "start": 0}]}]
+    with TableWriter(tmp_path / "a.parquet", {"spans": [{"type": "", "start": 0}]}) as writer:
+        writer.write(rows[:1])
+        writer.write(rows[1:])
+    assert list(read_rows(tmp_path / "a.parquet")) == rows
+
+
 def test_columns_are_guessed_by_name_and_then_by_what_they_hold():
     long = "a long text of many words that differs "
     rows = [{"n": i, "body_of_it": f"{long}{i}", "group": "ab"[i % 2]} for i in range(20)]

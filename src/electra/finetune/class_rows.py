@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from electra.config import Settings
 from electra.finetune import metrics
 from electra.finetune.columns import column_of, is_missing, label_list, label_name, number, pick, read_label
-from electra.finetune.task import Row
+from electra.finetune.task import Row, needs_answers
 
 PROBLEMS_KEPT = 2000
 
@@ -70,7 +70,7 @@ def table_problems(settings: ClassificationSettings, splits: Mapping[str, Sequen
         if not rows:
             found.append(f"{split}: no rows")
             continue
-        labelled = not split.startswith("test")
+        labelled = needs_answers(split)
         wanted = [*settings.text, *([settings.label] if labelled else [])]
         columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
         missing = [name for name in wanted if pick(columns, name) is None]

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from electra.config import dump, validate
 from electra.errors import DataError, SettingsError
-from electra.finetune.class_rows import ClassificationSettings
+from electra.finetune.class_rows import ClassificationSettings, row_texts
 from electra.finetune.classification import Classification, build_classification
 from electra.finetune.columns import pick
 from electra.finetune.conll import read_conll
@@ -82,7 +82,7 @@ def row_key(settings: AnySettings, row: Row) -> str:
     together: their answers are in the same text."""
     match settings:
         case ClassificationSettings():
-            return "\x1f".join(str(row.get(name)) for name in settings.text)
+            return "\x1f".join(row_texts(settings, row))
         case TaggingSettings():
             return repr(row.get(settings.tokens))
         case SpanSettings():
@@ -216,6 +216,16 @@ def result_tables(
     match task:
         case Classification() | Tagging():
             return task.tables(rows, predictions)
+    return {}
+
+
+def answer_sample(task: AnyTask) -> dict[str, Any]:
+    """An example of those columns of answers that may be empty lists, row after row."""
+    match task:
+        case Classification(settings=ClassificationSettings(kind="multilabel")):
+            return {"prediction": [""]}
+        case Tagging() if task.settings.spans:
+            return {"spans": [{"type": "", "start": 0, "end": 0, "text": ""}]}
     return {}
 
 

@@ -174,7 +174,7 @@ def find_files(
             f"where are the files of {name}? Add data=FOLDER, with train, dev and test files in it."
         )
     if data.is_file():
-        found = {"train": data}
+        found, folder = {"train": data}, data.parent
         tables: list[Path] = []
     else:
         if not data.is_dir():
@@ -191,7 +191,8 @@ def find_files(
         if split in found and split not in wanted:
             continue
         prefixes = wanted[split].split("|") if split in wanted else SPLITS[split]
-        file = find_file(split, prefixes, [path for path in tables if path not in found.values()])
+        left = [path for path in tables if path not in found.values()]
+        file = find_file(split, prefixes, folder, left)
         if file is None and split in wanted and not tables:
             raise DataError(f"{wanted[split]} does not exist.")
         if file is not None:
@@ -209,9 +210,9 @@ def plain(name: str) -> str:
     return "".join(filter(str.isalnum, name)).lower()
 
 
-def find_file(split: str, prefixes: Sequence[str], tables: Sequence[Path]) -> Path | None:
+def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequence[Path]) -> Path | None:
     for prefix in prefixes:
-        for path in (Path(prefix), *(tables[0].parent / prefix for _ in tables[:1])):
+        for path in (Path(prefix), folder / prefix):
             if path.is_file():
                 return path
         exact = [path for path in tables if prefix in (path.name, stem(path))]

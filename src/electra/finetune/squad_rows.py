@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 from electra.errors import DataError
 from electra.finetune.table import opened
-from electra.finetune.task import Row
+from electra.finetune.task import Row, needs_answers
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-LABELLED = ("train", "dev")
-"""Splits that are of no use without answers."""
 
 
 class Answer(NamedTuple):
@@ -139,7 +137,7 @@ def _answers(row: Row, split: str, has_unanswerable: bool) -> Iterator[str]:
         yield f"answers is {row['answers']!r}, not a list of {{text, answer_start}}. Correct it."
         return
     if answers is None:
-        if split in LABELLED:
+        if needs_answers(split):
             yield "has no answers. Give them, or is_impossible = true where there is none."
         return
     if row.get("is_impossible") and row.get("answers"):

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.errors import SettingsError
-from electra.finetune.spans import NONE, Span, count_spans, legal, to_spans
+from electra.finetune.spans import NONE, count_spans, legal, to_spans
 from electra.finetune.tag_rows import TaggingSettings, find_problems, is_texts, train_labels
 from electra.finetune.task import Example, Inputs, Outputs, Row
 from electra.finetune.words import WordPieces, split_words
@@ -60,11 +60,6 @@ class Tagging:
         self.pieces = WordPieces(tokenizer)
         self.labels = settings.labels
         self.numbers = {label: number for number, label in enumerate(settings.labels)}
-
-    @property
-    def sample(self) -> dict[str, Any]:
-        """What `spans` looks like where there are some."""
-        return {"spans": [{**Span("", 0, 0)._asdict(), "text": ""}]} if self.settings.spans else {}
 
     def encode(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
         """Long sentences become several examples and lose nothing. A row counts as cut where a single word has more

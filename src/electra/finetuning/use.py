@@ -15,6 +15,7 @@ from electra.data.tokenizer import special_ids
 from electra.errors import DataError, SettingsError
 from electra.finetune.conll import row_of, sentences, with_tags
 from electra.finetune.kinds import (
+    answer_sample,
     cut_words,
     header_of,
     input_problems,
@@ -73,8 +74,7 @@ def predict_file(
 
 
 def predict_table(loaded: LoadedTask, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
-    sample = loaded.task.sample if isinstance(loaded.task, Tagging) else {}
-    with TableWriter(target, sample) as writer:
+    with TableWriter(target, answer_sample(loaded.task)) as writer:
         for rows in chunks(read_rows(file, header_of(loaded.task.settings))):
             said = answers(loaded, rows, done)
             writer.write([joined(file, *pair, probabilities) for pair in zip(rows, said, strict=True)])
