@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from electra.errors import DataError
 from electra.finetune.conll import read_conll
+from electra.finetune.plan import guess_shape
 from electra.finetune.table import read_rows
 from electra.finetune.table_writer import TableWriter
 from helpers import electra_inside as electra
@@ -179,13 +181,36 @@ def test_both_kinds_of_files_evaluate_alike(model, tmp_path):
     assert "f1 PER" in shown.stdout and "each class" in shown.stdout
 
 
-def test_a_table_of_lists_is_known_for_tagging_and_a_tenth_is_split_off(toy_model, tmp_path):
-    file = write_table(
-        tmp_path / "mine.jsonl", [{"words": r["tokens"], "ner": r["tags"]} for r in sentences(40, 6)]
-    )
+@pytest.mark.parametrize(
+    ("row", "given", "kind"),
+    [
+        ({"words": ["a", "b"], "ner": ["O", "B-X"]}, {}, "tagging"),
+        ({"w": ["a"], "ner": ["O"], "pos": ["A"]}, {"text": ["w"], "label": "ner"}, "tagging"),
+        ({"tokens": ["a"], "ner": ["O"], "pos": ["A"]}, {"label": "pos"}, "tagging"),
+        ({"tokens": ["a"], "text": "a", "label": "x"}, {"text": ["text"], "label": "label"}, None),
+        ({"text": "a b", "label": ["x", "y"]}, {}, None),
+        ({"question": "a", "context": "b", "answers": []}, {}, "span"),
+        ({"question": "a", "context": "b", "label": "x"}, {}, None),
+        ({"question": "a", "context": "b", "answers": "x"}, {"text": ["context"], "label": "answers"}, None),
+    ],
+)
+def test_lists_of_words_and_questions_are_known_by_their_columns(tmp_path, row, given, kind):
+    guess_shape(given, write_table(tmp_path / "mine.jsonl", [{"id": 1, **row}]))
+    assert given.get("kind") == kind
+    if kind == "tagging":
+        assert given["tokens"] in row and given["tags"] in ("ner", "pos") and "label" not in given
+
+
+def test_of_several_columns_of_tags_none_is_chosen_in_silence(tmp_path):
+    file = write_table(tmp_path / "mine.jsonl", [{"tokens": ["a"], "ner": ["O"], "pos": ["A"]}])
+    with pytest.raises(DataError, match="which of ner, pos are the tags of tokens"):
+        guess_shape({}, file)
+
+
+def test_a_tenth_of_the_sentences_is_split_off(toy_model, tmp_path):
+    file = write_table(tmp_path / "mine.jsonl", sentences(40, 6))
     done = electra("finetune", toy_model, file, "epochs=1", "length=40", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "kind (guessed): tagging, words with their ner" in done.stderr
     assert "dev: a tenth of train, 4 rows" in done.stderr
 
 

@@ -110,22 +110,24 @@ def guess_shape(given: dict[str, Any], file: Path) -> list[str]:
     """Questions about contexts and lists of words are known by their columns; everything else is classification."""
     nested = is_nested(file)
     row: Row = {} if nested else next(read_rows(file, malformed={}), {})
-    lists = [name for name, value in row.items() if is_texts(value)]
-    words = next((name for name in ("tokens", "words") if name in lists), None)
-    if nested or {"question", "context"} <= row.keys():
+    if nested or ({"question", "context", "answers"} <= row.keys() and not given.keys() & {"text", "label"}):
         given["kind"] = "span"
         return ["kind (guessed): span, questions answered by a part of their context"]
-    if words is None or "label" in given:
-        return []
-    tags = [name for name in lists if name != words and len(row[name]) == len(row[words])]
-    chosen = next((name for name in ("tags", "labels") if name in tags), tags[0] if len(tags) == 1 else None)
-    if chosen is None:
-        which = (
-            f"which of {', '.join(tags)} are the tags" if tags else f"which column has the tags of {words}"
-        )
-        raise DataError(f"{file}: {which}? Say kind=tagging and --label NAME.")
-    given |= {"kind": "tagging", "tokens": words, "tags": chosen}
-    return [f"kind (guessed): tagging, {words} with their {chosen}"]
+    lists = [name for name, value in row.items() if is_texts(value)]
+    words = next((name for name in given.get("text", ("tokens", "words")) if name in lists), None)
+    tags = [name for name in lists if words and name != words and len(row[name]) == len(row[words])]
+    preferred = (
+        (given["label"],) if "label" in given else ("tags", "labels", *(tags if len(tags) == 1 else ()))
+    )
+    chosen = next((name for name in preferred if name in tags), None)
+    if words and chosen:
+        given |= {"kind": "tagging", "tokens": words, "tags": chosen}
+        for key in given.keys() & {"text", "label"}:
+            del given[key]
+        return [f"kind (guessed): tagging, {words} with their {chosen}"]
+    if words and tags:
+        raise DataError(f"{file}: which of {', '.join(tags)} are the tags of {words}? Say --label NAME.")
+    return []
 
 
 def place(given: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[AnySettings, MethodSettings]:
@@ -235,6 +237,8 @@ def split_dev(task: AnySettings, splits: Splits) -> tuple[Splits, dict[str, list
 
     places = [place_of(row) for row in splits["train"]]
     different = sorted(set(places))
+    if len(different) < 2:
+        raise DataError("all rows are the same: none can be split off for dev. Give a dev file with --dev.")
     chosen = set(different[: max(1, len(different) // DEV_SHARE)])
     numbers = {
         "train": [number for number, place in enumerate(places, 1) if place not in chosen],
