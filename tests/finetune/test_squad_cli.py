@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from electra.finetune.plan import make_plan
 from electra.finetune.squad_metrics import squad1
 from electra.finetune.table import read_rows
 from electra.finetune.table_writer import TableWriter
@@ -207,17 +208,15 @@ def test_an_ensemble_of_beams_is_made_of_answers(second):
         assert both["_span"] in texts
 
 
-def test_questions_about_one_paragraph_stay_on_one_side(toy_model, tmp_path):
+def test_questions_about_one_paragraph_stay_on_one_side(tmp_path):
     rows = [
         {**row, "id": f"{row['id']}-{n}", "question": f"who walks {n}"}
         for row in questions(20, 6)
         for n in range(3)
     ]
-    file = write_table(tmp_path / "mine.jsonl", rows)
-    words = ("epochs=1", "length=40", "max_query_length=8", "--out", tmp_path / "out")
-    done = electra("finetune", toy_model, file, *words)
-    assert done.returncode == 0, done.stderr
-    assert "kind (guessed): span" in done.stderr and "dev: a tenth of train, 6 rows" in done.stderr
+    plan, splits = make_plan(str(write_table(tmp_path / "mine.jsonl", rows)), {}, {})
+    assert plan.task.kind == "span" and len(splits["dev"]) == 6 and len(splits["train"]) == 54
+    assert not {row["context"] for row in splits["dev"]} & {row["context"] for row in splits["train"]}
 
 
 def test_a_shipped_task_takes_one_file_as_its_training_data(toy_model, tmp_path):
