@@ -5,7 +5,7 @@
 Both: the same start (by default an untrained ELECTRA-Small), the same rows of SST-2 and MNLI, already tokenized, batches
 of 32, one epoch, fused AdamW with one rate for all layers, warm-up 10 %, linear decay, clipping, dropout 0.1, float32. Each
 run is a process of its own, the sides alternate; training time alone is compared, by medians, and peak memory is the
-largest of each side. The Trainer needs accelerate (pip install accelerate).
+largest of each side. The Trainer needs accelerate (pip install "electra[bench]").
 """
 
 import argparse

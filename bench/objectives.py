@@ -50,6 +50,7 @@ FAMILIES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*", help="settings for all, such as encoder.layers=4")
     parser.add_argument("--data", required=True)
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--text", default="sentence")
@@ -59,11 +60,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--families", nargs="*", default=list(FAMILIES))
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
 
     table = read_labelled(given.table, given.text, given.label, 8000)
     chosen = {
-        name: Variant(name, recipe, (f"data={given.data}", *words))
+        name: Variant(name, recipe, (f"data={given.data}", *given.words, *words))
         for family in given.families
         for name, (recipe, words) in FAMILIES[family].items()
     }
@@ -78,7 +79,7 @@ def main() -> None:
     tokenizer = load_tokenizer(Path(given.data))
     untrained = []
     for seed in range(given.seeds):
-        settings, _ = resolve(BASE, [f"data={given.data}", f"seed={seed}"])
+        settings, _ = resolve(BASE, [f"data={given.data}", f"seed={seed}", *given.words])
         encoder = build_objective(settings, tokenizer).discriminator
         untrained.append(
             probe_accuracy(table, encoder, tokenizer, special_ids(tokenizer), settings.rows.length)

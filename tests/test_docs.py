@@ -30,7 +30,7 @@ def test_the_readme_names_the_commands_we_think_it_does():
     assert found[:2] == ["make quickstart", "make test"]
     assert {shlex.split(line)[1] for line in found[2:]} == {
         "tokenizer", "prepare", "doctor", "pretrain", "export", "config", "evaluate", "detect", "finetune", "predict",
-        "flops",
+        "flops", "score", "compare",
     }  # fmt: skip
 
 
@@ -49,8 +49,9 @@ def test_every_electra_command_of_the_readme_runs(tmp_path, recipe):
     for line in commands(README)[2:]:
         words = shlex.split(line)[1:]
         if words[0] != "config":
-            words = [str(recipe) if word == "electra-small" else word for word in words]
+            words = [word.replace("electra-small", str(recipe)) for word in words]
             words = ["train.steps=6" if word.startswith("train.steps=") else word for word in words]
+            words = ["4 steps" if word == "2h" else word for word in words]
         done = electra(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
     transformers = pytest.importorskip("transformers")

@@ -10,10 +10,8 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,10 +21,12 @@ from electra import config
 from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import SettingsError
 from electra.files import write_json
+from electra.finetune.parallel import run_jobs
 from electra.pretrain import build_parts, pretrain, resume_command, work
 from electra.probe import LabelledTexts, probe_accuracy
 from electra.recipe import PretrainSettings, resolve
 from electra.runs import load_encoder
+from electra.train import guard
 from electra.train.optim import build_optimizer, clip_gradients
 from electra.train.trainer import autocast, choose_device
 
@@ -246,8 +246,8 @@ def compare(
     if jobs == 1:
         yield from map(run_job, queue)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield from pool.map(run_job, queue)
+    with guard.Signals() as signals:
+        yield from run_jobs(run_job, [(job,) for job in queue], jobs, signals)
 
 
 def refuse_other_plan(out: Path, chosen: Sequence[Variant], budget: Budget) -> None:

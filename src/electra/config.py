@@ -32,6 +32,13 @@ def recipe_names(folder: str = "recipes") -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
 
 
+def recipe_comment(name: str) -> str:
+    """The first sentence of a shipped recipe's comment."""
+    text = (resources.files("electra") / "recipes" / f"{name}.toml").read_text("utf-8")
+    comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    return comment.split(": ")[0].split(". ")[0].rstrip(".")
+
+
 def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
     """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
     joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""

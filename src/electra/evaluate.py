@@ -28,6 +28,11 @@ MEANINGS = {
     "precision": "of the tokens it flags, replaced ones",
     "recall": "of the replaced tokens, flagged ones",
     "auc": "ROC-AUC: a replaced token scores above an original one",
+    "recovery_loss": "main network: cross-entropy of naming the original tokens",
+    "reward": "generator: mean reward, the discriminator's loss at its samples",
+    "selection_accuracy": "main network: picks the original among the candidates",
+    "span_loss": "main network: binary cross-entropy of replaced spans",
+    "span_accuracy": "main network: right answers about spans",
 }
 
 
@@ -79,6 +84,8 @@ def figures_table(title: str, trained: Figures, untrained: Figures) -> Table:
     table.add_column("untrained", justify="right")
     table.add_column("meaning")
     for name, meaning in MEANINGS.items():
+        if name not in trained:
+            continue
         values = (f"{part[name]:.4f}" if name in part else "" for part in (trained, untrained))
         table.add_row(name, *values, meaning)
     return table

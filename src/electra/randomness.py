@@ -16,8 +16,9 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
 
+@torch.compiler.assume_constant_result
 def mix(*parts: int | str) -> int:
-    """One 63-bit integer from many: the same on every machine, unlike `hash`."""
+    """One 63-bit integer from many: the same on every machine, unlike `hash`. In compiled code it is a constant."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -13,7 +13,7 @@ from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import DataError, SettingsError
 from electra.interop import card, hf
 from electra.interop.names import encoder_tensors
-from electra.model.encoder import DisentangledEmbeddings, Encoder
+from electra.model.encoder import DisentangledEmbeddings, Embeddings, Encoder
 from electra.model.heads import DetectionHead
 from electra.recipe import PretrainSettings, build_objective
 from electra.train import checkpoint
@@ -67,31 +67,35 @@ def export_run(run: Path, out: Path) -> list[str]:
     return export_parts(settings, objective.networks(), run, out, figures)
 
 
-def load_detector(model: Path) -> hf.Loaded:
-    """From a run folder or from a folder in transformers' format."""
+def load_discriminator(model: Path) -> tuple[hf.Loaded, str]:
+    """From a run folder or from a folder in transformers' format, and the objective it was trained with."""
     if not model.is_dir():
         raise DataError(f"{model} is neither a run folder nor an exported model folder.")
-    if (model / CONFIG).is_file():
-        settings, objective = load_run(model)
-        networks = objective.networks()
-        if "discriminator" not in networks:
-            raise DataError(f"{model} has no discriminator: its objective is {settings.objective.kind}.")
-        encoder, head = networks["discriminator"]
-        return hf.Loaded(encoder, head, load_tokenizer(model))
-    return hf.load_discriminator(model / "discriminator" if (model / "discriminator").is_dir() else model)
+    if not (model / CONFIG).is_file():
+        folder = model / "discriminator" if (model / "discriminator").is_dir() else model
+        loaded = hf.load_discriminator(folder)
+        return loaded, json.loads((folder / "config.json").read_bytes()).get(hf.OBJECTIVE, "electra")
+    settings, objective = load_run(model)
+    networks = objective.networks()
+    if "discriminator" not in networks:
+        raise DataError(f"{model} has no discriminator: its objective is {settings.objective.kind}.")
+    encoder, head = networks["discriminator"]
+    return hf.Loaded(standalone(encoder), head, load_tokenizer(model)), settings.objective.kind
+
+
+def load_detector(model: Path) -> hf.Loaded:
+    loaded, objective = load_discriminator(model)
+    if objective == "electric":
+        raise DataError(f"{model} has energies, not probabilities of replacement. Use: electra score {model}")
+    return loaded
 
 
 def load_energy_model(model: Path) -> hf.Loaded:
     """The network of an Electric run, whose logits are energies."""
-    loaded = load_detector(model)
-    if (model / CONFIG).is_file():
-        objective = config.read_recipe(str(model / CONFIG)).get("objective", {}).get("kind")
-    else:
-        folder = model / "discriminator" if (model / "discriminator").is_dir() else model
-        objective = json.loads((folder / "config.json").read_bytes()).get(hf.OBJECTIVE)
+    loaded, objective = load_discriminator(model)
     if objective != "electric":
         raise DataError(
-            f'{model} cannot score text: its objective is {objective or "not known"}, and only "electric" learns energies. '
+            f'{model} cannot score text: its objective is {objective}, and only "electric" learns energies. '
             "Train one with: electra pretrain electric data=…"
         )
     return loaded
@@ -115,8 +119,18 @@ def load_encoder(model: Path) -> tuple[Encoder, Tokenizer]:
     """The main encoder of a run folder, or the encoder of a folder in transformers' format."""
     if (model / CONFIG).is_file():
         _, objective = load_run(model)
-        return next(iter(objective.networks().values()))[0], load_tokenizer(model)
+        return standalone(next(iter(objective.networks().values()))[0]), load_tokenizer(model)
     return hf.load_encoder(model / "discriminator" if (model / "discriminator").is_dir() else model)
+
+
+def standalone(encoder: Encoder) -> Encoder:
+    """An encoder that needs no other: a disentangled one reads its generator's word table, which would stay behind when it
+    is moved to another device."""
+    if not isinstance(encoder.embeddings, DisentangledEmbeddings):
+        return encoder
+    alone = Encoder(encoder.settings, Embeddings(encoder.settings, len(encoder.embeddings.table)))
+    alone.load_state_dict(encoder_tensors(encoder))
+    return alone.eval()
 
 
 def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) -> None:

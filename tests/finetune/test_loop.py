@@ -1,5 +1,7 @@
 """The loop alone: which weights are kept, when it stops, and that it depends on the seed and on nothing else."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -67,3 +69,52 @@ def test_the_paper_s_values_are_chosen_by_the_size_of_the_model(hidden, lr, deca
     found = size_defaults(EncoderSettings(hidden=hidden, heads=4, dropout=0.05))
     assert (found["lr"], found["layer_decay"], found["dropout"]) == (lr, decay, 0.05)
     assert MethodSettings(**found).weight_decay == 0 and MethodSettings(**found).warmup == 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_recorded_step_learns_what_the_plain_one_learns(toy_model, precision):
+    """Four shapes of batch, each met several times, with dropout: the same kernels with the same random numbers."""
+    found = {}
+    for record in (True, False):
+        model, history, _ = train(
+            toy_model, device="cuda", precision=precision, record=record, batch=4, lr=1e-3, layer_decay=0.9
+        )
+        found[record] = {name: tensor.float().cpu() for name, tensor in model.state_dict().items()}
+        assert history.steps == 16
+    for name, tensor in found[False].items():
+        torch.testing.assert_close(found[True][name], tensor, atol=2e-4, rtol=0, msg=name)
+
+
+def test_a_step_is_the_gradient_clipped_and_applied(toy_model):
+    """Step on the CPU against the same update written out."""
+    from electra.finetune.features import collate
+    from electra.finetune.optimise import build_layerwise
+    from electra.finetune.step import Step
+
+    tokenizer = load_tokenizer(toy_model)
+    task = build_classification(ClassificationSettings(), tokenizer, 24, {"train": ROWS})
+    examples, _ = task.encode(ROWS[:8])
+    inputs = collate(task, examples, 0, with_targets=True)
+    weights = []
+    for written_out in (True, False):
+        model = Finetuned(Encoder(TINY, Embeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY)).eval()
+        initialise(model, TINY, 1)
+        optimizer = build_layerwise(model, TINY.layers, 1e-2, 0.8, "exact", (0.9, 0.99), 1e-6, 0.0, True)
+        if written_out:
+            expected = task.loss(model(inputs), inputs.targets)
+            expected.backward()
+            norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= min(1.0, 0.01 / (norm + 1e-6))
+            optimizer.step()
+        else:
+            step = Step(model, task, optimizer, 0.01, nullcontext, record=False, say=print)
+            loss = step(inputs)
+            assert not loss.requires_grad and loss.item() == pytest.approx(expected.item())
+            assert all(p.grad is None for p in model.parameters())
+        weights.append([p.detach().clone() for p in model.parameters()])
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)

@@ -103,3 +103,5 @@ def test_bad_lists_and_models_that_cannot_score_are_refused(electric_run, finish
         done.returncode == 3 and "objective is electra" in done.stderr and "pretrain electric" in done.stderr
     )
     assert electra("rerank", electric_run, tmp_path / "none.jsonl").returncode == 3
+    done = electra("detect", electric_run / "export", "text")
+    assert done.returncode == 3 and "electra score" in done.stderr

@@ -7,6 +7,9 @@ import pytest
 from scipy import stats
 from sklearn import metrics
 
+from conftest import TINY, material
+from electra.model.generator import GeneratorSettings
+from electra.objectives.electra import ElectraSettings
 from electra.objectives.figures import alarms, area_under_curve, effective_number
 
 HEALTHY = {
@@ -26,44 +29,44 @@ def history(length=40, **changes):
 
 
 def test_a_healthy_run_is_left_in_peace():
-    assert alarms(history(), 0.5) == {}
+    assert alarms(history(), 0.5, 2000) == {}
 
 
 def test_a_discriminator_that_answers_one_class_is_called_out():
-    (text,) = alarms(history(auc=0.5, recall=0.0, flagged_share=0.0), 0.5).values()
+    (text,) = alarms(history(auc=0.5, recall=0.0, flagged_share=0.0), 0.5, 2000).values()
     assert 'answers "original" for every token' in text and "optimizer.lr" in text
 
 
 def test_a_cautious_but_ranking_discriminator_is_not_called_out():
-    assert alarms(history(auc=0.75, recall=0.0, flagged_share=0.0), 0.5) == {}
+    assert alarms(history(auc=0.75, recall=0.0, flagged_share=0.0), 0.5, 2000) == {}
 
 
 def test_a_generator_that_stands_still_is_called_out_with_both_losses():
-    (text,) = alarms(history(mlm_loss=5.7, mlm_accuracy=0.15), 0.5).values()
+    (text,) = alarms(history(mlm_loss=5.7, mlm_accuracy=0.15), 0.5, 2000).values()
     assert "generator stands still" in text and "5.70" in text and "generator.width" in text
 
 
 def test_a_good_generator_that_improves_slowly_is_not_called_out():
-    assert alarms(history(mlm_loss=2.0, mlm_accuracy=0.6), 0.5) == {}
+    assert alarms(history(mlm_loss=2.0, mlm_accuracy=0.6), 0.5, 2000) == {}
 
 
 def test_sampling_one_token_everywhere_is_called_out():
-    (text,) = alarms(history(sampled_variety=1.0), 0.5).values()
+    (text,) = alarms(history(sampled_variety=1.0), 0.5, 2000).values()
     assert "sampling is degenerate" in text
 
 
 def test_the_beginning_of_a_run_rings_no_alarm():
-    assert alarms(history(auc=0.5, recall=0.0, flagged_share=0.0, mlm_accuracy=0.0), 0.05) == {}
+    assert alarms(history(auc=0.5, recall=0.0, flagged_share=0.0, mlm_accuracy=0.0), 0.05, 2000) == {}
 
 
 @pytest.mark.parametrize("length", [1, 10, 11, 12, 40, 2000])
 @pytest.mark.parametrize("progress", [0.1, 0.1001, 0.25, 1.0])
 def test_alarms_can_be_asked_at_any_moment(length, progress):
-    assert alarms(history(length), progress) == {}
+    assert alarms(history(length), progress, 2000) == {}
 
 
 def test_figures_that_are_not_numbers_ring_no_alarm_and_break_nothing():
-    assert alarms(history(auc=math.nan, recall=math.nan, flagged_share=math.nan), 0.5) == {}
+    assert alarms(history(auc=math.nan, recall=math.nan, flagged_share=math.nan), 0.5, 2000) == {}
 
 
 def test_area_under_the_curve_counts_ties_half():
@@ -79,3 +82,16 @@ def test_area_under_the_curve_counts_ties_half():
 def test_effective_number_is_the_exponential_of_the_entropy():
     counts = np.array([5, 0, 1, 7])
     assert effective_number(counts) == pytest.approx(np.exp(stats.entropy(counts)))
+
+
+def test_the_first_steps_of_a_short_run_are_left_in_peace():
+    bad = history(auc=0.5, recall=0.0, flagged_share=0.0, mlm_accuracy=0.0)
+    assert alarms(bad, 0.9, 200) == {} and alarms(bad, 0.9, 500)
+
+
+def test_a_generator_that_does_not_learn_is_not_blamed_for_standing_still():
+    stuck = {"generator stands still": "…", "one class": "…"}
+    for kind, kept in (("unigram", {"one class"}), ("transformer", set(stuck))):
+        settings = GeneratorSettings(kind=kind, sharing="none")
+        objective = ElectraSettings().build(material(97, TINY, settings))
+        assert objective.corruptor.fair(stuck).keys() == kept

@@ -105,6 +105,19 @@ def test_the_policy_gradient_is_that_of_the_expected_reward():
     torch.testing.assert_close(found, exact, atol=1e-12, rtol=0)
 
 
+def test_nothing_flows_through_rewards_baselines_and_the_proposal(draws):
+    log_p, reward, baseline = (torch.from_numpy(np.abs(draws["log_q"])).requires_grad_() for _ in range(3))
+    where, flags = tensors(draws, "where", "flags")
+    losses.policy_loss(log_p, reward, baseline, where).backward()
+    assert log_p.grad is not None and reward.grad is None and baseline.grad is None
+    guess = torch.from_numpy(draws["scores"]).requires_grad_()
+    losses.baseline_loss(guess, reward, where).backward()
+    assert guess.grad is not None and reward.grad is None
+    energy, log_q = (torch.from_numpy(draws["scores"].copy()).requires_grad_() for _ in range(2))
+    losses.noise_contrastive_loss(energy, log_q, flags, where, 0.15).backward()
+    assert energy.grad is not None and log_q.grad is None
+
+
 def test_selection(draws):
     expected = [-np.log(softmax(draws["logits"][at])[0]) for at in by_position(draws)]
     found = losses.selection_loss(*tensors(draws, "logits", "where"))

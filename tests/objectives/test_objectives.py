@@ -297,6 +297,25 @@ UNSHARED = HALF.model_copy(update={"sharing": "none"})
 @pytest.mark.parametrize(
     ("settings", "generator", "masking"),
     [
+        (ElectraSettings(), HALF, None),
+        (MaskedLMSettings(), HALF, None),
+        (TokenRecoverySettings(predict="corrective"), HALF, None),
+        (ElectricSettings(), TOWERS, None),
+        (AdversarialSettings(), HALF, None),
+        (SelectionSettings(), HALF, None),
+        (ReplacedSpanSettings(), LEFT, SPANS),
+    ],
+    ids=lambda it: getattr(it, "kind", None),
+)
+def test_figures_hold_on_to_no_graph(settings, generator, masking):
+    loss = build(settings, generator, masking)(make_batch(vocabulary=VOCABULARY))
+    assert loss.total.requires_grad
+    assert not [name for name, value in loss.sums.items() if value.requires_grad]
+
+
+@pytest.mark.parametrize(
+    ("settings", "generator", "masking"),
+    [
         (ElectraSettings(generator_weight=0), UNSHARED, None),
         (ElectraSettings(generator_weight=0, loss_at="chosen"), UNSHARED, None),
         (TokenRecoverySettings(generator_weight=0, predict="chosen"), UNSHARED, None),

@@ -5,9 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from electra.model.encoder import Embeddings
 from electra.pretrain import build_parts, pretrain
 from electra.recipe import resolve
+from electra.runs import load_detector, load_encoder, load_run
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.runlog import read_metrics
 
@@ -107,3 +110,20 @@ def test_two_stages_begin_with_the_weights_of_the_first(recipe, prepared, tmp_pa
         assert trained[name].equal(frozen[name]) and trained[name] is not frozen[name]
     untrained = build_parts(settings, fresh=False).objective
     assert not untrained.discriminator.layers[0].expand.weight.equal(trained["layers.0.expand.weight"])
+
+
+def test_a_disentangled_discriminator_can_be_taken_out_of_its_run(recipe, prepared, tmp_path):
+    """To another device, into an export, as the start of another run: with its own whole word table."""
+    run = tmp_path / "run"
+    settings, _ = resolve(f"{recipe}+gdes", [f"data={prepared}", f"run={run}", "train.steps=4"])
+    pretrain(settings)
+    _, objective = load_run(run)
+    inside = objective.discriminator.eval()
+    ids = torch.arange(5, 25)[None]
+    expected = inside(ids, torch.zeros_like(ids), None)
+    encoder, _ = load_encoder(run)
+    detector, (exported, _) = load_detector(run), load_encoder(run / "export")
+    for alone in (encoder, detector.encoder, exported):
+        assert isinstance(alone.embeddings, Embeddings)
+        torch.testing.assert_close(alone(ids, torch.zeros_like(ids), None), expected, atol=1e-6, rtol=0)
+    assert encoder.double()(ids, torch.zeros_like(ids), None).dtype == torch.float64  # all of it moves

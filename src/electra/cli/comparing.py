@@ -41,11 +41,14 @@ def compare(
     labelled = None if table is None else read_labelled(table, text, label, probe_rows)
     console = Console(highlight=False)
     results = []
-    for result in run(variants(recipes, words, vary), seeds, parse_budget(budget), out, labelled, jobs):
+    chosen = variants(recipes, words, vary)
+    for result in run(chosen, seeds, parse_budget(budget), out, labelled, jobs):
         results.append(result)
         console.print(
             f"{result.variant}, seed {result.seed}: {result.steps:,} steps in {result.seconds:.0f} s"
         )
+    order = [variant.name for variant in chosen]
+    results.sort(key=lambda result: (order.index(result.variant), result.seed))
     rows = write_report(out, results)
     shown = [(key, name) for key, name in MEASURES if any(key in row for row in rows)]
     view = Table(title=f"{budget} a run, median (least–greatest) of {seeds} seeds")

@@ -57,7 +57,9 @@ def pretrain(recipe: Recipe, words: Words = None) -> None:
         f"{folder}: finished"
         + (f", held-out {shown}" if shown else " (no held-out documents, so no figures)")
     )
-    print(f'next: electra detect {folder} "some text"   or   electra export {folder} my-model')
+    detects = "auc" in figures and settings.objective.kind != "electric"
+    look = f'electra detect {folder} "some text"   or   ' if detects else ""
+    print(f"next: {look}electra export {folder} my-model")
 
 
 def evaluate(

@@ -40,8 +40,9 @@ def config_list() -> None:
     """The shipped recipes."""
     from electra import config
 
-    for name in config.recipe_names():
-        print(name)
+    names = config.recipe_names()
+    for name in names:
+        print(f"{name:<{max(map(len, names))}}  {config.recipe_comment(name)}")
 
 
 def config_tasks() -> None:

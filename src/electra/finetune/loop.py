@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from electra.errors import DivergedError, MachineError
 from electra.finetune.features import collate, lengths_of, sorted_order, to_device, training_batches
 from electra.finetune.method import MethodSettings
-from electra.finetune.optimise import build_layerwise, set_layerwise_rate
+from electra.finetune.optimise import build_layerwise
+from electra.finetune.step import Rates, Step
 from electra.finetune.task import Example, Inputs, Outputs, Row, Task
 from electra.model.encoder import Encoder
 from electra.randomness import mix
@@ -115,22 +116,18 @@ def train_task(
     loss_sum = torch.zeros((), device=device)
     started = line_at = time.monotonic()
     paused = 0.0
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     display = Display(steps, ("loss",), Console(file=sys.stderr, highlight=False, quiet=quiet), title=title)
+    rates = Rates(optimizer, device)
+    record = method.record and device.type == "cuda"
+    update = Step(model, task, optimizer, method.clip, lambda: autocast(method, device), record, display.note)
     display.start(0)
     try:
         batches = training_batches(task, examples, pad, method.batch, epochs, seed, device)
         for step, inputs in enumerate(batches):
-            set_layerwise_rate(optimizer, learning_rate(schedule, method.lr, step, steps))
+            rates.set(learning_rate(schedule, method.lr, step, steps))
             torch.manual_seed(mix(seed, "dropout", step))
-            with autocast(method, device):
-                loss = task.loss(model(inputs), inputs.targets)
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, method.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            loss_sum += loss.detach()
+            loss_sum += update(inputs)
             seen += 1
             tokens += inputs.ids.numel()
             done = step + 1

@@ -16,7 +16,8 @@ class MethodSettings(Settings):
     paper, where the original code has 0.01. `evaluations` is how often the dev set is scored on the way, for the curve.
     `keep` says which weights are saved, and `patience` stops after so many evaluations without a better headline (0:
     never); with anything but "last" and 0 the dev score has been selected on and is no longer the paper's protocol.
-    `pretrained = false` starts from random weights, for comparison."""
+    `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
+    GPU by itself: slower, for looking for bugs."""
 
     batch: int = Field(32, ge=1)
     lr: float = Field(3e-4, gt=0)
@@ -35,6 +36,7 @@ class MethodSettings(Settings):
     keep: Literal["last", "best"] = "last"
     patience: int = Field(0, ge=0)
     pretrained: bool = True
+    record: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
@@ -48,7 +50,7 @@ class MethodSettings(Settings):
 
 
 # Where a run was computed does not change what it is: it may go on elsewhere.
-FREE_TO_CHANGE = ("device",)
+FREE_TO_CHANGE = ("device", "record")
 
 
 def size_defaults(encoder: EncoderSettings) -> dict[str, Any]:

@@ -53,8 +53,3 @@ def build_layerwise(
     )
     start_state(optimizer, bias_correction)
     return optimizer
-
-
-def set_layerwise_rate(optimizer: optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["factor"]

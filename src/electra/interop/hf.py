@@ -279,7 +279,7 @@ def load_encoder(folder: Path) -> tuple[Encoder, Tokenizer]:
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise CorruptError(f"{folder}/{WEIGHTS} does not fit its config.json: {first}") from None
-    return encoder, tokenizer
+    return encoder.eval(), tokenizer
 
 
 def load_discriminator(folder: Path) -> Loaded:

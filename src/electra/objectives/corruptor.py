@@ -113,6 +113,10 @@ class Corruptor(nn.Module):
         is_replaced = corrupted.ids != batch.ids
         return Corrupted(corrupted, masked, chosen, sampled, is_replaced, logits, everywhere, mlm_loss, sums)
 
+    def fair(self, alarms: dict[str, str]) -> dict[str, str]:
+        """What does not learn cannot be blamed for standing still."""
+        return {k: v for k, v in alarms.items() if self.generator.learns or k != "generator stands still"}
+
     def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
         """The generator, where it is a network that transformers can read."""
         match self.generator:

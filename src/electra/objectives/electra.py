@@ -70,4 +70,4 @@ class Electra(nn.Module):
         return summarise(sums)
 
     def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        return alarms(history, progress, step)
+        return self.corruptor.fair(alarms(history, progress, step))

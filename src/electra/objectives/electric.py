@@ -57,13 +57,13 @@ class Electric(nn.Module):
         corrupted = self.corruptor(batch)
         assert corrupted.everywhere is not None
         energies = self.energy(corrupted.batch)
-        log_q = log_likelihood(corrupted.everywhere.detach(), corrupted.batch.ids)
+        log_q = log_likelihood(corrupted.everywhere, corrupted.batch.ids)
         is_noise = mark(corrupted.chosen)
         nce_loss = noise_contrastive_loss(energies, log_q, is_noise, batch.is_real, self.share)
         total = (
             self.settings.generator_weight * corrupted.mlm_loss + self.settings.detection_weight * nce_loss
         )
-        sums = detection_sums(energies + log_q, is_noise, batch.is_real, nce_loss)
+        sums = detection_sums((energies + log_q).detach(), is_noise, batch.is_real, nce_loss)
         return Loss(total, corrupted.sums | sums)
 
     def energy(self, batch: Batch) -> Float[Tensor, "batch seq"]:

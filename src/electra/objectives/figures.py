@@ -16,6 +16,7 @@ Sums = dict[str, Tensor]
 Figures = dict[str, float]
 
 BINS = 1200
+PATIENCE = 500
 LOGIT_LIMIT = 12.0
 
 
@@ -30,15 +31,20 @@ def histogram(
 def generator_sums(
     logits: Float[Tensor, "rows vocab"],
     targets: Int[Tensor, "rows"],
-    sampled: Int[Tensor, "rows"],
+    sampled: Int[Tensor, "rows"] | None,
     used: Bool[Tensor, "rows"],
     loss: Float[Tensor, ""],
 ) -> Sums:
+    """`sampled` is None where nothing is drawn."""
     vocab_size = logits.shape[1]
-    return {
+    sums = {
         "chosen": used.sum(),
         "mlm_loss": loss.detach() * used.sum(),
         "mlm_correct": ((logits.argmax(1) == targets) & used).sum(),
+    }
+    if sampled is None:
+        return sums
+    return sums | {
         "sampled_correct": ((sampled == targets) & used).sum(),
         "sampled_counts": histogram(sampled, used, vocab_size),
         "target_counts": histogram(targets, used, vocab_size),
@@ -74,6 +80,9 @@ def summarise(sums: Mapping[str, Tensor]) -> Figures:
         figures |= {
             "mlm_loss": ratio(value["mlm_loss"], value["chosen"]),
             "mlm_accuracy": ratio(value["mlm_correct"], value["chosen"]),
+        }
+    if "sampled_correct" in value:
+        figures |= {
             "sampled_accuracy": ratio(value["sampled_correct"], value["chosen"]),
             "sampled_variety": effective_number(counts["sampled_counts"]),
             "target_variety": effective_number(counts["target_counts"]),
@@ -111,11 +120,11 @@ def area_under_curve(positives: np.ndarray, negatives: np.ndarray) -> float:
     return ratio(float((positives * (below + negatives / 2)).sum()), pairs)
 
 
-def alarms(history: Sequence[Figures], progress: float) -> dict[str, str]:
+def alarms(history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
     """What a person looking at the curves would shout. `history`: figures of the run so far, the newest last, evenly
-    spaced; `progress`: the share of the run that is done. The first tenth of a run is left in peace. The keys name the
-    alarms, so that each is sounded once."""
-    if progress < 0.1 or not history:
+    spaced; `progress`: the share of the run that is done. The first tenth of a run and its first 500 steps are left in
+    peace: no network has left its plateau by then. The keys name the alarms, so that each is sounded once."""
+    if progress < 0.1 or step < PATIENCE or not history:
         return {}
     now = history[-1]
     found: dict[str, str] = {}

@@ -55,8 +55,8 @@ class MaskedLM(nn.Module):
         logits = self.token_head(states, self.encoder.embeddings.table)
         targets = batch.ids.gather(1, chosen.positions)
         loss = masked_lm_loss(logits, targets, chosen.used)
-        guesses = logits.detach().flatten(0, 1)
-        sums = generator_sums(guesses, targets.flatten(), guesses.argmax(1), chosen.used.flatten(), loss)
+        flat = logits.detach().flatten(0, 1), targets.flatten(), None, chosen.used.flatten()
+        sums = generator_sums(*flat, loss)
         return Loss(loss, sums)
 
     def insert_random_words(self, batch: Batch, masked: Batch, positions: Tensor, used: Tensor) -> Batch:

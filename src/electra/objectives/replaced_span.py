@@ -110,4 +110,4 @@ class ReplacedSpan(nn.Module):
         return summarise(sums) | {"span_accuracy": accuracy, "span_loss": loss}
 
     def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        return alarms(history, progress, step)
+        return self.corruptor.fair(alarms(history, progress, step))

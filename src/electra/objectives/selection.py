@@ -96,4 +96,4 @@ class Selection(nn.Module):
         return summarise(sums) | {"selection_accuracy": accuracy}
 
     def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        return alarms(history, progress, step)
+        return self.corruptor.fair(alarms(history, progress, step))

@@ -107,4 +107,4 @@ class TokenRecovery(nn.Module):
         return summarise(sums) | {"recovery_loss": mean}
 
     def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        return alarms(history, progress, step)
+        return self.corruptor.fair(alarms(history, progress, step))

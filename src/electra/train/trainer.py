@@ -130,7 +130,7 @@ def train(
 
     `objective` is an nn.Module whose forward maps a Batch to a loss with `total` (what is minimised) and `sums` (tensors
     that add up over batches). Its `figures(sums)` makes readable numbers of them, `headline` names those to show while
-    training, and `alarms(history, progress)` gives what must be said aloud, by name.
+    training, and `alarms(history, progress, step)` gives what must be said aloud, by name.
 
     Where the model's cost and the device's peak are known (not 0), figures say which share of the peak is used."""
     device = choose_device(settings)
@@ -217,7 +217,7 @@ def train(
                 display.figures("train", step, figures, eta)
                 log.write("train", step, figures)
                 history.append(figures)
-                for alarm, text in objective.alarms(history, step / settings.steps).items():
+                for alarm, text in objective.alarms(history, step / settings.steps, step).items():
                     if alarm not in alarmed:
                         alarmed.add(alarm)
                         display.warn(text)
