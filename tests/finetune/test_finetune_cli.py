@@ -352,7 +352,14 @@ def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
 @pytest.mark.parametrize(
     ("table", "dev", "words", "parts"),
     [
-        (GOOD, None, ("--text", "txt", "--label", "label"), ("no column 'txt' (there are text, label)",)),
+        (
+            GOOD,
+            None,
+            ("--text", "txt", "--label", "label"),
+            ("no column 'txt' (there are text, label)", "(2 problems)"),
+        ),
+        ([GOOD[0]] * 20, None, ("--text", "text", "--label", "label"), ("one class only (a)",)),
+        ([GOOD[0]] * 20, None, ('labels=["a", "b"]',), ("train row 1 is also train row 3",)),
         (GOOD, None, ("--text", "text", "--label", "lab"), ("no column 'lab'",)),
         (spoiled((3, "label", None), (7, "label", "")), None, (), ("no label", "(2 problems)")),
         (spoiled((3, "text", "  "), (5, "text", None)), None, (), ("no text in 'text'", "(2 problems)")),
