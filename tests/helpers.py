@@ -1,5 +1,7 @@
 """A small real corpus, prepared once a test session, and a recipe that trains on it in seconds."""
 
+import contextlib
+import io
 import os
 import random
 import subprocess
@@ -54,6 +56,23 @@ def electra(*words: object, env: dict[str, str] | None = None, **more) -> subpro
     return subprocess.run(
         command(*words), capture_output=True, text=True, timeout=240, env=environment(env), **more
     )
+
+
+def electra_inside(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """The command line in this process: importing torch once is enough for most tests."""
+    from electra.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd or Path.cwd()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def command(*words: object) -> list[str]:

@@ -1,14 +1,16 @@
 """Every command of the README runs, and every link between the pages leads somewhere."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from helpers import command, electra, environment, write_corpus
+from helpers import command, electra, electra_inside, environment, write_corpus
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -78,6 +80,58 @@ def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
     ]
     for line in lines:
         done = electra(*shlex.split(line)[1:], cwd=tmp_path)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("page", ["finetune-tagging.md", "finetune-squad.md"])
+def test_the_tasks_of_the_docs_are_tasks(page):
+    from electra.finetune.plan import place
+
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL)
+    task, _ = place(tomllib.loads(text), {})
+    assert task.name and task.files.keys() == {"train", "dev"}
+
+
+@pytest.mark.timeout(240)
+def test_every_command_about_tagging_runs(tmp_path, toy_model):
+    """docs/finetune-tagging.md in its order, on column files and a table of a few made-up sentences."""
+    (tmp_path / "my-model").symlink_to(toy_model)
+    (tmp_path / "conll").mkdir()
+    for name, count in (("eng.train", 20), ("eng.testa", 6), ("eng.testb", 6)):
+        parts = [f"the X O\nbarak X I-PER\nback X O\n{name[-1]}{row} X O\n" for row in range(count)]
+        (tmp_path / "conll" / name).write_text("-DOCSTART- -X- O\n\n" + "\n".join(parts))
+    rows = [{"tokens": ["the", "barak", str(row)], "ner_tags": ["O", "B-PER", "O"]} for row in range(20)]
+    (tmp_path / "my-sentences.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    lines = commands((ROOT / "docs" / "finetune-tagging.md").read_text("utf-8"))
+    assert [shlex.split(line)[1] for line in lines] == ["finetune", "predict", "evaluate", "finetune"]
+    for line in lines:
+        done = electra_inside(*shlex.split(line)[1:], cwd=tmp_path)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.timeout(240)
+def test_every_command_about_questions_runs(tmp_path, toy_model):
+    """docs/finetune-squad.md in its order; the toy model is too short for the length of a question as it is set."""
+    (tmp_path / "my-model").symlink_to(toy_model)
+    (tmp_path / "squad").mkdir()
+    rows = []
+    for split, count in (("train", 20), ("dev", 6)):
+        for row in range(count):
+            context = f"the barak walks {split} {row}"
+            told = {"answers": [{"text": "barak", "answer_start": 4}], "is_impossible": False}
+            told = told if row % 3 else {"answers": [], "is_impossible": True}
+            rows.append({"id": f"{split}{row}", "question": "who walks", "context": context, **told})
+        paragraphs = [{"context": row.pop("context"), "qas": [row]} for row in map(dict, rows[-count:])]
+        content = {"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
+        (tmp_path / "squad" / f"{split}-v2.0.json").write_text(json.dumps(content))
+    answered = [row for row in rows if row["answers"]]
+    (tmp_path / "my-questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in answered))
+    lines = commands((ROOT / "docs" / "finetune-squad.md").read_text("utf-8"))
+    assert [shlex.split(line)[1] for line in lines] == ["finetune", "predict", "evaluate", "finetune"]
+    for line in lines:
+        words = shlex.split(line)[1:]
+        words += ["max_query_length=8"] if words[0] == "finetune" else []
+        done = electra_inside(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 

@@ -1,7 +1,5 @@
 """Fine-tuning as people do it: through the command line, interrupted, repeated, with wrong tables."""
 
-import contextlib
-import io
 import json
 import random
 import signal
@@ -12,28 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.cli import main
-from electra.finetune.table import TableWriter, read_rows
+from electra.finetune.table import read_rows
+from electra.finetune.table_writer import TableWriter
 from electra.interop.tasks import load_task_folder
 from helpers import command, environment
 from helpers import electra as electra_process
+from helpers import electra_inside as electra
 
 FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=24")
-
-
-def electra(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    """The command line in this process: importing torch once is enough for most tests."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        contextlib.chdir(cwd or Path.cwd()),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main([str(word) for word in words])
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def rows(count: int = 160, seed: int = 0) -> list[dict]:
@@ -368,7 +352,14 @@ def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
 @pytest.mark.parametrize(
     ("table", "dev", "words", "parts"),
     [
-        (GOOD, None, ("--text", "txt", "--label", "label"), ("no column 'txt' (there are text, label)",)),
+        (
+            GOOD,
+            None,
+            ("--text", "txt", "--label", "label"),
+            ("no column 'txt' (there are text, label)", "(2 problems)"),
+        ),
+        ([GOOD[0]] * 20, None, ("--text", "text", "--label", "label"), ("one class only (a)",)),
+        ([GOOD[0]] * 20, None, ('labels=["a", "b"]',), ("train row 1 is also train row 3",)),
         (GOOD, None, ("--text", "text", "--label", "lab"), ("no column 'lab'",)),
         (spoiled((3, "label", None), (7, "label", "")), None, (), ("no label", "(2 problems)")),
         (spoiled((3, "text", "  "), (5, "text", None)), None, (), ("no text in 'text'", "(2 problems)")),

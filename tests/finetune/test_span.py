@@ -19,7 +19,7 @@ from electra.data.corpus import Corpus
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, special_ids, train_tokenizer
 from electra.errors import SettingsError
 from electra.finetune import span_decode
-from electra.finetune.span import SpanSettings, SpanTask, build_span, target_in, token_span
+from electra.finetune.span import SpanSettings, SpanTask, target_in, token_span
 from electra.finetune.span_decode import Window
 from electra.finetune.span_heads import JointHead, PlainHead, pointable, span_loss
 from electra.finetune.squad_rows import Answer, answers_of, read_squad
@@ -57,7 +57,7 @@ def tokenizer(tmp_path_factory):
 
 def task_of(tokenizer, length: int = 64, **more) -> SpanTask:
     settings = SpanSettings(name="test", **({"max_query_length": 8, "doc_stride": 8} | more))
-    return build_span(settings, tokenizer, length, {})
+    return SpanTask(settings, tokenizer, length)
 
 
 def row(context: str, *answers: str, name: str = "q", question: str = "big ?", **more):
@@ -150,8 +150,8 @@ def test_answers_come_back_exactly_with_every_kind_of_tokenizer(kind, tmp_path):
         (told,) = task.predict([row(context)], [example], [outputs])
         start, end = example.target
         unknown = task.special.unk in example.ids[start : end + 1]  # may reach further than the answer
-        assert told["answer"] == text or (kind == "unigram" and unknown and text in told["answer"])
-        assert context[told["n_best"][0]["start"] : told["n_best"][0]["end"]] == told["answer"]
+        assert told["prediction"] == text or (kind == "unigram" and unknown and text in told["prediction"])
+        assert context[told["_n_best"][0]["start"] : told["_n_best"][0]["end"]] == told["prediction"]
 
 
 def certain(example, start: int, end: int) -> dict[str, np.ndarray]:
@@ -165,7 +165,7 @@ def test_every_answer_of_squad_is_cut_out_exactly(shared_data):
     """Except for 68 that begin or end inside a word ("Japan" in "Japanese"): those get the whole word."""
     tokenizer = adopt_vocabulary(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     rows = read_squad(shared_data / "squad" / "squad1.1-dev.json.zst")
-    task = build_span(SpanSettings(name="squad1"), tokenizer, 512, {})
+    task = SpanTask(SpanSettings(name="squad1"), tokenizer, 512)
     assert task.problems({"dev": rows}) == []
     examples, cut = task.encode(rows)
     assert cut == 0 and len(examples) == 10650 and max(len(example.ids) for example in examples) == 512
@@ -354,11 +354,11 @@ def test_plain_decoding_finds_the_best_of_all_allowed_spans(tokenizer):
                             (output["start_logits"][s] + output["end_logits"][e], context[begin:end])
                         )
         best = sorted(spans, reverse=True)[:5]
-        assert [answer["text"] for answer in told["n_best"]] == [text for _, text in best]
-        assert sum(answer["probability"] for answer in told["n_best"]) == pytest.approx(1)
-        ratio = told["n_best"][0]["probability"] / told["n_best"][4]["probability"]
+        assert [answer["text"] for answer in told["_n_best"]] == [text for _, text in best]
+        assert sum(answer["probability"] for answer in told["_n_best"]) == pytest.approx(1)
+        ratio = told["_n_best"][0]["probability"] / told["_n_best"][4]["probability"]
         assert ratio == pytest.approx(np.exp(best[0][0] - best[4][0]), rel=1e-5)
-        assert told["answer"] == best[0][1] and told["score"] == told["n_best"][0]["probability"]
+        assert told["prediction"] == best[0][1] and told["score"] == told["_n_best"][0]["probability"]
 
 
 def test_a_token_in_two_windows_is_judged_by_the_one_that_sees_more(tokenizer):
@@ -373,7 +373,7 @@ def test_a_token_in_two_windows_is_judged_by_the_one_that_sees_more(tokenizer):
     (told,) = task.predict(
         [row(context)], examples, [sure, {**unsure, "start_logits": unsure["start_logits"] / 2}]
     )
-    assert told["answer"] == WORDS[later]
+    assert told["prediction"] == WORDS[later]
 
 
 def test_the_same_text_is_listed_once_with_its_best_place(tokenizer):
@@ -383,12 +383,12 @@ def test_the_same_text_is_listed_once_with_its_best_place(tokenizer):
     position = example.notes.position
     outputs = certain(example, position + 3, position + 4)
     (told,) = task.predict([row(context)], [example], [outputs])
-    assert told["n_best"][0] == pytest.approx(
+    assert told["_n_best"][0] == pytest.approx(
         {"text": "red tree", "start": 13, "end": 21, "probability": told["score"], "logit": 20}
     )
-    texts = [answer["text"] for answer in told["n_best"]]
+    texts = [answer["text"] for answer in told["_n_best"]]
     assert len(texts) == len(set(texts)) and all(
-        context[a["start"] : a["end"]] == a["text"] for a in told["n_best"]
+        context[a["start"] : a["end"]] == a["text"] for a in told["_n_best"]
     )
 
 
@@ -422,12 +422,10 @@ def test_a_plain_null_score_is_that_of_the_window_least_sure_of_it(tokenizer):
     outputs[0]["start_logits"][6] = 4
     (told,) = task.predict([row(context)], examples, outputs)
     assert told["null_score_difference"] == pytest.approx(7 - 4)
-    assert told["answer"] == "" and told["_span"] == told["n_best"][0]["text"] != ""
+    assert told["prediction"] == "" and told["_span"] == told["_n_best"][0]["text"] != ""
     lenient = task_of(tokenizer, length=20, has_unanswerable=True, null_threshold=3.5)
     (kept,) = lenient.predict([row(context)], examples, outputs)
-    assert kept["answer"] == told["_span"]
-    assert span_decode.with_threshold([told], 3.5) == [kept]
-    assert span_decode.with_threshold([kept], 2.5) == [told]
+    assert kept["prediction"] == told["_span"]
 
 
 def test_a_joint_null_score_is_the_smallest_logit_of_the_classifier(tokenizer):
@@ -438,7 +436,7 @@ def test_a_joint_null_score_is_the_smallest_logit_of_the_classifier(tokenizer):
     beam = {"starts": np.array([position]), "ends": np.array([[position]]), "scores": np.array([[-0.1]])}
     outputs = [{**beam, "null": np.float32(2.0)}, {**beam, "null": np.float32(-1.0)}]
     (told,) = task.predict([row(context)], examples, outputs)
-    assert told["null_score_difference"] == -1 and told["answer"] == "red"
+    assert told["null_score_difference"] == -1 and told["prediction"] == "red"
 
 
 def test_where_nothing_can_be_cut_there_is_no_answer(tokenizer):
@@ -446,7 +444,7 @@ def test_where_nothing_can_be_cut_there_is_no_answer(tokenizer):
     rows = [row("\u200b"), row("red")]
     examples, _ = task.encode(rows)
     told = task.predict(rows, examples, [certain(example, 0, 0) for example in examples])
-    assert (told[0]["answer"], told[0]["n_best"], told[0]["score"]) == ("", [], 0)
+    assert (told[0]["prediction"], told[0]["_n_best"], told[0]["score"]) == ("", [], 0)
     assert told[0]["null_score_difference"] == span_decode.NOTHING_FOUND
     assert json.loads(json.dumps(told)) == told
     assert "null_score_difference" not in task_of(tokenizer).predict(rows, [], [])[0]
@@ -455,14 +453,21 @@ def test_where_nothing_can_be_cut_there_is_no_answer(tokenizer):
 def test_scores_put_the_headline_first_and_use_the_threshold(tokenizer):
     rows = [row("red tree", "tree"), row("old hill", is_impossible=True)]
     told = [
-        {"answer": "red tree", "_span": "red tree", "null_score_difference": -1.0},
-        {"answer": "", "_span": "hill", "null_score_difference": 1.0},
+        {"prediction": "red tree", "_span": "red tree", "null_score_difference": -1.0},
+        {"prediction": "", "_span": "hill", "null_score_difference": 1.0},
     ]
     scores = task_of(tokenizer, metric="exact", has_unanswerable=True).scores(rows, told)
     assert next(iter(scores)) == "exact" and scores["exact"] == 0.5
     assert (scores["f1"], scores["no_answer_f1"]) == (pytest.approx(5 / 6), 1)
     strict = task_of(tokenizer, metric="exact", has_unanswerable=True, null_threshold=-2.0)
     assert strict.scores(rows, told)["has_answer_f1"] == 0
+    fitting = task_of(tokenizer, metric="exact", has_unanswerable=True, null_threshold="dev")
+    fitted = fitting.fitted(
+        fitting.scores([rows[1], rows[0]], [told[0], told[1]])
+    )  # nothing should be let through
+    assert fitted.settings.null_threshold < -1 and fitted.predict(rows, [], [])[0]["prediction"] == ""
+    assert fitting.scores(rows, told)["exact"] == fitting.scores(rows, told)["best_exact"] == 0.5
+    assert strict.fitted({}) is strict
     scores = task_of(tokenizer).scores(rows[:1], told[:1])
     assert list(scores.items()) == [("f1", pytest.approx(2 / 3)), ("exact", 0)]
 
@@ -473,22 +478,26 @@ def test_an_ensemble_averages_probabilities(tokenizer):
             {"text": text, "probability": p, "start": 0, "end": 1, "logit": 0.0}
             for text, p in probabilities.items()
         ]
-        return [span_decode.prediction("q", answers, null, 0.0)]
+        return [span_decode.prediction(answers, null, 0.0)]
 
     task = task_of(tokenizer, n_best=2, has_unanswerable=True)
     (told,) = task.ensemble([member(1, x=0.6, y=0.4), member(-2, y=0.9, z=0.1)])
-    assert [(answer["text"], answer["probability"]) for answer in told["n_best"]] == [
+    assert [(answer["text"], answer["probability"]) for answer in told["_n_best"]] == [
         ("y", pytest.approx(0.65)),
         ("x", pytest.approx(0.3)),
     ]
-    assert (told["answer"], told["score"], told["null_score_difference"]) == ("y", pytest.approx(0.65), -0.5)
+    assert (told["prediction"], told["score"], told["null_score_difference"]) == (
+        "y",
+        pytest.approx(0.65),
+        -0.5,
+    )
 
 
 def test_perfect_logits_reach_nearly_all_of_squad_2(shared_data):
     """What tokens, windows and the limit on an answer's length cost, with a network that is always right."""
     tokenizer = adopt_vocabulary(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     rows = read_squad(shared_data / "squad" / "squad2.0-dev.json.zst")[::10]
-    task = build_span(SpanSettings(name="squad2", has_unanswerable=True), tokenizer, 192, {})
+    task = SpanTask(SpanSettings(name="squad2", has_unanswerable=True), tokenizer, 192)
     examples, _ = task.encode(rows)
     assert len(examples) > 1.2 * len(rows)
     told = task.predict(rows, examples, [certain(example, *example.target) for example in examples])

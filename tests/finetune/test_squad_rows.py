@@ -8,8 +8,8 @@ import lzma
 import pyarrow as pa
 import pytest
 
-from electra.errors import DataError, MachineError
-from electra.finetune.squad_rows import Answer, answers_of, problems, read_squad, write_squad_predictions
+from electra.errors import DataError
+from electra.finetune.squad_rows import Answer, answers_of, by_id, is_nested, problems, read_squad
 
 CONTEXT = "Anna lives in Rome. Rome is old."
 GOOD = {
@@ -67,18 +67,19 @@ def test_version_1_has_no_word_about_impossible_questions(tmp_path):
     assert [sorted(row) for row in rows] == 2 * [["answers", "context", "id", "question"]]
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_flat_rows_are_read_as_lines_and_as_a_list(tmp_path, count):
-    rows = [{**GOOD, "id": str(number)} for number in range(count)]
-    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    (tmp_path / "list.json").write_text(json.dumps(rows, indent=2))
-    assert read_squad(tmp_path / "lines.jsonl") == read_squad(tmp_path / "list.json") == rows
+def test_rows_are_not_taken_for_articles(tmp_path):
+    (tmp_path / "articles.json").write_text(json.dumps(NESTED, indent=1))
+    assert is_nested(tmp_path / "articles.json")
+    for number, text in enumerate(
+        (json.dumps(GOOD), json.dumps([GOOD]), json.dumps({**GOOD, "id": '"data": ['}))
+    ):
+        (tmp_path / f"{number}.json").write_text(text)
+        assert not is_nested(tmp_path / f"{number}.json")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "has no questions"),
         (b'{"data": []}', "has no questions"),
         (b'{"data": [{"paragraphs": [{"context": "x"}]}]}', r"data\[0\].paragraphs\[0\] has no 'qas'"),
         (
@@ -87,10 +88,9 @@ def test_flat_rows_are_read_as_lines_and_as_a_list(tmp_path, count):
         ),
         (b'{"data": [7]}', r"data\[0\] is not laid out"),
         (b'{"data": [\n{"paragraphs":', "is not valid JSON .*line 2"),
-        (b'{"question": "x"}\n{"question": \n', "line 2 is not valid JSON"),
-        (b'{"rows": 3}', "neither SQuAD's layout"),
-        (b"[1, 2]", "neither SQuAD's layout"),
-        (b'{"question": "\xff"}', "not UTF-8 at byte 14"),
+        (b'{"rows": 3}', "has not SQuAD's layout"),
+        (b"[1, 2]", "has not SQuAD's layout"),
+        (b'{"data": ["\xff"]}', "not UTF-8"),
         (gzip.compress(json.dumps(NESTED).encode())[:-30], "cut off or damaged"),
     ],
 )
@@ -101,7 +101,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path, content, message):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DataError, match="nothing.json does not exist"):
+    with pytest.raises(DataError, match="nothing.json is not a file"):
         read_squad(tmp_path / "nothing.json")
 
 
@@ -171,9 +171,6 @@ def test_all_problems_are_returned_not_only_the_first_ones():
     assert len(problems({"train": rows}, False)) == 50
 
 
-def test_predictions_are_written_as_the_official_evaluators_read_them(tmp_path):
-    rows, told = [{"id": 7}, {"id": "x"}], [{"answer": "Ródos", "score": 1.0}, {"answer": ""}]
-    write_squad_predictions(tmp_path / "predictions.json", rows, told)
-    assert json.loads((tmp_path / "predictions.json").read_text("utf-8")) == {"7": "Ródos", "x": ""}
-    with pytest.raises(MachineError, match="cannot be written"):
-        write_squad_predictions(tmp_path / "no" / "predictions.json", rows, told)
+def test_answers_by_id_are_what_the_official_evaluators_read():
+    rows, told = [{"id": 7}, {"id": "x"}], [{"prediction": "Ródos", "score": 1.0}, {"prediction": ""}]
+    assert by_id(rows, told) == {"7": "Ródos", "x": ""}

@@ -7,7 +7,8 @@ import pytest
 
 from electra.errors import DataError, SettingsError
 from electra.finetune.columns import guess_columns, guess_kind, label_list, label_name
-from electra.finetune.table import TableWriter, read_rows, stem
+from electra.finetune.table import read_rows, stem
+from electra.finetune.table_writer import TableWriter
 
 ROWS = [
     {"id": "1", "text": 'a "quoted", comma', "label": "yes"},
@@ -94,6 +95,14 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(SettingsError, match="does not say what it is"):
         TableWriter(Path("a.xlsx"))
+
+
+def test_parquet_is_told_what_lists_hold_that_are_empty_at_first(tmp_path):
+    rows = [{"id": 1, "spans": []}, {"id": 2, "spans": [{"type": "PER", "start": 0}]}]
+    with TableWriter(tmp_path / "a.parquet", {"spans": [{"type": "", "start": 0}]}) as writer:
+        writer.write(rows[:1])
+        writer.write(rows[1:])
+    assert list(read_rows(tmp_path / "a.parquet")) == rows
 
 
 def test_columns_are_guessed_by_name_and_then_by_what_they_hold():

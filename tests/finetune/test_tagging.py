@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from electra import config
 from electra.data.corpus import Corpus
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, train_tokenizer
-from electra.errors import DataError, SettingsError
+from electra.errors import SettingsError
 from electra.finetune.spans import Span, from_spans, legal, to_spans
 from electra.finetune.tagging import IGNORED, Tagging, TaggingSettings, build_tagging
 from electra.finetune.task import Example, Inputs, Outputs, Row, Task
@@ -186,7 +186,7 @@ def test_every_word_of_conll_2003_has_one_first_token_and_one_answer(
             assert example.ids[position] == tokenizer.encode(text, add_special_tokens=False).ids[0]
     assert all(count == 1 for row in seen for count in row)
     predictions = task.predict(rows, examples, perfect(task, examples))
-    assert [it["tags"] for it in predictions] == [row["ner_tags"] for row in rows]
+    assert [it["prediction"] for it in predictions] == [row["ner_tags"] for row in rows]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
@@ -205,7 +205,7 @@ def test_words_of_any_script_are_tokenised_as_their_text(tmp_path: Path, kind: s
         assert list(example.ids[start:stop]) == (expected or [tokenizer.token_to_id("[UNK]")])
     sep = tokenizer.token_to_id("[SEP]")
     assert list(example.ids).count(sep) == 1 and example.ids[-1] == sep
-    assert answers(task, [row])[0]["tags"] == row["tags"]
+    assert answers(task, [row])[0]["prediction"] == row["tags"]
 
 
 def test_the_memory_for_words_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_word_longer_than_the_limit_keeps_its_place_and_is_counted(tokenizer: 
     examples, cut = task.encode(rows)
     assert cut == 1
     assert all(len(example.ids) <= 12 for example in examples)
-    assert [it["tags"] for it in task.predict(rows, examples, perfect(task, examples))] == [
+    assert [it["prediction"] for it in task.predict(rows, examples, perfect(task, examples))] == [
         r["tags"] for r in rows
     ]
 
@@ -281,7 +281,7 @@ def test_answers_are_legal_spans_in_the_scheme_of_the_file(tokenizer: Tokenizer)
         for learned in ("as read", "bioes", "iob1"):
             rows = [{**row, "tags": legal(row["tags"], scheme)} for row in ROWS]
             task = build(tokenizer, rows, scheme=scheme, train_scheme=learned)
-            assert [it["tags"] for it in answers(task, rows)] == [row["tags"] for row in rows]
+            assert [it["prediction"] for it in answers(task, rows)] == [row["tags"] for row in rows]
     assert answers(task, rows)[0]["spans"] == [
         {"type": "PER", "start": 0, "end": 2, "text": "Ada Lovelace"},
         {"type": "PER", "start": 3, "end": 4, "text": "Mary"},
@@ -292,20 +292,18 @@ def test_labels_that_make_no_legal_spans_are_repaired_as_conlleval_reads_them(to
     task = build(tokenizer)
     said = ["I-PER", "I-PER", "I-LOC", "O"]
     logits = np.eye(len(task.labels), dtype=np.float32)[[task.labels.index(tag) for tag in said]]
-    answer = task.answer(ROWS[0], logits)
-    assert answer["tags"] == ["B-PER", "I-PER", "B-LOC", "O"]
+    answer = task._answer(ROWS[0], logits)
+    assert answer["prediction"] == ["B-PER", "I-PER", "B-LOC", "O"]
     assert [span["text"] for span in answer["spans"]] == ["Ada Lovelace", "met"]
 
 
-def test_logits_and_probabilities_are_by_word_and_averaging_makes_an_ensemble(tokenizer: Tokenizer) -> None:
+def test_probabilities_are_by_word(tokenizer: Tokenizer) -> None:
     task = build(tokenizer)
     answer, _ = answers(task, ROWS)
-    logits = np.array(answer["_logits"])
-    assert logits.shape == (4, len(task.labels)) and len(answer["_probabilities"]) == 4
+    assert len(answer["_probabilities"]) == 4
     for tag, shares in zip(ROWS[0]["tags"], answer["_probabilities"], strict=True):
         assert tuple(shares) == task.labels and sum(shares.values()) == pytest.approx(1)
         assert max(shares, key=shares.__getitem__) == tag
-    assert task.answer(ROWS[0], (logits + np.zeros_like(logits)) / 2)["tags"] == ROWS[0]["tags"]
     assert json.loads(json.dumps(answer)) == answer
 
 
@@ -318,14 +316,17 @@ def test_rows_without_tags_and_empty_sentences_can_be_predicted(tokenizer: Token
     assert (task.targets(examples, 5)["tags"] == IGNORED).all()
     outputs = [{"logits": np.eye(8, len(task.labels), dtype=np.float32)}]
     empty, london = task.predict(rows, examples, outputs)
-    assert empty["tags"] == [] and empty["spans"] == [] and empty["_logits"] == []
-    assert len(london["tags"]) == 1
+    assert empty["prediction"] == [] and empty["spans"] == [] and empty["_probabilities"] == []
+    assert len(london["prediction"]) == 1
 
 
 @pytest.mark.parametrize("words", ["Ada met Mary", None, ["Ada", 3]])
-def test_what_is_no_list_of_words_is_refused_when_predicting(tokenizer: Tokenizer, words: object) -> None:
-    with pytest.raises(DataError, match="not a list of texts"):
-        build(tokenizer).encode([{"tokens": words}])
+def test_what_is_no_list_of_words_is_found_before_predicting(tokenizer: Tokenizer, words: object) -> None:
+    from electra.finetune.kinds import input_problems
+
+    rows: list[Row] = [{"tokens": ["London"]}, {"tokens": words}]
+    (problem,) = input_problems(build(tokenizer), rows, 10)
+    assert problem.startswith("row 12: 'tokens' is ") and problem.endswith("not a list of texts")
 
 
 @pytest.mark.parametrize("tags", ["O O", [1, 2], ["O"], None])
@@ -343,7 +344,7 @@ def test_a_word_without_an_answer_is_never_passed_over(tokenizer: Tokenizer) -> 
 
 def test_scores_put_the_headline_first(tokenizer: Tokenizer) -> None:
     task = build(tokenizer)
-    said = [{"tags": ["B-PER", "I-PER", "O", "O"]}, {"tags": ["B-PER", "O"]}]
+    said = [{"prediction": ["B-PER", "I-PER", "O", "O"]}, {"prediction": ["B-PER", "O"]}]
     scores = task.scores(ROWS, said)
     assert next(iter(scores)) == "f1"
     shares = {"precision": 1 / 2, "recall": 1 / 3, "f1": 0.4, "accuracy": 4 / 6, "f1 LOC": 0, "f1 PER": 0.5}
@@ -358,8 +359,8 @@ def test_scores_put_the_headline_first(tokenizer: Tokenizer) -> None:
     plain: list[Row] = [{"tokens": ["a", "b"], "tags": ["DET", "-LRB-"]}]
     task = build(tokenizer, plain, scheme="none")
     assert task.labels == ("-LRB-", "DET")
-    assert task.scores(plain, [{"tags": ["DET", "DET"]}]) == {"accuracy": 0.5}
-    assert task.tables(plain, [{"tags": ["DET", "DET"]}])["per_class"] == [
+    assert task.scores(plain, [{"prediction": ["DET", "DET"]}]) == {"accuracy": 0.5}
+    assert task.tables(plain, [{"prediction": ["DET", "DET"]}])["per_class"] == [
         {"label": "-LRB-", "precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 1},
         {"label": "DET", "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "rows": 1},
     ]

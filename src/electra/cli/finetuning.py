@@ -10,9 +10,11 @@ import typer
 
 from electra.errors import SettingsError
 
-Text = Annotated[str | None, typer.Option(help="column of the text", show_default="guessed")]
+Text = Annotated[str | None, typer.Option(help="column of the text, or of the words", show_default="guessed")]
 Text2 = Annotated[str | None, typer.Option(help="column of a second text")]
-Label = Annotated[str | None, typer.Option(help="column of the label", show_default="guessed")]
+Label = Annotated[
+    str | None, typer.Option(help="column of the label, or of the tags", show_default="guessed")
+]
 
 
 def finetune(
@@ -108,19 +110,27 @@ def show_results(results: dict[str, Any]) -> None:
 
 def predict(
     model: Annotated[Path, typer.Argument(help="a fine-tuned model folder")],
-    file: Annotated[Path, typer.Argument(help="a table with text; labels are not needed")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="a table, a file with a word a line, or SQuAD's JSON; answers are not needed"),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="its name says the format", show_default="FILE.predictions.…")
     ] = None,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="a column for each class")] = False,
-    text: Annotated[str | None, typer.Option(help="column of the text, if not as in training")] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="of each class, of each tag, or the n-best answers")
+    ] = False,
+    text: Annotated[
+        str | None, typer.Option(help="column of the text or the words, if not as in training")
+    ] = None,
     text2: Text2 = None,
 ) -> None:
     """A prediction for each row of a file of any size, in the file's format."""
     from electra.finetuning.use import predict_file
 
     done = predict_file(model, file, out, probabilities, columns(text, text2, None))
-    print(f"{done.out}: {done.rows:,} rows" + (f", {done.cut:,} too long and cut" if done.cut else ""))
+    names = ", ".join(map(str, done.out))
+    print(f"{names}: {done.rows:,} rows" + (f", {done.cut:,} {done.cut_words}" if done.cut else ""))
 
 
 def evaluate_task(
@@ -143,7 +153,7 @@ def evaluate_task(
         table.add_row(name, f"{value:.4f}")
     console.print(table)
     if result["cut"]:
-        print(f"{result['cut']:,} rows were too long and were cut")
+        print(f"{result['cut']:,} rows {result['cut_words']}")
     if "per_class" in result:
         table = Table(title="each class")
         for name in ("class", "precision", "recall", "F1", "rows"):

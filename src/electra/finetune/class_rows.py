@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from electra.config import Settings
 from electra.finetune import metrics
 from electra.finetune.columns import column_of, is_missing, label_list, label_name, number, pick, read_label
-from electra.finetune.task import Row
+from electra.finetune.task import Row, needs_answers
 
 PROBLEMS_KEPT = 2000
 
@@ -18,7 +18,8 @@ class ClassificationSettings(Settings):
     empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
     orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
     is not a list is cut at `separator`. `shared_rows` says whether the same row may be in train and dev: some public
-    sets have such rows. `files` names the files of the splits, with or without their endings; further splits whose name
+    sets have such rows, and `broken_rows` whether rows with too few or too many cells, which some also have, may be left
+    out. `header` names the columns of csv and tsv files that have no line for it. `files` names the files of the splits, with or without their endings; further splits whose name
     starts with dev or test are scored or predicted beside those two."""
 
     kind: Literal["classification", "multilabel", "regression"] = "classification"
@@ -34,6 +35,8 @@ class ClassificationSettings(Settings):
     scale: float = Field(1.0, gt=0)
     separator: str = Field("|", min_length=1)
     shared_rows: Literal["refuse", "allow"] = "refuse"
+    broken_rows: Literal["refuse", "drop"] = "refuse"
+    header: tuple[str, ...] = ()
     files: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("text", "labels", mode="before")
@@ -67,7 +70,7 @@ def table_problems(settings: ClassificationSettings, splits: Mapping[str, Sequen
         if not rows:
             found.append(f"{split}: no rows")
             continue
-        labelled = not split.startswith("test")
+        labelled = needs_answers(split)
         wanted = [*settings.text, *([settings.label] if labelled else [])]
         columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
         missing = [name for name in wanted if pick(columns, name) is None]

@@ -44,7 +44,7 @@ def column_of(name: str, row: Row) -> str:
 def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
     """(text columns, label column) of a table of which nothing is known. Known names first; then the label is the
     column with the fewest values, the text the one with the longest."""
-    columns = list(rows[0]) if rows else []
+    columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
     low = {name.lower(): name for name in columns}
     sample = rows[:2000]
 

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -221,13 +221,3 @@ def mean_outputs(runs: Sequence[Sequence[Outputs]]) -> list[Outputs]:
         {name: np.mean([outputs[name] for outputs in parts], axis=0) for name in parts[0]}
         for parts in zip(*runs, strict=True)
     ]
-
-
-def predictions_in_chunks(
-    model: Finetuned, task: Task, chunks: Iterator[Sequence[Row]], method: MethodSettings, pad: int
-) -> Iterator[tuple[Sequence[Row], list[dict[str, Any]], int]]:
-    """(rows, their predictions, how many were cut), a chunk at a time: memory does not grow with the file."""
-    for rows in chunks:
-        examples, cut = task.encode(rows)
-        outputs = infer(model, task, examples, method, pad)
-        yield rows, task.predict(rows, examples, outputs), cut

@@ -4,7 +4,7 @@ and its files. Everything that was found or guessed is said in words."""
 import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,14 @@ from pydantic import Field
 
 from electra import config
 from electra.errors import DataError, SettingsError
+from electra.finetune.class_rows import ClassificationSettings
 from electra.finetune.columns import guess_columns, guess_kind, read_label
-from electra.finetune.kinds import AnySettings, read_split, row_key, settings_class
+from electra.finetune.kinds import AnySettings, named_columns, read_split, row_key, settings_class
 from electra.finetune.method import MethodSettings
+from electra.finetune.span import SpanSettings
+from electra.finetune.squad_rows import is_nested
 from electra.finetune.table import is_table, read_rows, stem
+from electra.finetune.tag_rows import is_texts
 from electra.finetune.task import Row
 
 TASKS = "recipes/tasks"
@@ -36,16 +40,17 @@ class SourceSettings(config.Settings):
 
 @dataclass(frozen=True)
 class Plan:
+    """`malformed` are rows that could not be read, by split and number. `numbers` are the places that the rows of each
+    split have in the one file they come from, where dev was split off."""
+
     name: str
     task: AnySettings
     method: MethodSettings
     source: SourceSettings
     files: Mapping[str, Path]
     notes: tuple[str, ...] = ()
-
-    @property
-    def splits_off_dev(self) -> bool:
-        return "dev" not in self.files
+    malformed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 Splits = dict[str, Sequence[Row]]
@@ -57,35 +62,77 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
     if item in config.recipe_names(TASKS) or (path.suffix == ".toml" and path.is_file()):
         given = config.read_recipe(item, TASKS) | dict(overrides)
         name, guessed = path.stem, False
-    elif is_table(path) or path.is_dir():
+    elif is_table(path) or path.is_dir() or (path.is_file() and overrides.get("kind") in ("tagging", "span")):
         given, name, guessed = {"data": item} | dict(overrides), stem(path), True
     else:
         raise SettingsError(
             f"{item!r} is neither a task ({', '.join(config.recipe_names(TASKS))}), a TOML file, a table (.csv, .tsv, "
-            ".jsonl, .json, .parquet, also compressed) nor a folder of tables."
+            ".jsonl, .json, .parquet, also compressed), a file with a word a line (say kind=tagging) nor a folder."
         )
     given = config.nest(config.flatten(given))
     source_tree = {key: given.pop(key) for key in list(given) if key in SourceSettings.model_fields}
     source = config.validate(SourceSettings, source_tree)
-    files = find_files(name, Path(source.data) if source.data else None, given.get("files", {}))
-    splits: Splits = {}
+    data = Path(source.data) if source.data else None
+    wanted = given.get("files", {})
+    if data and data.is_file():  # the names that a task gives are for folders
+        wanted = {split: file for split, file in wanted.items() if f"files.{split}" in overrides}
+    files = find_files(name, data, wanted, given.get("kind") == "tagging")
     notes: list[str] = []
-    if guessed:
-        splits["train"] = list(read_rows(files["train"]))
-        notes += guess(given, splits["train"])
+    read: dict[str, tuple[list[Row], dict[int, str]]] = {}
+    if guessed and "kind" not in given:
+        notes += guess_shape(given, files["train"])
+    if guessed and given.get("kind") not in ("tagging", "span"):
+        unread: dict[int, str] = {}
+        read["train"] = list(read_rows(files["train"], given.get("header", ()), unread)), unread
+        notes += guess(given, read["train"][0])
     task, method = place(given, defaults)
-    name = task.name or name
+    splits: Splits = {}
+    malformed: dict[str, dict[int, str]] = {}
     for split, file in files.items():
-        if split not in splits:
-            splits[split] = read_split(task, file)
-    plan = Plan(name, task, method, source, files, tuple(notes))
-    if plan.splits_off_dev and splits["train"]:
-        splits = split_dev(task, splits)
+        rows, wrong = read[split] if split in read else read_split(task, file)
+        match task:
+            case ClassificationSettings(broken_rows="drop") if wrong:
+                rows = [row for number, row in enumerate(rows, 1) if number not in wrong]
+                notes.append(f"{split}: {len(wrong):,} broken rows are left out")
+                wrong = {}
+        splits[split], malformed[split] = rows, wrong
+    match task:
+        case SpanSettings(null_threshold="dev"):
+            notes.append("dev scores are with the null_threshold that is best for dev: they flatter")
+    plan = Plan(task.name or name, task, method, source, files, tuple(notes), malformed)
+    if "dev" not in files and splits["train"]:
+        splits, numbers = split_dev(task, splits)
+        plan = replace(plan, numbers=numbers)
     return plan, splits
+
+
+def guess_shape(given: dict[str, Any], file: Path) -> list[str]:
+    """Questions about contexts and lists of words are known by their columns; everything else is classification."""
+    nested = is_nested(file)
+    row: Row = {} if nested else next(read_rows(file, malformed={}), {})
+    if nested or ({"question", "context", "answers"} <= row.keys() and not given.keys() & {"text", "label"}):
+        given["kind"] = "span"
+        return ["kind (guessed): span, questions answered by a part of their context"]
+    lists = [name for name, value in row.items() if is_texts(value)]
+    words = next((name for name in given.get("text", ("tokens", "words")) if name in lists), None)
+    tags = [name for name in lists if words and name != words and len(row[name]) == len(row[words])]
+    preferred = (
+        (given["label"],) if "label" in given else ("tags", "labels", *(tags if len(tags) == 1 else ()))
+    )
+    chosen = next((name for name in preferred if name in tags), None)
+    if words and chosen:
+        given |= {"kind": "tagging", "tokens": words, "tags": chosen}
+        for key in given.keys() & {"text", "label"}:
+            del given[key]
+        return [f"kind (guessed): tagging, {words} with their {chosen}"]
+    if words and tags:
+        raise DataError(f"{file}: which of {', '.join(tags)} are the tags of {words}? Say --label NAME.")
+    return []
 
 
 def place(given: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[AnySettings, MethodSettings]:
     """Keys are flat for people: each belongs to the kind of task or to the method, by its name."""
+    given = named_columns(str(given.get("kind", "classification")), given)
     kind = settings_class(str(given.get("kind", "classification")))
     known = [*kind.model_fields, *MethodSettings.model_fields, *SourceSettings.model_fields]
     unknown = [key for key in given if key not in known]
@@ -103,8 +150,6 @@ def place(given: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[AnySettin
 def guess(given: dict[str, Any], rows: Sequence[Row]) -> list[str]:
     """Fills in columns and kind that were not given, and says what it chose."""
     notes: list[str] = []
-    if given.get("kind") not in (None, "classification", "multilabel", "regression"):
-        return notes
     texts: tuple[str, ...] = ()
     label = ""
     if rows and not ("text" in given and "label" in given):
@@ -121,27 +166,35 @@ def guess(given: dict[str, Any], rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def find_files(name: str, data: Path | None, wanted: Mapping[str, str]) -> dict[str, Path]:
-    """split -> file. A file is wanted by its path, by its name, or by the beginning of its name; of several that begin
-    so, none is chosen for the user."""
+def find_files(
+    name: str, data: Path | None, wanted: Mapping[str, str], any_file: bool = False
+) -> dict[str, Path]:
+    """split -> file. A file is wanted by its path, by its name, or by the beginning of its name, `a|b` meaning b where
+    there is no a; of several that begin so, none is chosen for the user. Column files may be called anything."""
     if data is None:
         raise SettingsError(
             f"where are the files of {name}? Add data=FOLDER, with train, dev and test files in it."
         )
     if data.is_file():
-        found = {"train": data}
+        found, folder = {"train": data}, data.parent
         tables: list[Path] = []
     else:
-        folder = data / name if (data / name).is_dir() else data
-        if not folder.is_dir():
+        if not data.is_dir():
             raise DataError(f"{data} is neither a table nor a folder with the files of {name}.")
-        tables = sorted(path for path in folder.iterdir() if is_table(path))
+        alike = (path for path in data.iterdir() if path.is_dir() and plain(path.name) == plain(name))
+        folder = min(alike, key=lambda path: (path.name != name, path.name), default=data)
+        tables = sorted(
+            path
+            for path in folder.iterdir()
+            if is_table(path) or (any_file and path.is_file() and not path.name.startswith("."))
+        )
         found = {}
-    for split in dict.fromkeys([*SPLITS, *wanted]):
+    for split in dict.fromkeys([*wanted, *SPLITS]):
         if split in found and split not in wanted:
             continue
-        prefixes = (wanted[split],) if split in wanted else SPLITS[split]
-        file = find_file(split, prefixes, tables)
+        prefixes = wanted[split].split("|") if split in wanted else SPLITS[split]
+        left = [path for path in tables if path not in found.values()]
+        file = find_file(split, prefixes, folder, left)
         if file is None and split in wanted and not tables:
             raise DataError(f"{wanted[split]} does not exist.")
         if file is not None:
@@ -151,13 +204,19 @@ def find_files(name: str, data: Path | None, wanted: Mapping[str, str]) -> dict[
         raise DataError(
             f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME."
         )
-    return found
+    return {split: found[split] for split in dict.fromkeys([*SPLITS, *wanted]) if split in found}
 
 
-def find_file(split: str, prefixes: Sequence[str], tables: Sequence[Path]) -> Path | None:
+def plain(name: str) -> str:
+    """The official folder of stsb is called STS-B."""
+    return "".join(filter(str.isalnum, name)).lower()
+
+
+def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequence[Path]) -> Path | None:
     for prefix in prefixes:
-        if Path(prefix).is_file():
-            return Path(prefix)
+        for path in (Path(prefix), folder / prefix):
+            if path.is_file():
+                return path
         exact = [path for path in tables if prefix in (path.name, stem(path))]
         begins = exact or [path for path in tables if path.name.startswith(prefix)]
         if len(begins) > 1:
@@ -169,20 +228,26 @@ def find_file(split: str, prefixes: Sequence[str], tables: Sequence[Path]) -> Pa
     return None
 
 
-def split_dev(task: AnySettings, splits: Splits) -> Splits:
+def split_dev(task: AnySettings, splits: Splits) -> tuple[Splits, dict[str, list[int]]]:
     """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
-    there twice ends up on both sides."""
+    there twice ends up on both sides. With the numbers that the rows had."""
 
     def place_of(row: Row) -> bytes:
-        return hashlib.blake2b(row_key(task, row).encode(), digest_size=8).digest()
+        return hashlib.blake2b(row_key(task, row).encode("utf-8", "replace"), digest_size=8).digest()
 
     places = [place_of(row) for row in splits["train"]]
+    if (
+        len(set(places)) < 2
+    ):  # all alike, or their columns are not there, which is said with all other problems
+        places = [number.to_bytes(8) for number in range(len(places))]
     different = sorted(set(places))
     chosen = set(different[: max(1, len(different) // DEV_SHARE)])
-    train = [row for row, place in zip(splits["train"], places, strict=True) if place not in chosen]
-    dev = [row for row, place in zip(splits["train"], places, strict=True) if place in chosen]
-    rest = {name: rows for name, rows in splits.items() if name != "train"}
-    return {"train": train, "dev": dev} | rest
+    numbers = {
+        "train": [number for number, place in enumerate(places, 1) if place not in chosen],
+        "dev": [number for number, place in enumerate(places, 1) if place in chosen],
+    }
+    parts = {split: [splits["train"][number - 1] for number in mine] for split, mine in numbers.items()}
+    return parts | {name: rows for name, rows in splits.items() if name != "train"}, numbers
 
 
 def describe_files(plan: Plan, splits: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:

@@ -46,9 +46,9 @@ def markdown(model: str, results: Mapping[str, Mapping[str, Any]], glue: Mapping
             lines += ["", f"Not comparable with published means: {'; '.join(glue['not_official'])}."]
     for name, result in results.items():
         lines += ["", f"## {name}", ""]
-        lines += [f"- {file_line(entry)}" for entry in result["files"]]
+        lines += [f"- {line}" for line in (*map(file_line, result["files"]), *result["notes"])]
         lines += [
-            f"- {split}: {count:,} of {rows:,} rows are longer than {result['length']} tokens and were cut"
+            f"- {split}: {count:,} of {rows:,} rows {result['cut_words']}"
             for split, (count, rows) in result["cut"].items()
             if count
         ]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -30,7 +30,8 @@ class SpanSettings(Settings):
     """One kind of task in one TOML file. `head`: "plain" is transformers' (two logits a token), "joint" the paper's (the
     end given the start, found by a beam; where `has_unanswerable`, with a classifier weighted by `answerability`).
     `doc_stride` is how many tokens a window begins after the one before it. An answer is "" where the null score
-    difference exceeds `null_threshold`; the best one for a set of questions is among their scores."""
+    difference exceeds `null_threshold`; "dev" is the best one for the dev set's headline, found after training and saved
+    with the model."""
 
     kind: Literal["span"] = "span"
     name: str = ""
@@ -45,20 +46,19 @@ class SpanSettings(Settings):
     beam: int = Field(20, ge=1)
     has_unanswerable: bool = False
     answerability: float = Field(0.5, gt=0)
-    null_threshold: float = 0.0
+    null_threshold: float | Literal["dev"] = 0.0
     files: dict[str, str] = Field(default_factory=dict)
 
-
-def build_span(
-    settings: SpanSettings, tokenizer: Tokenizer, length: int, splits: Mapping[str, Sequence[Row]]
-) -> "SpanTask":
-    """`length` is the settings' one or the model's positions, whichever is less. Unlike labels, nothing about spans has
-    to be learned from `splits`."""
-    return SpanTask(settings, tokenizer, length)
+    @model_validator(mode="after")
+    def parts_fit(self) -> "SpanSettings":
+        if self.null_threshold == "dev" and not self.has_unanswerable:
+            raise ValueError("null_threshold=dev needs has_unanswerable=true")
+        return self
 
 
 class SpanTask:
-    """[CLS] question [SEP] window of the context [SEP], in as many windows as the context needs."""
+    """A `Task`: [CLS] question [SEP] window of the context [SEP], in as many windows as the context needs. `length` is
+    the settings' one or the model's positions, whichever is less."""
 
     def __init__(self, settings: SpanSettings, tokenizer: Tokenizer, length: int):
         if length < settings.max_query_length + 4:
@@ -140,8 +140,8 @@ class SpanTask:
     def predict(
         self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[Outputs]
     ) -> list[dict[str, Any]]:
-        """id, answer, score (its probability among the n-best), null_score_difference where there may be no answer,
-        n_best. A context without tokens has no window, and so no answer."""
+        """prediction, score (its probability among the n-best), null_score_difference where there may be no answer. A
+        context without tokens has no window, and so no answer."""
         windows: list[list[tuple[Window, Outputs]]] = [[] for _ in rows]
         for example, output in zip(examples, outputs, strict=True):
             windows[example.row].append((example.notes, output))
@@ -153,7 +153,7 @@ class SpanTask:
         difference = None
         if self.settings.has_unanswerable:
             difference = self._null_difference(answers, [outputs for _, outputs in windows])
-        return span_decode.prediction(row.get("id"), answers, difference, self.settings.null_threshold)
+        return span_decode.prediction(answers, difference, self.threshold)
 
     def _candidates(self, window: Window, outputs: Outputs) -> span_decode.Candidates:
         longest = self.settings.max_answer_length
@@ -179,17 +179,33 @@ class SpanTask:
     def ensemble(self, members: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
         """The predictions of several models for the same rows as one. With a plain head the mean of their outputs may
         be decoded instead; beams have no mean."""
-        return span_decode.average(members, self.settings.n_best, self.settings.null_threshold)
+        return span_decode.average(members, self.settings.n_best, self.threshold)
 
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         truths = [[answer.text for answer in squad_rows.answers_of(row) or []] for row in rows]
         if self.settings.has_unanswerable:
             nulls = [told["null_score_difference"] for told in predictions]
             spans = [told["_span"] for told in predictions]
-            scores = squad_metrics.squad2(spans, truths, nulls, self.settings.null_threshold)
+            scores = squad_metrics.squad2(spans, truths, nulls, self.threshold)
+            if self.settings.null_threshold == "dev":
+                fitted = scores[f"best_{self.settings.metric}_threshold"]
+                scores = squad_metrics.squad2(spans, truths, nulls, fitted)
         else:
-            scores = squad_metrics.squad1([told["answer"] for told in predictions], truths)
+            scores = squad_metrics.squad1([told["prediction"] for told in predictions], truths)
         return {self.settings.metric: scores[self.settings.metric], **scores}
+
+    @property
+    def threshold(self) -> float:
+        """0 until it is fitted."""
+        return 0.0 if self.settings.null_threshold == "dev" else self.settings.null_threshold
+
+    def fitted(self, scores: Mapping[str, float]) -> "SpanTask":
+        """The same task with the threshold that was best on dev, where the settings ask for that."""
+        if self.settings.null_threshold != "dev":
+            return self
+        best = scores[f"best_{self.settings.metric}_threshold"]
+        settings = self.settings.model_copy(update={"null_threshold": best})
+        return SpanTask(settings, self.tokenizer, self.length)
 
 
 def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: Answer) -> tuple[int, int] | None:

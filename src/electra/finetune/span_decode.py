@@ -121,27 +121,17 @@ def n_best(context: str, found: Iterable[Candidates], most: int) -> list[dict[st
 
 
 def prediction(
-    name: Any, answers: list[dict[str, Any]], null_difference: float | None, threshold: float
+    answers: list[dict[str, Any]], null_difference: float | None, threshold: float
 ) -> dict[str, Any]:
     """The columns of one question. `null_difference` is None where every question has an answer; otherwise the answer
     is "" if it exceeds the threshold. `_span` is the best answer whatever the threshold."""
-    told: dict[str, Any] = {"id": name, "answer": answers[0]["text"] if answers else ""}
+    best = answers[0]["text"] if answers else ""
+    refused = null_difference is not None and null_difference > threshold
+    told: dict[str, Any] = {"prediction": "" if refused else best}
     told["score"] = answers[0]["probability"] if answers else 0.0
-    told["_span"] = told["answer"]
     if null_difference is not None:
         told["null_score_difference"] = null_difference
-        if null_difference > threshold:
-            told["answer"] = ""
-    told["n_best"] = answers
-    return told
-
-
-def with_threshold(predictions: Sequence[Mapping[str, Any]], threshold: float) -> list[dict[str, Any]]:
-    """The same predictions, decided by another threshold: for one that was fitted on other questions."""
-    return [
-        {**told, "answer": "" if told["null_score_difference"] > threshold else told["_span"]}
-        for told in predictions
-    ]
+    return {**told, "_span": best, "_n_best": answers}
 
 
 def average(
@@ -154,12 +144,12 @@ def average(
     for told in zip(*members, strict=True):
         sums: dict[str, dict[str, Any]] = {}
         for member in told:
-            for answer in member["n_best"]:
+            for answer in member["_n_best"]:
                 entry = sums.setdefault(answer["text"], {**answer, "probability": 0.0})
                 entry["probability"] += answer["probability"] / len(told)
         answers = sorted(sums.values(), key=lambda answer: -answer["probability"])[:most]
         answers = [{**answer, "logit": float(np.log(answer["probability"]))} for answer in answers]
         nulls = [member["null_score_difference"] for member in told if "null_score_difference" in member]
         difference = sum(nulls) / len(nulls) if nulls else None
-        together.append(prediction(told[0]["id"], answers, difference, threshold))
+        together.append(prediction(answers, difference, threshold))
     return together

@@ -1,23 +1,16 @@
 """Questions about contexts: read from files, their answers in one form, and what is wrong with them."""
 
 import json
-import lzma
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
-from electra.data.sources import Source, open_source
-from electra.errors import DataError, MachineError
-from electra.files import write_json
-from electra.finetune.task import Row
+from electra.errors import DataError
+from electra.finetune.table import opened
+from electra.finetune.task import Row, needs_answers
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-LABELLED = ("train", "dev")
-"""Splits that are of no use without answers."""
 
 
 class Answer(NamedTuple):
@@ -29,56 +22,29 @@ class Answer(NamedTuple):
         return self.start + len(self.text)
 
 
+def is_nested(path: Path) -> bool:
+    """Whether a file has SQuAD's own layout, articles of paragraphs of questions, and not one question a row. Inside a
+    text the quotes of `"data"` would be written as \\"."""
+    with opened(path) as source:
+        head = source.stream.peek(1 << 16)[: 1 << 16].lstrip()
+        return head.startswith(b"{") and re.search(rb'"data"\s*:\s*\[', head) is not None
+
+
 def read_squad(path: Path) -> list[Row]:
-    """The questions of a file, plain or compressed: SQuAD's own JSON (1.1 or 2.0), or flat rows of id, question,
-    context and answers, as JSON lines or one JSON list. Flat rows are as they are; `problems` looks at them."""
-    text = _read(path)
+    """The questions of SQuAD's own JSON (1.1 or 2.0), plain or compressed."""
+    with opened(path) as source:
+        text = source.stream.read().decode("utf-8")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        content = _json_lines(path, text, error)
+        raise DataError(f"{path} is not valid JSON ({error}). Correct it.") from None
     match content:
         case {"data": list(articles)}:
             rows = list(_questions(path, articles))
-        case list() if all(isinstance(row, dict) for row in content):
-            rows = content
-        case {"question": _}:
-            rows = [content]
         case _:
-            raise DataError(
-                f'{path} has neither SQuAD\'s layout (a list "data") nor rows of id, question, context and answers.'
-            )
+            raise DataError(f'{path} has not SQuAD\'s layout (an object with a list "data").')
     if not rows:
         raise DataError(f"{path} has no questions. Check that it is the right file.")
-    return rows
-
-
-def _read(path: Path) -> str:
-    if not path.is_file():
-        raise DataError(f"{path} does not exist or is not a file. Check the path.")
-    try:
-        opened = open_source(Source(path, path.name, path.stat().st_size))
-        with opened.raw, opened.stream:
-            return opened.stream.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} has bytes that are not UTF-8 at byte {error.start}. Convert it.") from None
-    except (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path} is cut off or damaged ({' '.join(str(error).split())}). Fetch it again."
-        ) from None
-
-
-def _json_lines(path: Path, text: str, whole: Exception) -> list[Any]:
-    """`whole` is what was wrong with the file as one document: the better message where not even a line is right."""
-    rows: list[Any] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            where, why = (f" line {number}", error) if rows else ("", whole)
-            raise DataError(f"{path}{where} is not valid JSON ({why}). Correct it.") from None
     return rows
 
 
@@ -171,7 +137,7 @@ def _answers(row: Row, split: str, has_unanswerable: bool) -> Iterator[str]:
         yield f"answers is {row['answers']!r}, not a list of {{text, answer_start}}. Correct it."
         return
     if answers is None:
-        if split in LABELLED:
+        if needs_answers(split):
             yield "has no answers. Give them, or is_impossible = true where there is none."
         return
     if row.get("is_impossible") and row.get("answers"):
@@ -210,12 +176,8 @@ def _occurrences(text: str, context: str, most: int = 3) -> list[int]:
     return places
 
 
-def write_squad_predictions(
-    path: Path, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]
-) -> None:
+def by_id(
+    rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]], column: str = "prediction"
+) -> dict[str, Any]:
     """{id: answer}, what the official evaluators and the submission site read; "" is "no answer"."""
-    content = {str(row["id"]): told["answer"] for row, told in zip(rows, predictions, strict=True)}
-    try:
-        write_json(path, content)
-    except OSError as error:
-        raise MachineError(f"{path} cannot be written: {error.strerror}. Choose another place.") from None
+    return {str(row["id"]): told[column] for row, told in zip(rows, predictions, strict=True)}

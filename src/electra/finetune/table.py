@@ -1,30 +1,27 @@
-"""Tables as streams of rows: csv, tsv, JSON lines, a JSON list and parquet, plain or compressed, read and written.
+"""Tables as streams of rows: csv, tsv, JSON lines, a JSON list and parquet, plain or compressed.
 
 What a file holds is told by its content (data/sources.py); only csv and tsv, which look alike, go by the name and then
 by the first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files; csv is quoted as usual.
 """
 
-import bz2
 import csv
-import gzip
 import io
 import json
 import lzma
-import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from electra.data.sources import OpenSource, Source, open_source
-from electra.errors import DataError, MachineError, SettingsError
-from electra.files import sync_folder
+from electra.errors import DataError, SettingsError
 
 Format = Literal["csv", "tsv", "jsonl", "json", "parquet"]
 _NAME = re.compile(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(?:\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
@@ -40,8 +37,8 @@ def is_table(path: Path) -> bool:
     return path.is_file() and bool(_NAME.search(path.name))
 
 
-def table_format(path: Path) -> tuple[Format, str]:
-    """The format and the compression that a name asks for."""
+def table_format(path: Path) -> Format:
+    """What a name asks for."""
     match = _NAME.search(path.name)
     if not match:
         raise SettingsError(
@@ -49,31 +46,18 @@ def table_format(path: Path) -> tuple[Format, str]:
             "(then .gz, .bz2, .xz or .zst)."
         )
     kind = match[1].lower()
-    return "jsonl" if kind == "ndjson" else kind, (match[2] or "").lower()  # type: ignore[return-value]
+    return "jsonl" if kind == "ndjson" else kind  # type: ignore[return-value]
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows in the order of the file. Row numbers in messages count from 1, without the header."""
+@contextmanager
+def opened(path: Path) -> Iterator[OpenSource]:
+    """A file of examples, unpacked; what goes wrong while it is read is said as a fault of the file."""
     if not path.is_file():
         raise DataError(f"{path} is not a file. Check the path.")
     try:
-        opened = open_source(Source(path, path.name, path.stat().st_size))
-        with opened.raw, opened.stream:
-            match content_format(path, opened):
-                case "csv":
-                    yield from _cells(path, csv.reader(_text(opened), strict=True))
-                case "tsv":
-                    yield from _cells(
-                        path, (line.rstrip("\r\n").split("\t") for line in _text(opened, newline="\n"))
-                    )
-                case "jsonl":
-                    yield from _json_lines(path, opened)
-                case "json":
-                    yield from _json_list(path, opened)
-                case "parquet":
-                    with pq.ParquetFile(opened.raw, pre_buffer=False) as table:
-                        for batch in table.iter_batches(batch_size=1024):
-                            yield from batch.to_pylist()
+        source = open_source(Source(path, path.name, path.stat().st_size))
+        with source.raw, source.stream:
+            yield source
     except UnicodeDecodeError as error:
         raise DataError(f"{path} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
     except csv.Error as error:
@@ -81,6 +65,35 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     except (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
         problem = " ".join(str(error).split())
         raise DataError(f"{path} is cut off or damaged ({problem}). Fetch it again.") from None
+
+
+def read_rows(
+    path: Path, header: Sequence[str] = (), malformed: dict[int, str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows in the order of the file. Row numbers in messages count from 1, without the header. `header` names the
+    columns of csv and tsv files that have no line for it. A row that cannot be read is an error, or, where `malformed`
+    is given, described there, and without values here, so that the others keep their numbers."""
+
+    def refuse(number: int, problem: str) -> None:
+        if malformed is None:
+            raise DataError(f"{path} row {number} {problem}")
+        malformed[number] = problem
+
+    with opened(path) as source:
+        match content_format(path, source):
+            case "csv":
+                yield from _cells(path, csv.reader(_text(source), strict=True), header, refuse)
+            case "tsv":
+                lines = (line.rstrip("\r\n").split("\t") for line in _text(source, newline="\n"))
+                yield from _cells(path, lines, header, refuse)
+            case "jsonl":
+                yield from _json_lines(source, refuse)
+            case "json":
+                yield from _json_list(path, source, refuse)
+            case "parquet":
+                with pq.ParquetFile(source.raw, pre_buffer=False) as table:
+                    for batch in table.iter_batches(batch_size=1024):
+                        yield from batch.to_pylist()
 
 
 def content_format(path: Path, opened: OpenSource) -> Format:
@@ -107,33 +120,38 @@ def _text(opened: OpenSource, newline: str = "") -> io.TextIOWrapper:
     return io.TextIOWrapper(opened.stream, encoding="utf-8", newline=newline)
 
 
-def _cells(path: Path, lines: Iterable[list[str]]) -> Iterator[dict[str, Any]]:
+Refuse = Callable[[int, str], None]
+
+
+def _cells(
+    path: Path, lines: Iterable[list[str]], header: Sequence[str], refuse: Refuse
+) -> Iterator[dict[str, Any]]:
+    """The first line is a header unless it has as many cells as the known one and none of its names."""
     rows = iter(lines)
-    header = next(rows, [])
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
+    names = next(rows, [])
+    if len(names) == len(header) and not set(names) & set(header):
+        names, rows = list(header), chain([names], rows)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path} has two columns {twice!r}. Name them differently.")
     for number, cells in enumerate((row for row in rows if row not in ([], [""])), 1):
-        if len(cells) != len(header):
-            raise DataError(
-                f"{path} row {number} has {len(cells)} cells, the header {len(header)}. Repair it or its quotes."
-            )
-        yield dict(zip(header, cells, strict=True))
+        if len(cells) == len(names):
+            yield dict(zip(names, cells, strict=True))
+        else:
+            refuse(number, f"has {len(cells)} cells, the header {len(names)}. Repair it or its quotes.")
+            yield dict.fromkeys(names)
 
 
-def _json_lines(path: Path, opened: OpenSource) -> Iterator[dict[str, Any]]:
-    number = 0
-    for line in opened.stream:
-        if line.strip():
-            number += 1
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path} row {number} is not valid JSON ({error}). Repair it.") from None
-            yield _mapping(path, number, row)
+def _json_lines(opened: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate((line for line in opened.stream if line.strip()), 1):
+        try:
+            yield _mapping(number, json.loads(line), refuse)
+        except (json.JSONDecodeError, RecursionError) as error:
+            refuse(number, f"is not valid JSON ({error}). Repair it.")
+            yield {}
 
 
-def _json_list(path: Path, opened: OpenSource) -> Iterator[dict[str, Any]]:
+def _json_list(path: Path, opened: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
     """One item after the other: a list of any length is never in memory as a whole."""
     text = io.TextIOWrapper(opened.stream, encoding="utf-8")
     decoder, buffer, number = json.JSONDecoder(), text.read(_BLOCK).lstrip()[1:], 0
@@ -150,106 +168,12 @@ def _json_list(path: Path, opened: OpenSource) -> Iterator[dict[str, Any]]:
             buffer += block
             continue
         number += 1
-        yield _mapping(path, number, row)
+        yield _mapping(number, row, refuse)
         buffer = buffer[end:]
 
 
-def _mapping(path: Path, number: int, row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise DataError(f"{path} row {number} is {type(row).__name__}, not an object with columns.")
-    return row
-
-
-class TableWriter:
-    """Writes rows as they come; the file gets its name when the last row is on the disk."""
-
-    def __init__(self, path: Path, format: Format | None = None) -> None:
-        named, compression = table_format(path)
-        self.path, self.format = path, format or named
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self.rows = 0
-        self.columns: list[str] = []
-        self.parquet: pq.ParquetWriter | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file: Any = _compressed(self.temporary, compression)
-        except OSError as error:
-            raise MachineError(f"{path} cannot be written: {error.strerror}.") from None
-
-    def write(self, rows: Sequence[dict[str, Any]]) -> None:
-        if not rows:
-            return
-        match self.format:
-            case "csv" | "tsv":
-                self._write_cells(rows)
-            case "jsonl":
-                lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
-                self.file.write("".join(f"{line}\n" for line in lines).encode())
-            case "json":
-                lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
-                self.file.write((",\n" if self.rows else "[\n").encode() + ",\n".join(lines).encode())
-            case "parquet":
-                self._write_parquet(rows)
-        self.rows += len(rows)
-
-    def _write_cells(self, rows: Sequence[dict[str, Any]]) -> None:
-        buffer = io.StringIO()
-        if not self.columns:
-            self.columns = list(rows[0])
-            rows = [{name: name for name in self.columns}, *rows]
-        if self.format == "csv":
-            writer = csv.writer(buffer, lineterminator="\n")
-            writer.writerows([_cell(row.get(name)) for name in self.columns] for row in rows)
-        else:
-            for row in rows:
-                cells = (re.sub(r"[\t\r\n]", " ", _cell(row.get(name))) for name in self.columns)
-                buffer.write("\t".join(cells) + "\n")
-        self.file.write(buffer.getvalue().encode())
-
-    def _write_parquet(self, rows: Sequence[dict[str, Any]]) -> None:
-        if self.parquet is None:
-            schema = pa.Table.from_pylist(list(rows)).schema
-            fields = [f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema]
-            self.parquet = pq.ParquetWriter(self.file, pa.schema(fields))
-        self.parquet.write_table(pa.Table.from_pylist(list(rows), schema=self.parquet.schema))
-
-    def __enter__(self) -> "TableWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None and self.format == "json":
-            self.file.write(b"\n]\n" if self.rows else b"[]\n")
-        if self.parquet is not None:
-            self.parquet.close()
-        self.file.close()
-        if kind is None:
-            self.temporary.replace(self.path)
-            sync_folder(self.path.parent)
-        else:
-            self.temporary.unlink(missing_ok=True)
-
-
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return ""
-        case float():
-            return f"{value:.6g}"
-        case list() | dict():
-            return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)
-
-
-def _compressed(path: Path, compression: str) -> Any:
-    match compression:
-        case "gz":
-            return gzip.open(path, "wb")
-        case "bz2":
-            return bz2.open(path, "wb")
-        case "xz":
-            return lzma.open(path, "wb")
-        case "zst":
-            return pa.CompressedOutputStream(str(path), "zstd")
-    return path.open("wb")
+def _mapping(number: int, row: Any, refuse: Refuse) -> dict[str, Any]:
+    if isinstance(row, dict):
+        return row
+    refuse(number, f"is {type(row).__name__}, not an object with columns.")
+    return {}

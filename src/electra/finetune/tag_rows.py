@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from electra.config import Settings
 from electra.finetune.spans import MARKS, Scheme, all_tags, fits, legal
-from electra.finetune.task import Row
+from electra.finetune.task import Row, needs_answers
 
 
 class TaggingSettings(Settings):
@@ -89,10 +89,10 @@ def tags_of(settings: TaggingSettings, rows: Sequence[Row]) -> Iterator[Any]:
 
 def find_problems(settings: TaggingSettings, splits: Mapping[str, Sequence[Row]]) -> list[str]:
     """One line for each wrong row, with the first thing that is wrong with it: what comes after often follows from it.
-    Tags are needed in train and dev, and in any other split where some row has them. `settings` has its labels."""
+    Of test splits tags are looked at only where some row has them. `settings` has its labels."""
     found: list[str] = []
     for split, rows in splits.items():
-        tagged = split in ("train", "dev") or any(settings.tags in row for row in rows)
+        tagged = needs_answers(split) or any(settings.tags in row for row in rows)
         columns = [settings.tokens, settings.tags] if tagged else [settings.tokens]
         absent = [name for name in columns if not any(name in row for row in rows)]
         if not rows:

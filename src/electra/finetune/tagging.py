@@ -15,9 +15,9 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from electra.errors import DataError, SettingsError
+from electra.errors import SettingsError
 from electra.finetune.spans import NONE, count_spans, legal, to_spans
-from electra.finetune.tag_rows import TaggingSettings, find_problems, is_texts, short, train_labels
+from electra.finetune.tag_rows import TaggingSettings, find_problems, is_texts, train_labels
 from electra.finetune.task import Example, Inputs, Outputs, Row
 from electra.finetune.words import WordPieces, split_words
 from electra.model.encoder import EncoderSettings
@@ -74,13 +74,7 @@ class Tagging:
         return examples, cut
 
     def words(self, row: Row) -> Sequence[str]:
-        """Rows to be predicted were not all looked at before, and a text taken for a list would be letters."""
-        words = row.get(self.settings.tokens)
-        if not is_texts(words):
-            name = self.settings.tokens
-            raise DataError(
-                f"a row has {short(words)} for {name!r}, not a list of texts. Give one for each word."
-            )
+        words: Sequence[str] = row[self.settings.tokens]
         return words
 
     def _targets(self, row: Row) -> np.ndarray | None:
@@ -128,24 +122,24 @@ class Tagging:
         for example, output in zip(examples, outputs, strict=True):
             start, positions = example.notes
             logits[example.row][start : start + len(positions)] = output["logits"][positions]
-        return [self.answer(row, its) for row, its in zip(rows, logits, strict=True)]
+        return [self._answer(row, its) for row, its in zip(rows, logits, strict=True)]
 
-    def answer(self, row: Row, logits: np.ndarray) -> dict[str, Any]:
-        """From the logits of each word, of one network or the mean of several. The likeliest label a word; where they
-        do not make legal spans, what cannot continue a span starts one (see spans.py)."""
+    def _answer(self, row: Row, logits: np.ndarray) -> dict[str, Any]:
+        """The likeliest label a word; where they do not make legal spans, what cannot continue a span starts one (see
+        spans.py)."""
         assert not np.isnan(logits).any(), "a word without an answer"
         words = self.words(row)
         tags = [self.labels[number] for number in logits.argmax(1)]
-        answer: dict[str, Any] = {"tags": tags}
+        answer: dict[str, Any] = {"prediction": tags}
         if self.settings.spans:
-            answer["tags"] = legal(tags, self.settings.spans)
+            answer["prediction"] = legal(tags, self.settings.spans)
             answer["spans"] = [
                 {**span._asdict(), "text": " ".join(words[span.start : span.end])} for span in to_spans(tags)
             ]
         odds = np.exp(logits - logits.max(1, keepdims=True))
         shares = (odds / odds.sum(1, keepdims=True)).tolist()
         by_label = [dict(zip(self.labels, share, strict=True)) for share in shares]
-        return answer | {"_probabilities": by_label, "_logits": logits.tolist()}
+        return answer | {"_probabilities": by_label}
 
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Shares between 0 and 1. Accuracy is by word; f1, precision and recall are by span, over all sentences
@@ -177,7 +171,7 @@ class Tagging:
     def _tags(
         self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]
     ) -> tuple[list[list[str]], list[list[str]]]:
-        return [list(row[self.settings.tags]) for row in rows], [list(it["tags"]) for it in predictions]
+        return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]
 
     def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
         return find_problems(self.settings, splits)

@@ -17,6 +17,11 @@ Outputs = dict[str, np.ndarray]
 """What the head said about one example, padding removed from nothing: arrays as they left the batch."""
 
 
+def needs_answers(split: str) -> bool:
+    """Splits called test, test_matched and so on are predicted, and scored where answers are there all the same."""
+    return not split.startswith("test")
+
+
 @dataclass(frozen=True)
 class Example:
     """One sequence for the network. A row gives one example, or several (windows of a long paragraph, parts of a long

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from electra import config
 from electra.errors import DataError, SettingsError
 from electra.files import write_atomically, write_json
 from electra.finetune import report
-from electra.finetune.kinds import result_tables
-from electra.finetune.loop import mean_outputs
+from electra.finetune.kinds import AnyTask, cut_words, ensemble, fitted, result_tables
 from electra.finetune.method import FREE_TO_CHANGE
 from electra.finetune.plan import Plan, Splits, describe_files
-from electra.finetune.table import TableWriter
-from electra.finetune.task import Outputs
+from electra.finetune.span import SpanTask
+from electra.finetune.squad_rows import by_id
+from electra.finetune.table_writer import TableWriter
+from electra.finetune.task import Outputs, Row
 from electra.finetuning.start import Start, build, encode_others, usable_length
 from electra.plot import plot_scores
 
@@ -36,9 +38,33 @@ def refuse_problems(plans: Mapping[str, tuple[str, Plan, Splits]], start: Start)
     found = []
     for name, (_, plan, splits) in plans.items():
         prefix = f"{name}: " if len(plans) > 1 else ""
-        found += [f"{prefix}{line}" for line in build(plan, splits, start).problems(splits)]
+        lines = all_problems(build(plan, splits, start), splits, plan.malformed, plan.numbers)
+        found += [f"{prefix}{line}" for line in lines]
     if found:
         refuse(found)
+
+
+def all_problems(
+    task: AnyTask,
+    splits: Mapping[str, Sequence[Row]],
+    malformed: Mapping[str, Mapping[int, str]],
+    numbers: Mapping[str, Sequence[int]],
+) -> list[str]:
+    """Rows that could not be read, then what is wrong with the others, each by the number it has in its file."""
+
+    def in_file(match: re.Match[str]) -> str:
+        split, number = match[1], int(match[2])
+        return f"train row {numbers[split][number - 1]}" if split in numbers else match[0]
+
+    unread = {
+        f"{split} row {number}": problem
+        for split, wrong in malformed.items()
+        for number, problem in wrong.items()
+    }
+    lines = [re.sub(r"\b(train|dev) row (\d+)\b", in_file, line) for line in task.problems(splits)]
+    return [f"{row}: {problem}" for row, problem in unread.items()] + [
+        line for line in lines if line.partition(":")[0] not in unread
+    ]
 
 
 def refuse(found: Sequence[str]) -> None:
@@ -87,11 +113,10 @@ def pack(outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
     """Arrays of any shape, one after the other, with their shapes."""
     packed = {}
     for name in outputs[0] if outputs else ():
-        arrays = [np.ascontiguousarray(output[name], np.float32) for output in outputs]
+        arrays = [np.asarray(output[name], np.float32) for output in outputs]
         packed[f"{name}.values"] = np.concatenate([array.ravel() for array in arrays])
-        packed[f"{name}.shapes"] = np.array([array.shape for array in arrays], np.int64).reshape(
-            len(arrays), -1
-        )
+        shapes = [array.shape for array in arrays]
+        packed[f"{name}.shapes"] = np.array(shapes, np.int64).reshape(len(arrays), arrays[0].ndim)
     return packed
 
 
@@ -104,7 +129,7 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
         shapes = packed[f"{name}.shapes"]
         found = found or [{} for _ in shapes]
         for index, shape in enumerate(shapes):
-            size = int(np.prod(shape)) if len(shape) else 1
+            size = int(np.prod(shape))
             found[index][name] = values[place : place + size].reshape(shape)
             place += size
     return found
@@ -134,18 +159,17 @@ def task_result(out: Path, plan: Plan, splits: Splits, start: Start, seeds: int)
     }
     tables: dict[str, Any] = {}
     ensembles: dict[str, Any] = {}
-    for split, part in encode_others(task, splits)[0].items():
-        outputs = mean_outputs(
-            [unpack(load_file(folder / f"outputs-{split}.safetensors")) for folder in runs.values()]
-        )
-        predictions = task.predict(part.rows, part.examples, outputs)
+    for split, part in encode_others(task, splits)[0].items():  # dev is the first
+        outputs = [unpack(load_file(folder / f"outputs-{split}.safetensors")) for folder in runs.values()]
+        predictions = ensemble(task, part.rows, part.examples, outputs)
         if split in scores:
             ensembles[split] = task.scores(part.rows, predictions)
             scores[split]["ensemble"] = ensembles[split]
         if split == "dev":
             tables = result_tables(task, part.rows, predictions)
+            task = fitted(task, ensembles["dev"])
         if split in plan.source.submission:
-            write_submission(out / "submission" / plan.source.submission[split], predictions)
+            write_submission(out / "submission" / plan.source.submission[split], part.rows, predictions, task)
     headline = next(iter(first["scores"]["dev"]))
     curves = {seed: result["curve"] for seed, result in found.items()}
     plot_scores(curves, headline, f"{plan.name}: dev {headline}", out / plan.name / "curves.png")
@@ -155,13 +179,21 @@ def task_result(out: Path, plan: Plan, splits: Splits, start: Start, seeds: int)
         "scores": scores,
         "seconds": {seed: result["seconds"] for seed, result in found.items()},
         "files": describe_files(plan, splits),
-        "length": usable_length(plan, start),
+        "notes": plan.notes,
         "cut": first["cut"],
+        "cut_words": cut_words(plan.task, usable_length(plan, start)),
         **tables,
     }
 
 
-def write_submission(path: Path, predictions: Sequence[Mapping[str, Any]]) -> None:
+def write_submission(
+    path: Path, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]], task: AnyTask
+) -> None:
+    """What GLUE's server wants, and what SQuAD's wants."""
+    if isinstance(task, SpanTask):
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, by_id(rows, predictions))
+        return
     with TableWriter(path) as writer:
         writer.write(
             [

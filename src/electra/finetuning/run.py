@@ -14,6 +14,7 @@ from electra import config
 from electra.data.tokenizer import special_ids
 from electra.errors import SettingsError
 from electra.files import lock, remove_leftovers, write_json
+from electra.finetune.kinds import cut_words, fitted
 from electra.finetune.loop import infer, train_task
 from electra.finetune.method import size_defaults
 from electra.finetune.parallel import run_jobs
@@ -28,7 +29,15 @@ from electra.finetuning.results import (
     run_folder,
     write_results,
 )
-from electra.finetuning.start import Prepared, Start, build_model, load_start, prepare_task, usable_length
+from electra.finetuning.start import (
+    Prepared,
+    Start,
+    build,
+    build_model,
+    load_start,
+    prepare_task,
+    usable_length,
+)
 from electra.interop.card import task_card
 from electra.interop.tasks import write_task_folder
 from electra.train import guard
@@ -70,10 +79,12 @@ def run_one(
         outputs = {
             split: infer(model, task, part.examples, method, pad) for split, part in prepared.others.items()
         }
-    scores = {}
-    for split in prepared.labelled:
+    scores: dict[str, dict[str, float]] = {}
+    for split in prepared.labelled:  # dev is the first
         part = prepared.others[split]
         scores[split] = task.scores(part.rows, task.predict(part.rows, part.examples, outputs[split]))
+        if split == "dev":
+            task = fitted(task, scores[split])
     result = {
         "task": plan.name,
         "seed": seed,
@@ -139,6 +150,10 @@ def finetune(
         for name, (item, plan, splits) in plans.items():
             for line in (*plan.notes, *map(file_line, describe_files(plan, splits))):
                 say(f"{name}: {line}")
+            if not build(plan, splits, start).architecture:
+                say(
+                    f"{name}: transformers has no class for this head; it reads the encoder, electra reads all"
+                )
             refuse_other_settings(out / name, common_settings(plan, splits, start))
             todo += [
                 (item, plan, splits, seed)
@@ -185,10 +200,8 @@ def run_all(
             prepared = {plan.name: prepare_task(plan, splits, start)}
             for split, (count, rows) in prepared[plan.name].cut.items():
                 if count:
-                    say(
-                        f"{plan.name}: {count:,} of {rows:,} {split} rows are longer than "
-                        f"{usable_length(plan, start)} tokens and are cut"
-                    )
+                    words = cut_words(plan.task, usable_length(plan, start))
+                    say(f"{plan.name}: {count:,} of {rows:,} {split} rows {words}")
         folder = run_folder(out, plan.name, seed)
         result = run_one(plan, prepared[plan.name], start, seed, folder, False, signals)
         say(result_line(result))

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from electra.data.tokenizer import vocabulary_size
 from electra.errors import DataError
-from electra.finetune.kinds import build_task, training_rows
+from electra.finetune.kinds import AnyTask, build_task, training_rows
 from electra.finetune.loop import Dev, Finetuned
 from electra.finetune.plan import Plan, Splits
-from electra.finetune.task import Example, Task
+from electra.finetune.task import Example
 from electra.interop.folder import encoder_tensors, read_folder
 from electra.interop.names import encoder_tensors as our_tensors
 from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
@@ -57,7 +57,7 @@ def load_start(model: Path) -> Start:
 class Prepared:
     """A task with its rows as examples."""
 
-    task: Task
+    task: AnyTask
     train: Sequence[Example]
     others: Mapping[str, Dev]
     labelled: tuple[str, ...]
@@ -77,7 +77,7 @@ def prepare_task(plan: Plan, splits: Splits, start: Start) -> Prepared:
     return Prepared(task, train, others, labelled, {"train": (cut, len(rows)), **cut_in_others})
 
 
-def encode_others(task: Task, splits: Splits) -> tuple[dict[str, Dev], dict[str, tuple[int, int]]]:
+def encode_others(task: AnyTask, splits: Splits) -> tuple[dict[str, Dev], dict[str, tuple[int, int]]]:
     """Every split but train, and (how many rows were cut, of how many)."""
     others, cut = {}, {}
     for split, rows in splits.items():
@@ -87,7 +87,7 @@ def encode_others(task: Task, splits: Splits) -> tuple[dict[str, Dev], dict[str,
     return others, cut
 
 
-def build(plan: Plan, splits: Splits, start: Start) -> Task:
+def build(plan: Plan, splits: Splits, start: Start) -> AnyTask:
     tokenizer = Tokenizer.from_str(start.tokenizer.to_str())
     return build_task(plan.task, tokenizer, usable_length(plan, start), splits)
 
@@ -96,7 +96,7 @@ def usable_length(plan: Plan, start: Start) -> int:
     return min(plan.task.length, start.settings.positions)
 
 
-def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
+def build_model(plan: Plan, task: AnyTask, start: Start, seed: int) -> Finetuned:
     """The pre-trained encoder under a head that depends on the seed alone."""
     dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
     settings = start.settings.model_copy(update=dropout)

@@ -1,28 +1,50 @@
-"""Using a fine-tuned model: predictions for a file of any size, figures on a file with answers."""
+"""Using a fine-tuned model: predictions for a file of any size, figures on a file with answers.
 
-from collections.abc import Iterator, Mapping, Sequence
+The answer to a row is in the column `prediction`, whatever the kind of task; what else is said has columns of its own, and
+a file that has such columns already is refused: nothing of the file is overwritten.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from electra.data.tokenizer import special_ids
 from electra.errors import DataError, SettingsError
-from electra.finetune.kinds import read_split, result_tables, with_columns
-from electra.finetune.loop import predictions_in_chunks
-from electra.finetune.table import TableWriter, read_rows, table_format
+from electra.finetune.conll import row_of, sentences, with_tags
+from electra.finetune.kinds import (
+    answer_sample,
+    cut_words,
+    header_of,
+    input_problems,
+    layout,
+    read_split,
+    result_tables,
+    with_columns,
+)
+from electra.finetune.loop import infer
+from electra.finetune.squad_rows import by_id, read_squad
+from electra.finetune.table import read_rows, stem, table_format
+from electra.finetune.table_writer import TableWriter, whole_file
+from electra.finetune.tagging import Tagging
 from electra.finetune.task import Row
-from electra.finetuning.results import refuse
+from electra.finetuning.results import all_problems, refuse
 from electra.interop.tasks import LoadedTask, load_task_folder
 
 CHUNK = 4096
+Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Predicted:
-    out: Path
-    rows: int
-    cut: int
+    """Where the answers are, how many, and how many rows had to be cut to fit, in words."""
+
+    out: list[Path]
+    rows: int = 0
+    cut: int = 0
+    cut_words: str = ""
 
 
 def load_for(model: Path, columns: Mapping[str, Any]) -> LoadedTask:
@@ -36,45 +58,89 @@ def predict_file(
 ) -> Predicted:
     """Each row with its prediction, in the order and the format of the file; a chunk at a time."""
     loaded = load_for(model, columns)
+    settings = loaded.task.settings
     target = out or default_name(file)
     if target.exists() and target.samefile(file):
         raise SettingsError(f"{target} is the input itself. Choose another --out.")
-    table_format(target)
-    pad = special_ids(loaded.tokenizer).pad
-    first = list(islice(read_rows(file), CHUNK))
-    check(loaded, first)
-    rows = cut = 0
-    chunks = predictions_in_chunks(loaded.model, loaded.task, chunked(file), loaded.method, pad)
-    with TableWriter(target) as writer:
-        for part, predictions, count in chunks:
-            writer.write(
-                [joined(row, said, probabilities) for row, said in zip(part, predictions, strict=True)]
-            )
-            rows, cut = rows + len(part), cut + count
-    return Predicted(target, rows, cut)
+    done = Predicted([target], cut_words=cut_words(settings, loaded.task.length))
+    match layout(settings, file):
+        case "table":
+            predict_table(loaded, file, target, probabilities, done)
+        case "columns":
+            predict_columns(loaded, file, target, done)
+        case "squad":
+            predict_squad(loaded, file, target, probabilities, done)
+    return done
 
 
-def chunked(file: Path) -> Iterator[Sequence[Row]]:
-    rows = read_rows(file)
-    while chunk := list(islice(rows, CHUNK)):
+def predict_table(loaded: LoadedTask, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
+    with TableWriter(target, answer_sample(loaded.task)) as writer:
+        for rows in chunks(read_rows(file, header_of(loaded.task.settings))):
+            said = answers(loaded, rows, done)
+            writer.write([joined(file, *pair, probabilities) for pair in zip(rows, said, strict=True)])
+        refuse_nothing(file, done)
+
+
+def predict_columns(loaded: LoadedTask, file: Path, target: Path, done: Predicted) -> None:
+    """The lines of the file, with a last column for the tags."""
+    assert isinstance(loaded.task, Tagging)
+    words = {loaded.task.settings.tokens: loaded.task.settings.token_column}
+    with whole_file(target) as out:
+        for groups in chunks(sentences(file, words.values())):
+            found = [row_of(lines, words) for lines in groups]
+            said = iter(answers(loaded, [row for row in found if row], done))
+            for lines, row in zip(groups, found, strict=True):
+                tags = next(said)["prediction"] if row else []
+                out.write("".join(f"{line}\n" for line in with_tags(lines, tags)).encode())
+        refuse_nothing(file, done)
+
+
+def predict_squad(loaded: LoadedTask, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
+    """{id: answer}, as the official evaluators read it; the n-best lists, and the null score differences which the
+    evaluator of 2.0 calls na-prob, are files beside it."""
+    if table_format(target) != "json":
+        raise SettingsError(f"{target}: answers to a file in SQuAD's layout are .json. Choose another --out.")
+    rows = read_squad(file)
+    said = answers(loaded, rows, done)
+    files = {target: by_id(rows, said)}
+    if probabilities:
+        files[beside(target, "nbest")] = by_id(rows, said, "_n_best")
+        if "null_score_difference" in said[0]:
+            files[beside(target, "null")] = by_id(rows, said, "null_score_difference")
+    for path, content in files.items():
+        with whole_file(path) as out:
+            out.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    done.out = list(files)
+
+
+def answers(loaded: LoadedTask, rows: Sequence[Row], done: Predicted) -> list[dict[str, Any]]:
+    if found := input_problems(loaded.task, rows, done.rows):
+        refuse(found)
+    examples, cut = loaded.task.encode(rows)
+    outputs = infer(loaded.model, loaded.task, examples, loaded.method, special_ids(loaded.tokenizer).pad)
+    done.rows, done.cut = done.rows + len(rows), done.cut + cut
+    return loaded.task.predict(rows, examples, outputs)
+
+
+def refuse_nothing(file: Path, done: Predicted) -> None:
+    if not done.rows:
+        raise DataError(f"{file} has no rows. Give a file with at least one.")
+
+
+def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+    source = iter(items)
+    while chunk := list(islice(source, CHUNK)):
         yield chunk
 
 
-def check(loaded: LoadedTask, rows: Sequence[Row]) -> None:
-    """Answers are not asked for; text may be empty, but its column must be there."""
-    if not rows:
-        raise DataError("the file has no rows.")
-    missing = [line for line in loaded.task.problems({"test": rows}) if "no column" in line]
-    if missing:
-        refuse(missing)
-
-
-def joined(row: Row, prediction: Mapping[str, Any], probabilities: bool) -> dict[str, Any]:
+def joined(file: Path, row: Row, prediction: Mapping[str, Any], probabilities: bool) -> dict[str, Any]:
     public = {
         name.removeprefix("_"): value
         for name, value in prediction.items()
         if probabilities or not name.startswith("_")
     }
+    if twice := public.keys() & row.keys():
+        raise DataError(f"{file} has a column {min(twice)!r} already, which would be overwritten. Rename it.")
     return {**row, **public}
 
 
@@ -84,13 +150,20 @@ def default_name(file: Path) -> Path:
     return Path(f"{name}.predictions{dot}{endings}")
 
 
+def beside(path: Path, what: str) -> Path:
+    """dev.predictions.json -> dev.predictions.nbest.json."""
+    name = stem(path)
+    return path.with_name(f"{name}.{what}{path.name.removeprefix(name)}")
+
+
 def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
     loaded = load_for(model, columns)
-    rows = read_split(loaded.settings, file)
-    if found := loaded.task.problems({"dev": rows}):
+    settings = loaded.task.settings
+    rows, malformed = read_split(settings, file)
+    if found := all_problems(loaded.task, {"dev": rows}, {"dev": malformed}, {}):
         refuse(found)
-    pad = special_ids(loaded.tokenizer).pad
-    parts = predictions_in_chunks(loaded.model, loaded.task, iter([rows]), loaded.method, pad)
-    _, predictions, cut = next(parts)
+    done = Predicted([], cut_words=cut_words(settings, loaded.task.length))
+    predictions = answers(loaded, rows, done)
     tables = result_tables(loaded.task, rows, predictions)
-    return {"rows": len(rows), "cut": cut, "scores": loaded.task.scores(rows, predictions), **tables}
+    scores = loaded.task.scores(rows, predictions)
+    return {"rows": len(rows), "cut": done.cut, "cut_words": done.cut_words, "scores": scores, **tables}

@@ -19,10 +19,10 @@ from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.errors import CorruptError, DataError
 from electra.finetune.classification import Classification
 from electra.finetune.features import to_device
-from electra.finetune.kinds import AnySettings, build_task, settings_class
+from electra.finetune.kinds import AnyTask, build_task, settings_class
 from electra.finetune.loop import Finetuned
 from electra.finetune.method import MethodSettings
-from electra.finetune.task import Inputs, Task
+from electra.finetune.task import Inputs
 from electra.interop import names
 from electra.interop.folder import WEIGHTS, encoder_tensors, read_folder
 from electra.interop.hf import (
@@ -42,8 +42,7 @@ FIELDS = ("logits", "start_logits", "end_logits")
 @dataclass(frozen=True)
 class LoadedTask:
     model: Finetuned
-    task: Task
-    settings: AnySettings
+    task: AnyTask
     method: MethodSettings
     tokenizer: Tokenizer
     note: Mapping[str, Any]
@@ -52,7 +51,7 @@ class LoadedTask:
 def write_task_folder(
     out: Path,
     model: Finetuned,
-    task: Task,
+    task: AnyTask,
     method: MethodSettings,
     tokenizer: Tokenizer,
     note: Mapping[str, Any],
@@ -75,7 +74,7 @@ def write_task_folder(
     return f"{out}: same ids and same logits as ours, read back by {said}"
 
 
-def label_map(task: Task) -> dict[str, Any]:
+def label_map(task: AnyTask) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if task.labels:
         found["id2label"] = {str(index): name for index, name in enumerate(task.labels)}
@@ -92,7 +91,7 @@ def label_map(task: Task) -> dict[str, Any]:
     return found
 
 
-def tensors_of(model: Finetuned, task: Task) -> dict[str, Tensor]:
+def tensors_of(model: Finetuned, task: AnyTask) -> dict[str, Tensor]:
     body = names.encoder_to_transformers(names.encoder_tensors(model.encoder))
     top = model.head.state_dict()
     if task.architecture:
@@ -124,10 +123,10 @@ def load_task_folder(folder: Path) -> LoadedTask:
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise CorruptError(f"{folder}/{WEIGHTS} does not fit {TASK_FILE}: {first}") from None
-    return LoadedTask(model.eval(), task, settings, method, tokenizer, described)
+    return LoadedTask(model.eval(), task, method, tokenizer, described)
 
 
-def head_tensors(tensors: Mapping[str, Tensor], task: Task) -> dict[str, Tensor]:
+def head_tensors(tensors: Mapping[str, Tensor], task: AnyTask) -> dict[str, Tensor]:
     if not task.architecture:
         return {
             name.removeprefix(names.OWN_HEAD): tensor
@@ -139,7 +138,7 @@ def head_tensors(tensors: Mapping[str, Tensor], task: Task) -> dict[str, Tensor]
     return names.head_from_transformers(rest, table) if table else rest
 
 
-def check_task_folder(folder: Path, model: Finetuned, task: Task) -> str:
+def check_task_folder(folder: Path, model: Finetuned, task: AnyTask) -> str:
     """The probe as pairs, so that both segments are looked at. Returns who has read the folder back."""
     again = load_task_folder(folder)
     inputs = probe(again.tokenizer, model.encoder.settings.positions)
