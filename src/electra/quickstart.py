@@ -196,8 +196,9 @@ def show_swaps(run: Path, console: Console) -> None:
 
 
 def show_finetuning(folder: Path, text: Path, epochs: int, console: Console) -> None:
-    """The same network, fine-tuned on few labels from what pre-training learned and from nothing. Both are trained alike:
-    the paper's method, with a higher rate and smaller batches for a network this small."""
+    """The same network, fine-tuned on few labels from what pre-training learned and from nothing, by the paper's method with
+    a higher rate and smaller batches for a network this small. Layer-wise decay would hold random weights near where they
+    began, so the untrained network gets one rate for all layers."""
     rows = sorted(
         map(json.loads, text.read_text("utf-8").splitlines()), key=lambda row: mix("label", row["text"])
     )
@@ -209,12 +210,13 @@ def show_finetuning(folder: Path, text: Path, epochs: int, console: Console) -> 
             write_atomically(path, "".join(json.dumps(row) + "\n" for row in part).encode())
     method = {"length": 64, "epochs": epochs, "lr": 2e-3, "batch": 16, "bias_correction": True}
     scores = {}
-    for name, pretrained in (("pre-trained", True), ("untrained", False)):
+    starts = {"pre-trained": {}, "untrained": {"pretrained": False, "layer_decay": 1.0, "lr": 1e-3}}
+    for name, more in starts.items():
         overrides = {"text": "text", "label": "library", "kind": "classification", "evaluations": 1, **method}
         results = finetune(
             folder / "run",
             [str(folder / "labels")],
-            overrides | {"pretrained": pretrained},
+            overrides | more,
             folder / "finetune" / name,
             say=lambda line: None,
         )
