@@ -100,7 +100,14 @@ def test_finished_runs_are_not_trained_again_and_another_budget_needs_another_fo
     assert again.returncode == 0, again.stderr
     assert stamps == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     other = electra(*[("7 steps" if word == "6 steps" else word) for word in words])
-    assert other.returncode == 2 and "holds another comparison" in other.stderr
+    assert other.returncode == 2 and "not the same: budget" in other.stderr
+    without = electra(*words[: words.index("--table")])
+    assert without.returncode == 2 and "not the same: table" in without.stderr
+
+
+def test_a_recipe_named_twice_is_refused():
+    with pytest.raises(SettingsError, match="named twice"):
+        variants(["a", "a"], [], "")
 
 
 def test_the_same_flops_are_fewer_steps_for_a_dearer_objective(recipe, prepared, tmp_path):

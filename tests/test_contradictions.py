@@ -26,6 +26,14 @@ DATA = "data=x"
         ("replaced-span", ["masking.span_limit=127"], ["span_limit (127)", "rows.length 128", "Lower it"]),
         ("electra-small", ["generator.sharing=all"], ["generator.width=1"]),
         (
+            "generator-unigram",
+            ["generator.sharing=gdes"],
+            ["no embeddings to share", "generator.sharing=none"],
+        ),
+        ("electric", ["masking.unit=word"], ["masking.unit=token"]),
+        ("masked-lm", ["objective.random_share=0.2"], ["(0.85)", "(0.2)", "together at most 1"]),
+        ("masked-lm+two-stage", ["generator.source=x"], ["has no generator", "Drop one"]),
+        (
             "generator-two-tower",
             ["generator.sharing=all", "generator.width=1.0"],
             ["one network", "generator.sharing=tied"],

@@ -5,6 +5,7 @@ steps on this machine, so that the learning rate falls to its end in every run. 
 no source yet (two-stage) gets it from a masked language model that is trained with half of the budget.
 """
 
+import hashlib
 import json
 import re
 import statistics
@@ -22,7 +23,7 @@ from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import DivergedError, SettingsError
 from electra.files import write_json
 from electra.finetune.parallel import run_jobs
-from electra.pretrain import build_parts, pretrain, resume_command, work
+from electra.pretrain import build_parts, pretrain, work
 from electra.probe import LabelledTexts, probe_accuracy
 from electra.recipe import PretrainSettings, resolve
 from electra.runs import load_encoder
@@ -64,6 +65,8 @@ class Variant(NamedTuple):
 
 def variants(recipes: Sequence[str], words: Sequence[str], vary: str) -> list[Variant]:
     """Each recipe, or each recipe with each of the values of `vary` ("generator.width=0.25,0.5,1")."""
+    if len(set(recipes)) < len(recipes):
+        raise SettingsError("a recipe is named twice. --seeds N trains each several times.")
     if not vary:
         return [Variant(recipe, recipe, tuple(words)) for recipe in recipes]
     key, equals, values = vary.partition("=")
@@ -155,7 +158,10 @@ def measure(job: Job, path: Path) -> Result:
     flops_before, budget = 0.0, job.budget
     if needs_first_stage(job.variant.recipe, job.variant.words):
         stage = first_stage(job)
-        flops_before = run_job(stage).flops
+        first = run_job(stage)
+        if first.diverged:
+            return Result(job.variant.name, job.seed, first.steps, first.flops, first.seconds, {}, None, True)
+        flops_before = first.flops
         source = str(stage.folder / "run")
         more = [f'generator.source="{source}"']
         generator = settings_of(job, more=more).generator
@@ -170,7 +176,7 @@ def measure(job: Job, path: Path) -> Result:
     started = time.monotonic()
     figures, probe, diverged = {}, None, False
     try:
-        figures = pretrain(settings, resume_command(job.variant.recipe, list(job.variant.words)))
+        figures = pretrain(settings, "the electra compare command again")
         if job.table is not None:
             probe = probe_run(Path(settings.run), job.table, settings.rows.length)
     except DivergedError:  # a result, and the others go on
@@ -247,10 +253,12 @@ def compare(
         for seed in range(seeds)
         for variant in chosen
     ]
+    plan = {"budget": list(budget), "table": "" if table is None else table.digest}
     for job in queue[: len(chosen)]:
         stand_in = needs_first_stage(job.variant.recipe, job.variant.words)
-        settings_of(job, more=["generator.source=to-come"] if stand_in else [])
-    refuse_other_plan(out, chosen, budget)
+        settings = settings_of(job, more=["run=x", *(["generator.source=to-come"] if stand_in else [])])
+        plan[job.variant.name] = hashlib.sha256(config.to_toml(settings).encode()).hexdigest()
+    refuse_other_plan(out / "comparison.json", plan)
     if jobs == 1:
         yield from map(run_job, queue)
         return
@@ -258,20 +266,15 @@ def compare(
         yield from run_jobs(run_job, [(job,) for job in queue], jobs, signals)
 
 
-def refuse_other_plan(out: Path, chosen: Sequence[Variant], budget: Budget) -> None:
-    """A folder holds one comparison: more seeds and more variants may join it, another budget or other words may not."""
-    path = out / "comparison.json"
-    words = {variant.name: list(variant.words) for variant in chosen}
-    if path.is_file():
-        before = json.loads(path.read_text("utf-8"))
-        clash = [name for name in words if before["words"].get(name, words[name]) != words[name]]
-        if before["budget"] != list(budget) or clash:
-            raise SettingsError(
-                f"{out} holds another comparison (other budget or settings). Use another --out."
-            )
-        words = before["words"] | words
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"budget": list(budget), "words": words})
+def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
+    """A folder holds one comparison: more seeds and more variants may join it, another budget, table or setting may not."""
+    before = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    if clash := [name for name, value in plan.items() if before.get(name, value) != value]:
+        raise SettingsError(
+            f"{path.parent} holds another comparison (not the same: {', '.join(clash)}). Use another --out."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, before | plan)
 
 
 def folder_name(variant: str) -> str:

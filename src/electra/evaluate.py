@@ -10,7 +10,7 @@ from electra.batch import Batch
 from electra.data.shards import read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from electra.errors import CorruptError, DataError
-from electra.objectives.figures import Figures, Sums, detection_sums
+from electra.objectives.figures import Figures, Sums, detection_sums, summarise
 from electra.objectives.losses import detection_loss
 from electra.pretrain import build_heldout
 from electra.recipe import build_objective
@@ -64,7 +64,7 @@ def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -
         raise DataError(
             f"{folder} has no held-out documents. Prepare some text with --heldout 0.01 and give it as --data."
         )
-    return trained.figures(ours), untrained.figures(baseline)
+    return trained.figures(ours), summarise(baseline)
 
 
 def baseline_sums(trained: Any, untrained: Any, batch: Batch) -> Sums:

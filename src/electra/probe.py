@@ -1,5 +1,6 @@
 """How much of a labelled table a frozen encoder already knows: logistic regression on its vectors, nothing fine-tuned."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,11 @@ class LabelledTexts:
     labels: np.ndarray
     train: int
     """So many from the beginning are to learn from, the others to be judged by."""
+
+    @property
+    def digest(self) -> str:
+        whole = "\x1f".join((*self.texts, *self.labels.tolist()))
+        return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledTexts:

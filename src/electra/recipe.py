@@ -18,6 +18,7 @@ from electra.objectives.choice import ObjectiveSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings
 from electra.objectives.corruptor import Material
 from electra.objectives.electra import ElectraSettings
+from electra.objectives.masked_lm import MaskedLMSettings
 from electra.train.optim import OptimizerSettings
 from electra.train.schedule import ScheduleSettings
 from electra.train.trainer import TrainSettings
@@ -82,8 +83,20 @@ def contradictions(settings: PretrainSettings) -> Iterator[str]:
             )
         if generator.sharing in ("tied", "all"):
             yield f'a frozen generator cannot share weights that learn: generator.sharing={generator.sharing}. Use "none" or "gdes"'
+        if objective == "masked_lm":
+            yield 'objective.kind = "masked_lm" has no generator, so generator.kind = "frozen" has no meaning. Drop one'
     elif generator.source:
         yield f'generator.source is only for generator.kind = "frozen" (this one is {generator.kind})'
+    if generator.sharing == "gdes" and generator.kind in ("uniform", "unigram"):
+        yield f"generator.kind={generator.kind} has no embeddings to share. Use generator.sharing=none"
+    if objective == "electric" and settings.masking.unit != "token":
+        yield 'objective.kind = "electric" needs masking.unit=token: words and spans are not drawn from the proposal token by token'
+    match settings.objective:
+        case MaskedLMSettings(random_share=random) if settings.masking.mask_token_share + random > 1:
+            yield (
+                f"masking.mask_token_share ({settings.masking.mask_token_share}) and objective.random_share ({random}) are "
+                "shares of the same tokens: together at most 1"
+            )
     if objective == "electric" and generator.kind not in ("two_tower", "autoregressive"):
         yield (
             f'objective.kind = "electric" needs a generator that scores every position in one pass, and '

@@ -72,7 +72,7 @@ def load_discriminator(model: Path) -> tuple[hf.Loaded, str]:
     if not model.is_dir():
         raise DataError(f"{model} is neither a run folder nor an exported model folder.")
     if not (model / CONFIG).is_file():
-        folder = model / "discriminator" if (model / "discriminator").is_dir() else model
+        folder = inside(model, "discriminator")
         loaded = hf.load_discriminator(folder)
         return loaded, json.loads((folder / "config.json").read_bytes()).get(hf.OBJECTIVE, "electra")
     settings, objective = load_run(model)
@@ -81,6 +81,11 @@ def load_discriminator(model: Path) -> tuple[hf.Loaded, str]:
         raise DataError(f"{model} has no discriminator: its objective is {settings.objective.kind}.")
     encoder, head = networks["discriminator"]
     return hf.Loaded(standalone(encoder), head, load_tokenizer(model)), settings.objective.kind
+
+
+def inside(model: Path, *names: str) -> Path:
+    """An export of several networks is a folder of folders: the first of these that is there, else the folder itself."""
+    return next((model / name for name in names if (model / name).is_dir()), model)
 
 
 def load_detector(model: Path) -> hf.Loaded:
@@ -112,7 +117,7 @@ def load_generator(model: Path) -> hf.Loaded:
             )
         encoder, head = networks["generator"]
         return hf.Loaded(encoder, head, load_tokenizer(model))
-    return hf.load_generator(model / "generator" if (model / "generator").is_dir() else model)
+    return hf.load_generator(inside(model, "generator"))
 
 
 def load_encoder(model: Path) -> tuple[Encoder, Tokenizer]:
@@ -120,7 +125,7 @@ def load_encoder(model: Path) -> tuple[Encoder, Tokenizer]:
     if (model / CONFIG).is_file():
         _, objective = load_run(model)
         return standalone(next(iter(objective.networks().values()))[0]), load_tokenizer(model)
-    return hf.load_encoder(model / "discriminator" if (model / "discriminator").is_dir() else model)
+    return hf.load_encoder(inside(model, "discriminator", "recovery", "generator"))
 
 
 def standalone(encoder: Encoder) -> Encoder:

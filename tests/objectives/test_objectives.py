@@ -124,7 +124,16 @@ def test_electra_15_percent_equals_numpy():
     logits = reference.detection_logits(side.w, "detection_head", side.hidden(batch, corrupted.batch.ids))
     rtd = np.mean([bce(logits[row, t], corrupted.is_replaced[row, t]) for row, _, t in pieces(corrupted)])
     assert loss.total.item() == pytest.approx(2 * corrupted.mlm_loss.item() + 7 * rtd, abs=1e-10)
-    assert loss.sums["real"] == len(pieces(corrupted))
+    assert (
+        loss.sums["real"] == batch.is_real.sum()
+    )  # figures are over all tokens, to compare with other objectives
+    expected = np.mean(
+        [
+            bce(logits[at], corrupted.is_replaced[at])
+            for at in zip(*batch.is_real.numpy().nonzero(), strict=True)
+        ]
+    )
+    assert objective.figures(loss.sums)["rtd_loss"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("predict", ["chosen", "all", "corrective"])
@@ -190,6 +199,8 @@ def test_electric_equals_numpy_proposal_and_all():
     )
     assert corrupted.mlm_loss.item() == pytest.approx(mlm, abs=1e-10)
     assert loss.total.item() == pytest.approx(mlm + 50 * nce, abs=1e-9)
+    flagged = sum(energies[at] - nll(q[at], corrupted.batch.ids[at]) + prior > 0 for at in real)
+    assert loss.sums["flagged"] == flagged
 
 
 def test_for_electric_a_sample_that_equals_the_original_is_noise_all_the_same():

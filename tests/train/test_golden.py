@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from electra.evaluate import evaluate_run
 from electra.model.encoder import Embeddings
 from electra.pretrain import build_parts, pretrain
 from electra.recipe import resolve
@@ -73,6 +74,9 @@ def test_twenty_steps_of_every_objective_and_generator(
     figures = pretrain(settings)
     assert figures["step"] == 20
     compare_with_stored(name, run, 4)
+    trained, untrained = evaluate_run(run)
+    assert trained["mlm_loss"] == pytest.approx(figures["mlm_loss"], rel=1e-3)
+    assert ("auc" in untrained) == ("auc" in trained)
 
 
 @pytest.mark.parametrize("name", ["two-stage", "generator-unigram", "adversarial", "replaced-span"])

@@ -7,16 +7,21 @@ import pytest
 import torch
 from torch import nn, optim
 
-from conftest import SPECIAL, TINY, make_batch
+from conftest import TINY, make_batch, material
 from electra.model.generator import GeneratorSettings
 from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings
-from electra.objectives.electra import Electra, ElectraSettings
+from electra.objectives.electra import ElectraSettings
 from electra.train.muon import ROUNDS, Matrix, Muon, orthogonalise, split_parameters
-from electra.train.optim import optimizer_tensors, set_rate
+from electra.train.optim import optimizer_tensors
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def reference_orthogonalise(matrix: np.ndarray) -> np.ndarray:
@@ -157,7 +162,7 @@ def test_the_update_has_the_size_of_adamws():
 
 
 def test_embeddings_heads_norms_and_biases_are_adamws():
-    objective = Electra(ElectraSettings(), TINY, GeneratorSettings(width=0.5), 97, SPECIAL, seed=1)
+    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=0.5)))
     matrices, rest = split_parameters(objective)
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
     mine = {names[id(matrix.parameter)] for matrix in matrices}
@@ -170,9 +175,7 @@ def test_embeddings_heads_norms_and_biases_are_adamws():
 
 
 def test_a_shared_encoder_is_updated_once():
-    objective = Electra(
-        ElectraSettings(), TINY, GeneratorSettings(width=1, sharing="all"), 97, SPECIAL, seed=1
-    )
+    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=1, sharing="all")))
     matrices, _ = split_parameters(objective)
     assert len({id(matrix.parameter) for matrix in matrices}) == len(matrices) == 2 * 4
 
@@ -270,7 +273,7 @@ def test_least_squares_with_uneven_directions_is_solved():
 
 
 def test_electra_learns_with_it():
-    objective = Electra(ElectraSettings(), TINY, GeneratorSettings(width=0.5), 97, SPECIAL, seed=1)
+    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=0.5)))
     optimizer, batch = build(objective, lr=3e-3, decay=0.01), make_batch()
     torch.manual_seed(0)
     losses = []

@@ -59,6 +59,10 @@ def rerank(
 
     if not lists.is_file():
         raise DataError(f"{lists} does not exist.")
+    try:
+        lists.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{lists} has bytes that are not UTF-8 at byte {error.start}. Convert it.") from None
     with lists.open(encoding="utf-8") as lines:
         ranked = (
             json.dumps(record, ensure_ascii=False) + "\n" for record in run(lines, scorer(model), weight)

@@ -18,7 +18,7 @@ from electra.interop.folder import encoder_tensors, read_folder
 from electra.interop.names import encoder_tensors as our_tensors
 from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
 from electra.randomness import mix
-from electra.runs import CONFIG, load_encoder
+from electra.runs import CONFIG, inside, load_encoder
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def load_start(model: Path) -> Start:
         encoder, tokenizer = load_encoder(model)
         tensors = our_tensors(encoder)
         return Start(str(model), encoder.settings, vocabulary_size(tokenizer), tensors, tokenizer)
-    folder = model / "discriminator" if (model / "discriminator").is_dir() else model
+    folder = inside(model, "discriminator", "recovery", "generator")
     sizes, vocab_size, stored, tokenizer = read_folder(folder)
     return Start(str(model), sizes, vocab_size, encoder_tensors(folder, stored), tokenizer)
 

@@ -25,7 +25,8 @@ from electra.randomness import mix
 
 
 class ElectraSettings(Settings):
-    """`loss_at` = "chosen" is the paper's ELECTRA 15 %: the discriminator is asked about the chosen positions only."""
+    """`loss_at` = "chosen" is the paper's ELECTRA 15 %: the discriminator learns at the chosen positions only. Its figures
+    are over all real tokens all the same, so that they compare."""
 
     kind: Literal["electra"] = "electra"
     generator_weight: float = Field(1.0, ge=0)
@@ -57,7 +58,8 @@ class Electra(nn.Module):
         total = self.settings.detection_weight * rtd_loss
         if self.corruptor.generator.learns:
             total = total + self.settings.generator_weight * corrupted.mlm_loss
-        sums = detection_sums(logits, corrupted.is_replaced, asked, rtd_loss)
+        everywhere = detection_loss(logits.detach(), corrupted.is_replaced, batch.is_real)
+        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, everywhere)
         return Loss(total, corrupted.sums | sums)
 
     def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:

@@ -12,6 +12,7 @@ its gradient is stopped, k is the asked share, and q learns by maximum likelihoo
 taken at every real token, [CLS] and [SEP] included; those are never noise.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -63,7 +64,8 @@ class Electric(nn.Module):
         total = (
             self.settings.generator_weight * corrupted.mlm_loss + self.settings.detection_weight * nce_loss
         )
-        sums = detection_sums((energies + log_q).detach(), is_noise, batch.is_real, nce_loss)
+        logits = (energies + log_q).detach() + math.log(self.share / (1 - self.share))
+        sums = detection_sums(logits, is_noise, batch.is_real, nce_loss)
         return Loss(total, corrupted.sums | sums)
 
     def energy(self, batch: Batch) -> Float[Tensor, "batch seq"]:

@@ -120,11 +120,13 @@ def area_under_curve(positives: np.ndarray, negatives: np.ndarray) -> float:
     return ratio(float((positives * (below + negatives / 2)).sum()), pairs)
 
 
-def alarms(history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
+def alarms(
+    history: Sequence[Figures], progress: float, step: int, patience: int = PATIENCE
+) -> dict[str, str]:
     """What a person looking at the curves would shout. `history`: figures of the run so far, the newest last, evenly
     spaced; `progress`: the share of the run that is done. The first tenth of a run and its first 500 steps are left in
     peace: no network has left its plateau by then. The keys name the alarms, so that each is sounded once."""
-    if progress < 0.1 or step < PATIENCE or not history:
+    if progress < 0.1 or step < patience or not history:
         return {}
     now = history[-1]
     found: dict[str, str] = {}
@@ -147,6 +149,6 @@ def alarms(history: Sequence[Figures], progress: float, step: int) -> dict[str, 
     if now.get("sampled_variety", 1) < 0.1 * now.get("target_variety", 0):
         found["degenerate sampling"] = (
             f"sampling is degenerate: the generator's samples are as varied as {now['sampled_variety']:.0f} tokens, the "
-            f"text as {now['target_variety']:.0f}. Check objective.temperature; lower optimizer.lr."
+            f"text as {now['target_variety']:.0f}. Check sampling.temperature; lower optimizer.lr."
         )
     return found
