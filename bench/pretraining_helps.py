@@ -24,14 +24,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("words", nargs="*")
-    parser.add_argument("--data", default="../shared/data/glue")
+    parser.add_argument("--data", default="", help="the folder of the tasks; tables need none")
     parser.add_argument("--tasks", nargs="+", default=["cola", "rte", "sst2"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--name", default="pretraining_helps")
     given = parser.parse_intermixed_args()
-    words = {"data": given.data} | config.parse_overrides(given.words)
+    words = ({"data": given.data} if given.data else {}) | config.parse_overrides(given.words)
 
     scores: dict[str, dict[str, list[float]]] = {}
     for name, more in STARTS.items():
