@@ -63,8 +63,11 @@ def row_texts(settings: ClassificationSettings, row: Row) -> tuple[str, ...]:
     return tuple(str(row.get(column_of(name, row)) or "") for name in settings.text)
 
 
-def table_problems(settings: ClassificationSettings, splits: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Everything, split by split; what looks at all rows together only where the rows themselves are fine."""
+def table_problems(
+    settings: ClassificationSettings, splits: Mapping[str, Sequence[Row]], guessed: bool = False
+) -> list[str]:
+    """Everything, split by split; what looks at all rows together only where the rows themselves are fine. `guessed`
+    says that the labels are those of the training rows: only then can there be suspiciously many."""
     found: list[str] = []
     for split, rows in splits.items():
         if not rows:
@@ -78,6 +81,7 @@ def table_problems(settings: ClassificationSettings, splits: Mapping[str, Sequen
         if not missing:
             found += text_problems(settings, split, rows)
             found += label_problems(settings, split, rows) if labelled else []
+            found += many_labels(settings, rows) if guessed and split == "train" else []
     classes = len(settings.labels)
     if "train" in splits and settings.kind != "regression" and not found and classes < 2:
         found.append(
@@ -110,7 +114,6 @@ def text_problems(settings: ClassificationSettings, split: str, rows: Sequence[R
 def label_problems(settings: ClassificationSettings, split: str, rows: Sequence[Row]) -> list[str]:
     found = []
     known = ", ".join(settings.labels[:8]) + (", …" if len(settings.labels) > 8 else "")
-    different: set[str] = set()
     for index, row in enumerate(rows):
         where = f"{split} row {index + 1}"
         value = read_label(row, column_of(settings.label, row))
@@ -127,19 +130,23 @@ def label_problems(settings: ClassificationSettings, split: str, rows: Sequence[
                 names = [] if value is None else [label_name(value)]
                 if value is None:
                     found.append(f"{where}: no label")
-                different.update(names)
         for name in names:
             if name not in settings.labels:
                 what = "a number where a name was expected" if number(name) is not None else "unknown"
                 found.append(f"{where}: label {name!r} is {what} (known: {known})")
         if len(found) > PROBLEMS_KEPT:
             return found
-    if len(different) > max(20, len(rows) // 2):
-        found.append(
-            f"{split}: {len(different)} different labels in {len(rows)} rows. If they are quantities, use "
-            "kind=regression; if not, another --label"
-        )
     return found
+
+
+def many_labels(settings: ClassificationSettings, rows: Sequence[Row]) -> list[str]:
+    different = len(settings.labels)
+    if settings.kind != "classification" or different <= max(20, len(rows) // 2):
+        return []
+    return [
+        f"train: {different} different labels in {len(rows)} rows. If they are quantities, use kind=regression; if they "
+        "are classes all the same, list them with labels=[…]; if neither, choose another --label"
+    ]
 
 
 def shared_rows(settings: ClassificationSettings, splits: Mapping[str, Sequence[Row]]) -> list[str]:

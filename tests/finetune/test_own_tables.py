@@ -1,0 +1,35 @@
+"""Tables as people have them: many classes, rare ones, few rows, columns that come and go."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from electra.data.tokenizer import load_tokenizer
+from electra.finetune.kinds import build_task
+from electra.finetune.plan import make_plan
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def problems(toy_model, tmp_path):
+    """What is wrong with a table, without a network."""
+
+    def find(rows: list[dict], **settings: Any) -> list[str]:
+        plan, splits = make_plan(str(write(tmp_path / "t.jsonl", rows)), settings, {})
+        return build_task(plan.task, load_tokenizer(toy_model), 24, splits).problems(splits)
+
+    return find
+
+
+def test_many_classes_are_refused_only_where_train_alone_makes_them_doubtful(problems):
+    assert problems([{"text": f"row {n}", "label": f"class {n % 50}"} for n in range(400)]) == []
+    alone = [{"text": f"row {n}", "label": f"class {n % 30}"} for n in range(58)]
+    (line,) = problems(alone)
+    assert "30 different labels in" in line and "labels=" in line
+    assert problems(alone, labels=[f"class {n}" for n in range(30)]) == []
