@@ -33,3 +33,12 @@ def test_many_classes_are_refused_only_where_train_alone_makes_them_doubtful(pro
     (line,) = problems(alone)
     assert "30 different labels in" in line and "labels=" in line
     assert problems(alone, labels=[f"class {n}" for n in range(30)]) == []
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel"])
+def test_the_only_row_of_a_class_stays_in_train(problems, kind):
+    """Wherever the hash of its text would put it."""
+    common = [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(30)]
+    for n in range(0, 30, 3):
+        rare = [{"text": f"rare {n}", "label": "rare"}, {"text": f"rare {n}", "label": "rare"}]
+        assert problems([*common, *rare], kind=kind) == []

@@ -11,13 +11,13 @@ from electra.config import dump, validate
 from electra.errors import DataError, SettingsError
 from electra.finetune.class_rows import ClassificationSettings, row_texts
 from electra.finetune.classification import Classification, build_classification
-from electra.finetune.columns import pick
+from electra.finetune.columns import column_of, label_list, label_name, pick, read_label
 from electra.finetune.conll import read_conll
 from electra.finetune.loop import mean_outputs
 from electra.finetune.span import SpanSettings, SpanTask
 from electra.finetune.squad_rows import is_nested, read_squad
 from electra.finetune.table import is_table, read_rows, table_format
-from electra.finetune.tag_rows import TaggingSettings, is_texts, short
+from electra.finetune.tag_rows import TaggingSettings, is_texts, short, tags_of
 from electra.finetune.tagging import Tagging, build_tagging
 from electra.finetune.task import Example, Outputs, Row
 
@@ -87,6 +87,23 @@ def row_key(settings: AnySettings, row: Row) -> str:
             return repr(row.get(settings.tokens))
         case SpanSettings():
             return str(row.get("context"))
+
+
+def row_classes(settings: AnySettings, row: Row) -> set[str]:
+    """What a row teaches that must be known before it can be scored."""
+    match settings:
+        case ClassificationSettings(kind="classification" | "multilabel"):
+            value = read_label(row, column_of(settings.label, row))
+            if value is None:
+                return set()
+            return set(
+                label_list(value, settings.separator)
+                if settings.kind == "multilabel"
+                else [label_name(value)]
+            )
+        case TaggingSettings():
+            return set(map(str, tags_of(settings, [row])))
+    return set()
 
 
 # Columns
