@@ -9,6 +9,7 @@ import pytest
 from electra.data.tokenizer import load_tokenizer
 from electra.finetune.kinds import build_task
 from electra.finetune.plan import make_plan
+from electra.finetune.table import read_rows
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -42,3 +43,11 @@ def test_the_only_row_of_a_class_stays_in_train(problems, kind):
     for n in range(0, 30, 3):
         rare = [{"text": f"rare {n}", "label": "rare"}, {"text": f"rare {n}", "label": "rare"}]
         assert problems([*common, *rare], kind=kind) == []
+
+
+def test_an_empty_cell_is_a_row_where_there_is_one_column(tmp_path):
+    for name, text in (("a.csv", 'text\nx\n""\ny\n'), ("a.tsv", "text\nx\n\ny\n")):
+        (tmp_path / name).write_text(text)
+        assert [row["text"] for row in read_rows(tmp_path / name)] == ["x", "", "y"]
+    (tmp_path / "b.csv").write_text('text,label\nx,1\n""\n\ny,2\n')
+    assert [row["text"] for row in read_rows(tmp_path / "b.csv")] == ["x", "y"]

@@ -259,7 +259,7 @@ def split_dev(task: AnySettings, splits: Splits) -> tuple[Splits, dict[str, list
             left[name] > 1 for name in classes[place]
         ):
             chosen.add(place)
-            left -= Counter(classes[place])
+            left.subtract(classes[place])
     chosen = chosen or {different[0]}
     numbers = {
         "train": [number for number, place in enumerate(places, 1) if place not in chosen],

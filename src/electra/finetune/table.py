@@ -134,7 +134,8 @@ def _cells(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path} has two columns {twice!r}. Name them differently.")
-    for number, cells in enumerate((row for row in rows if row not in ([], [""])), 1):
+    blank = ([], [""]) if len(names) > 1 else ([],)  # of one column an empty cell is a row like any other
+    for number, cells in enumerate((row for row in rows if row not in blank), 1):
         if len(cells) == len(names):
             yield dict(zip(names, cells, strict=True))
         else:
