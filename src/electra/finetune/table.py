@@ -96,6 +96,15 @@ def read_rows(
                         yield from batch.to_pylist()
 
 
+def parquet_schema(path: Path) -> pa.Schema | None:
+    """The columns' types, where the file has them."""
+    with opened(path) as source:
+        if content_format(path, source) != "parquet":
+            return None
+        with pq.ParquetFile(source.raw, pre_buffer=False) as table:
+            return table.schema_arrow
+
+
 def content_format(path: Path, opened: OpenSource) -> Format:
     head = opened.stream.peek(1 << 16)[: 1 << 16].lstrip()
     match opened.format:

@@ -199,5 +199,6 @@ def write_submission(
             [
                 {"index": index, "prediction": prediction["prediction"]}
                 for index, prediction in enumerate(predictions)
-            ]
+            ],
+            answers={"prediction"},
         )
