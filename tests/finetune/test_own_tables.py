@@ -96,3 +96,12 @@ def test_numbers_of_the_file_are_written_exactly_and_ours_with_six_digits(tmp_pa
     with TableWriter(tmp_path / "a.csv") as writer:
         writer.write([{"id": 1234567.25, "probability": 0.123456789}], answers={"probability"})
     assert list(read_rows(tmp_path / "a.csv")) == [{"id": "1234567.25", "probability": "0.123457"}]
+
+
+@pytest.mark.parametrize("words", [{}, {"text": "text", "label": "label"}, {"kind": "classification"}])
+@pytest.mark.parametrize(("rows", "said"), [("", "no rows"), ("a text,yes\n", "one row")])
+def test_a_table_without_two_rows_says_so(tmp_path, rows, said, words):
+    (tmp_path / "t.csv").write_text("text,label\n" + rows)
+    guessable = words if said == "no rows" else {"text": "text", "label": "label", **words}
+    with pytest.raises(DataError, match=f"has {said}. At least two different ones are needed"):
+        make_plan(str(tmp_path / "t.csv"), guessable, {})

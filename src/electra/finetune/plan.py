@@ -92,6 +92,8 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
     if guessed and given.get("kind") not in ("tagging", "span"):
         unread: dict[int, str] = {}
         read["train"] = list(read_rows(files["train"], given.get("header", ()), unread)), unread
+        if not read["train"][0]:
+            raise DataError(f"{files['train']} has no rows. At least two different ones are needed.")
         notes += guess(given, read["train"][0])
     task, method = place(given, defaults)
     splits: Splits = {}
@@ -108,7 +110,12 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
         case SpanSettings(null_threshold="dev"):
             notes.append("dev scores are with the null_threshold that is best for dev: they flatter")
     plan = Plan(task.name or name, task, method, source, files, tuple(notes), malformed)
-    if "dev" not in files and splits["train"]:
+    if "dev" not in files:
+        if len(splits["train"]) < 2:
+            count = "one row" if splits["train"] else "no rows"
+            raise DataError(
+                f"{files['train']} has {count}. At least two different ones are needed, one of them for dev."
+            )
         splits, numbers = split_dev(task, splits)
         plan = replace(plan, numbers=numbers)
     return plan, splits
