@@ -10,7 +10,8 @@ import pytest
 
 from electra.data.tokenizer import load_tokenizer
 from electra.errors import DataError
-from electra.finetune.kinds import build_task
+from electra.finetune.class_rows import ClassificationSettings
+from electra.finetune.kinds import build_task, input_problems
 from electra.finetune.plan import make_plan
 from electra.finetune.table import parquet_schema, read_rows
 from electra.finetune.table_writer import TableWriter
@@ -102,6 +103,16 @@ def test_numbers_of_the_file_are_written_exactly_and_ours_with_six_digits(tmp_pa
 @pytest.mark.parametrize(("rows", "said"), [("", "no rows"), ("a text,yes\n", "one row")])
 def test_a_table_without_two_rows_says_so(tmp_path, rows, said, words):
     (tmp_path / "t.csv").write_text("text,label\n" + rows)
-    guessable = words if said == "no rows" else {"text": "text", "label": "label", **words}
     with pytest.raises(DataError, match=f"has {said}. At least two different ones are needed"):
-        make_plan(str(tmp_path / "t.csv"), guessable, {})
+        make_plan(str(tmp_path / "t.csv"), words, {})
+
+
+def test_rows_without_text_get_no_label(toy_model):
+    settings = ClassificationSettings(text=("a|b",), labels=("no", "yes"))
+    task = build_task(settings, load_tokenizer(toy_model), 24, {})
+    rows = [{"a": "fine"}, {"b": "fine"}, {"a": ""}, {"c": "x"}, {"a": None}, {"b": 5}]
+    assert input_problems(task, rows, before=10) == [
+        "row 14: no 'a|b'",
+        "row 15: 'a|b' is None, not text",
+        "row 16: 'a|b' is 5, not text",
+    ]

@@ -164,18 +164,18 @@ def input_problems(task: AnyTask, rows: Sequence[Row], before: int) -> list[str]
     if absent:
         return [f"no column {name!r} (there are {', '.join(present)})" for name in absent]
     match task:
-        case Classification():
-            return []
         case Tagging():
             wanted = "a list of texts"
             fits: Callable[[Any], bool] = is_texts
-        case SpanTask():
+        case Classification() | SpanTask():
             wanted, fits = "text", is_text
     return [
-        f"row {number}: {name!r} is {short(row.get(name))}, not {wanted}"
+        f"row {number}: {name!r} is {short(row[column])}, not {wanted}"
+        if column in row
+        else f"row {number}: no {name!r}"
         for number, row in enumerate(rows, before + 1)
         for name in input_columns(task.settings)
-        if not fits(row.get(name))
+        if not fits(row.get(column := column_of(name, row)))
     ]
 
 
