@@ -116,3 +116,16 @@ def test_rows_without_text_get_no_label(toy_model):
         "row 15: 'a|b' is None, not text",
         "row 16: 'a|b' is 5, not text",
     ]
+
+
+def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
+    train = [{"text": "x", "label": "a"}, {"text": "", "label": "a"}, {"text": "y", "label": None}]
+    splits = {"train": train, "dev": [{"text": "x", "label": "a"}, {"text": "", "label": "a"}]}
+    task = build_task(ClassificationSettings(), load_tokenizer(toy_model), 24, splits)
+    assert [line.partition(" (")[0] for line in task.problems(splits)] == [
+        "train row 2: no text in 'text'",
+        "train row 3: no label",
+        "dev row 2: no text in 'text'",
+        "train: one class only",
+        "dev row 1 is also train row 1",
+    ]
