@@ -11,6 +11,7 @@ import pytest
 from electra.data.tokenizer import load_tokenizer
 from electra.errors import DataError
 from electra.finetune.class_rows import ClassificationSettings
+from electra.finetune.columns import guess_kind
 from electra.finetune.kinds import build_task, input_problems
 from electra.finetune.plan import make_plan
 from electra.finetune.table import parquet_schema, read_rows
@@ -129,3 +130,9 @@ def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
         "train: one class only",
         "dev row 1 is also train row 1",
     ]
+
+
+def test_names_with_a_separator_between_them_are_several_labels():
+    assert guess_kind(["a|b", "a", None]) == "multilabel"
+    assert guess_kind(["a;b", "a"]) == guess_kind(["|", "a|"]) == "classification"
+    assert guess_kind(["a;b", "a"], ";") == "multilabel"

@@ -176,7 +176,8 @@ def guess(given: dict[str, Any], rows: Sequence[Row]) -> list[str]:
         given["label"] = label
         notes.append(f"label column (guessed): {label}")
     if "kind" not in given and "labels" not in given:
-        given["kind"] = guess_kind([read_label(row, given["label"]) for row in rows])
+        values = [read_label(row, given["label"]) for row in rows]
+        given["kind"] = guess_kind(values, str(given.get("separator") or "|"))
         notes.append(f"kind (guessed from the labels): {given['kind']}")
     return notes
 
