@@ -16,6 +16,7 @@ from electra.finetune.kinds import build_task, input_problems
 from electra.finetune.plan import make_plan
 from electra.finetune.table import parquet_schema, read_rows
 from electra.finetune.table_writer import TableWriter
+from helpers import electra_inside
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -136,3 +137,21 @@ def test_names_with_a_separator_between_them_are_several_labels():
     assert guess_kind(["a|b", "a", None]) == "multilabel"
     assert guess_kind(["a;b", "a"]) == guess_kind(["|", "a|"]) == "classification"
     assert guess_kind(["a;b", "a"], ";") == "multilabel"
+
+
+def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path):
+    """Other tasks, and seeds beyond those asked for this time."""
+    for name in ("one", "two"):
+        write(tmp_path / f"{name}.jsonl", [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(20)])
+
+    def finetune(name: str, seeds: int) -> dict:
+        words = ("epochs=1", "length=24", "--seeds", seeds, "--out", "out")
+        done = electra_inside("finetune", toy_model, f"{name}.jsonl", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        results = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
+        return {name: result["runs"] for name, result in results.items()}
+
+    assert finetune("one", 2) == {"one": 2}
+    assert finetune("two", 1) == {"two": 1, "one": 2}
+    assert finetune("one", 1) == {"one": 2, "two": 1}
+    assert "## two" in (tmp_path / "out" / "results.md").read_text()
