@@ -34,8 +34,9 @@ def test_the_readme_names_the_commands_we_think_it_does():
     }  # fmt: skip
 
 
-def write_table(path: Path, rows: int = 60) -> None:
-    lines = [f"the barak {'walks' if row % 2 else 'reads'} {row},{1 + row % 2}" for row in range(rows)]
+def write_table(path: Path, first: int = 0, rows: int = 60) -> None:
+    numbers = range(first, first + rows)
+    lines = [f"the barak {'walks' if row % 2 else 'reads'} {row},{1 + row % 2}" for row in numbers]
     path.write_text("review,stars\n" + "\n".join(lines) + "\n")
 
 
@@ -44,6 +45,7 @@ def test_every_electra_command_of_the_readme_runs(tmp_path, recipe):
     """In the README's order, with a small network in place of electra-small and six steps."""
     write_corpus(tmp_path / "my-text.txt", documents=120)
     write_table(tmp_path / "my-table.csv")
+    write_table(tmp_path / "new-table.csv", first=60)
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     (tmp_path / "vocab.txt").write_text("\n".join([*specials, *"abcdefgh"]) + "\n")
     for line in commands(README)[2:]:
@@ -63,6 +65,7 @@ def test_every_electra_command_of_the_readme_runs(tmp_path, recipe):
 def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
     """docs/finetune.md in its order, with small tables in the place of GLUE's."""
     write_table(tmp_path / "my-table.csv")
+    write_table(tmp_path / "new-table.csv", first=60)
     (tmp_path / "my-model").symlink_to(toy_model)
     for task, labels in (("rte", ("entailment", "not_entailment")), ("wnli", ("0", "1"))):
         folder = tmp_path / "glue" / task
@@ -81,6 +84,14 @@ def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
     for line in lines:
         done = electra(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/finetune.md"])
+def test_no_example_asks_a_model_about_the_table_it_was_trained_on(page):
+    words = [shlex.split(line) for line in commands((ROOT / page).read_text("utf-8"))]
+    trained = {line[3] for line in words if line[1] == "finetune"}
+    asked = {word for line in words if line[1] in ("predict", "evaluate") for word in line[2:]}
+    assert trained and any(word.endswith(".csv") for word in asked) and not trained & asked
 
 
 @pytest.mark.parametrize("page", ["finetune-tagging.md", "finetune-squad.md"])

@@ -412,9 +412,8 @@ def test_problems_of_a_table_are_reported_together_and_nothing_is_written(
 
 def test_at_most_twenty_problems_are_shown(toy_model, tmp_path):
     file = write(tmp_path / "t.jsonl", [*GOOD, *({"text": "", "label": "a"} for _ in range(50))])
-    done = electra(
-        "finetune", toy_model, file, "--out", tmp_path / "out", "--dev", write(tmp_path / "d.jsonl", GOOD)
-    )
+    dev = write(tmp_path / "d.jsonl", [{**row, "text": f"new {row['text']}"} for row in GOOD])
+    done = electra("finetune", toy_model, file, "--out", tmp_path / "out", "--dev", dev)
     assert done.returncode == 3 and "train row 41: no text in 'text'" in done.stderr
     assert done.stderr.count("no text") == 20 and "… and 30 more" in done.stderr
 

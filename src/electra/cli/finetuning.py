@@ -96,7 +96,8 @@ def show_results(results: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     for name, result in results["tasks"].items():
-        lines = (file_line(entry) for entry in result["files"])
+        lines = [file_line(entry) for entry in result["files"]]
+        lines += [f"started from {result['model']}"] if result["model"] != results["model"] else []
         console.print(f"{name}: {' · '.join(lines)}", soft_wrap=True, highlight=False)
     if any(result["runs"] > 1 for result in results["tasks"].values()):
         console.print("best is the best seed on this dev set: it flatters", soft_wrap=True)

@@ -63,9 +63,13 @@ def row_texts(settings: ClassificationSettings, row: Row) -> tuple[str, ...]:
     return tuple(str(row.get(column_of(name, row)) or "") for name in settings.text)
 
 
-def table_problems(settings: ClassificationSettings, splits: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Everything, split by split; what looks at all rows together only where the rows themselves are fine."""
+def table_problems(
+    settings: ClassificationSettings, splits: Mapping[str, Sequence[Row]], guessed: bool = False
+) -> list[str]:
+    """Everything, split by split, then what all rows say together, of columns that are there. `guessed`
+    says that the labels are those of the training rows: only then can there be suspiciously many."""
     found: list[str] = []
+    absent: set[str] = set()
     for split, rows in splits.items():
         if not rows:
             found.append(f"{split}: no rows")
@@ -74,18 +78,21 @@ def table_problems(settings: ClassificationSettings, splits: Mapping[str, Sequen
         wanted = [*settings.text, *([settings.label] if labelled else [])]
         columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
         missing = [name for name in wanted if pick(columns, name) is None]
+        absent.update(missing)
         found += [f"{split}: no column {name!r} (there are {', '.join(columns)})" for name in missing]
         if not missing:
             found += text_problems(settings, split, rows)
             found += label_problems(settings, split, rows) if labelled else []
+            found += many_labels(settings, rows) if guessed and split == "train" else []
     classes = len(settings.labels)
-    if "train" in splits and settings.kind != "regression" and not found and classes < 2:
+    learns = bool(splits.get("train")) and settings.kind != "regression" and settings.label not in absent
+    if learns and (classes == 1 or (classes == 0 and not found)):
         found.append(
             f"train: one class only ({', '.join(settings.labels) or 'none'}): there is nothing to learn"
         )
     if settings.metric == "f1" and classes > 2:
         found.append(f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")
-    if not found and settings.shared_rows == "refuse":
+    if settings.shared_rows == "refuse" and not absent.intersection(settings.text):
         found += shared_rows(settings, splits)
     return found
 
@@ -110,7 +117,6 @@ def text_problems(settings: ClassificationSettings, split: str, rows: Sequence[R
 def label_problems(settings: ClassificationSettings, split: str, rows: Sequence[Row]) -> list[str]:
     found = []
     known = ", ".join(settings.labels[:8]) + (", …" if len(settings.labels) > 8 else "")
-    different: set[str] = set()
     for index, row in enumerate(rows):
         where = f"{split} row {index + 1}"
         value = read_label(row, column_of(settings.label, row))
@@ -127,22 +133,27 @@ def label_problems(settings: ClassificationSettings, split: str, rows: Sequence[
                 names = [] if value is None else [label_name(value)]
                 if value is None:
                     found.append(f"{where}: no label")
-                different.update(names)
         for name in names:
             if name not in settings.labels:
                 what = "a number where a name was expected" if number(name) is not None else "unknown"
                 found.append(f"{where}: label {name!r} is {what} (known: {known})")
         if len(found) > PROBLEMS_KEPT:
             return found
-    if len(different) > max(20, len(rows) // 2):
-        found.append(
-            f"{split}: {len(different)} different labels in {len(rows)} rows. If they are quantities, use "
-            "kind=regression; if not, another --label"
-        )
     return found
 
 
+def many_labels(settings: ClassificationSettings, rows: Sequence[Row]) -> list[str]:
+    different = len(settings.labels)
+    if settings.kind != "classification" or different <= max(20, len(rows) // 2):
+        return []
+    return [
+        f"train: {different} different labels in {len(rows)} rows. If they are quantities, use kind=regression; if they "
+        "are classes all the same, list them with labels=[…]; if neither, choose another --label"
+    ]
+
+
 def shared_rows(settings: ClassificationSettings, splits: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Rows without text, which are refused for that, are not the same as each other."""
     train = splits.get("train", ())
     first = {row_texts(settings, row): index for index, row in reversed(list(enumerate(train)))}
     return [
@@ -150,5 +161,5 @@ def shared_rows(settings: ClassificationSettings, splits: Mapping[str, Sequence[
         for split, rows in splits.items()
         if split.startswith("dev")
         for index, row in enumerate(rows)
-        if (texts := row_texts(settings, row)) in first
+        if (texts := row_texts(settings, row)) in first and all(map(str.strip, texts))
     ]

@@ -31,7 +31,8 @@ def build_classification(
     rows_by_split: Mapping[str, Sequence[Row]],
 ) -> "Classification":
     """Labels that the settings leave open are those of the training rows."""
-    if settings.kind != "regression" and not settings.labels:
+    guessed = settings.kind != "regression" and not settings.labels
+    if guessed:
         names: set[str] = set()
         for row in rows_by_split.get("train", ()):
             value = read_label(row, column_of(settings.label, row))
@@ -42,14 +43,16 @@ def build_classification(
         ordered = sorted(names, key=lambda name: (number(name) is None, number(name) or 0.0, name))
         # a copy without validation: too few labels is a problem of the data, which `problems` reports
         settings = settings.model_copy(update={"labels": tuple(ordered)})
-    return Classification(settings, tokenizer, length)
+    return Classification(settings, tokenizer, length, guessed)
 
 
 class Classification:
     """A `Task`."""
 
-    def __init__(self, settings: ClassificationSettings, tokenizer: Tokenizer, length: int):
-        self.settings, self.tokenizer, self.length = settings, tokenizer, length
+    def __init__(
+        self, settings: ClassificationSettings, tokenizer: Tokenizer, length: int, guessed: bool = False
+    ):
+        self.settings, self.tokenizer, self.length, self.guessed = settings, tokenizer, length, guessed
         self.special = special_ids(tokenizer)
         tokenizer.encode_special_tokens = True  # a text that says "[SEP]" means the word
         self.labels = settings.labels
@@ -61,7 +64,7 @@ class Classification:
         return 1 if self.settings.kind == "regression" else len(self.labels)
 
     def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
-        return table_problems(self.settings, splits)
+        return table_problems(self.settings, splits, self.guessed)
 
     def texts(self, row: Row) -> tuple[str, ...]:
         return row_texts(self.settings, row)

@@ -75,9 +75,12 @@ def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
     return texts, label
 
 
-def guess_kind(values: Sequence[Any]) -> str:
-    """Lists are several labels; many different numbers, or numbers with a fraction, are a quantity; the rest is names."""
-    if any(isinstance(value, list) for value in values):
+def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
+    """Lists are several labels, and so are names with a separator between them; many different numbers, or numbers with a fraction, are a quantity; the rest is names."""
+    joined = (value.split(separator) for value in values if isinstance(value, str) and separator in value)
+    if any(isinstance(value, list) for value in values) or any(
+        all(map(str.strip, names)) for names in joined
+    ):
         return "multilabel"
     numbers = [number(value) for value in values if value is not None and value != ""]
     if not numbers or None in numbers:

@@ -11,13 +11,13 @@ from electra.config import dump, validate
 from electra.errors import DataError, SettingsError
 from electra.finetune.class_rows import ClassificationSettings, row_texts
 from electra.finetune.classification import Classification, build_classification
-from electra.finetune.columns import pick
+from electra.finetune.columns import column_of, label_list, label_name, pick, read_label
 from electra.finetune.conll import read_conll
 from electra.finetune.loop import mean_outputs
 from electra.finetune.span import SpanSettings, SpanTask
 from electra.finetune.squad_rows import is_nested, read_squad
 from electra.finetune.table import is_table, read_rows, table_format
-from electra.finetune.tag_rows import TaggingSettings, is_texts, short
+from electra.finetune.tag_rows import TaggingSettings, is_texts, short, tags_of
 from electra.finetune.tagging import Tagging, build_tagging
 from electra.finetune.task import Example, Outputs, Row
 
@@ -89,6 +89,23 @@ def row_key(settings: AnySettings, row: Row) -> str:
             return str(row.get("context"))
 
 
+def row_classes(settings: AnySettings, row: Row) -> set[str]:
+    """What a row teaches that must be known before it can be scored."""
+    match settings:
+        case ClassificationSettings(kind="classification" | "multilabel"):
+            value = read_label(row, column_of(settings.label, row))
+            if value is None:
+                return set()
+            return set(
+                label_list(value, settings.separator)
+                if settings.kind == "multilabel"
+                else [label_name(value)]
+            )
+        case TaggingSettings():
+            return set(map(str, tags_of(settings, [row])))
+    return set()
+
+
 # Columns
 
 
@@ -147,18 +164,18 @@ def input_problems(task: AnyTask, rows: Sequence[Row], before: int) -> list[str]
     if absent:
         return [f"no column {name!r} (there are {', '.join(present)})" for name in absent]
     match task:
-        case Classification():
-            return []
         case Tagging():
             wanted = "a list of texts"
             fits: Callable[[Any], bool] = is_texts
-        case SpanTask():
+        case Classification() | SpanTask():
             wanted, fits = "text", is_text
     return [
-        f"row {number}: {name!r} is {short(row.get(name))}, not {wanted}"
+        f"row {number}: {name!r} is {short(row[column])}, not {wanted}"
+        if column in row
+        else f"row {number}: no {name!r}"
         for number, row in enumerate(rows, before + 1)
         for name in input_columns(task.settings)
-        if not fits(row.get(name))
+        if not fits(row.get(column := column_of(name, row)))
     ]
 
 

@@ -3,6 +3,7 @@ and its files. Everything that was found or guessed is said in words."""
 
 import difflib
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,14 @@ from electra import config
 from electra.errors import DataError, SettingsError
 from electra.finetune.class_rows import ClassificationSettings
 from electra.finetune.columns import guess_columns, guess_kind, read_label
-from electra.finetune.kinds import AnySettings, named_columns, read_split, row_key, settings_class
+from electra.finetune.kinds import (
+    AnySettings,
+    named_columns,
+    read_split,
+    row_classes,
+    row_key,
+    settings_class,
+)
 from electra.finetune.method import MethodSettings
 from electra.finetune.span import SpanSettings
 from electra.finetune.squad_rows import is_nested
@@ -84,6 +92,8 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
     if guessed and given.get("kind") not in ("tagging", "span"):
         unread: dict[int, str] = {}
         read["train"] = list(read_rows(files["train"], given.get("header", ()), unread)), unread
+        if not read["train"][0]:
+            raise DataError(f"{files['train']} has no rows. At least two different ones are needed.")
         notes += guess(given, read["train"][0])
     task, method = place(given, defaults)
     splits: Splits = {}
@@ -100,7 +110,12 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
         case SpanSettings(null_threshold="dev"):
             notes.append("dev scores are with the null_threshold that is best for dev: they flatter")
     plan = Plan(task.name or name, task, method, source, files, tuple(notes), malformed)
-    if "dev" not in files and splits["train"]:
+    if "dev" not in files:
+        if len(splits["train"]) < 2:
+            count = "one row" if splits["train"] else "no rows"
+            raise DataError(
+                f"{files['train']} has {count}. At least two different ones are needed, one of them for dev."
+            )
         splits, numbers = split_dev(task, splits)
         plan = replace(plan, numbers=numbers)
     return plan, splits
@@ -161,7 +176,8 @@ def guess(given: dict[str, Any], rows: Sequence[Row]) -> list[str]:
         given["label"] = label
         notes.append(f"label column (guessed): {label}")
     if "kind" not in given and "labels" not in given:
-        given["kind"] = guess_kind([read_label(row, given["label"]) for row in rows])
+        values = [read_label(row, given["label"]) for row in rows]
+        given["kind"] = guess_kind(values, str(given.get("separator") or "|"))
         notes.append(f"kind (guessed from the labels): {given['kind']}")
     return notes
 
@@ -230,7 +246,7 @@ def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequenc
 
 def split_dev(task: AnySettings, splits: Splits) -> tuple[Splits, dict[str, list[int]]]:
     """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
-    there twice ends up on both sides. With the numbers that the rows had."""
+    there twice ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
 
     def place_of(row: Row) -> bytes:
         return hashlib.blake2b(row_key(task, row).encode("utf-8", "replace"), digest_size=8).digest()
@@ -241,7 +257,18 @@ def split_dev(task: AnySettings, splits: Splits) -> tuple[Splits, dict[str, list
     ):  # all alike, or their columns are not there, which is said with all other problems
         places = [number.to_bytes(8) for number in range(len(places))]
     different = sorted(set(places))
-    chosen = set(different[: max(1, len(different) // DEV_SHARE)])
+    classes: dict[bytes, set[str]] = {place: set() for place in different}
+    for place, row in zip(places, splits["train"], strict=True):
+        classes[place] |= row_classes(task, row)
+    left = Counter(name for names in classes.values() for name in names)
+    chosen: set[bytes] = set()
+    for place in different:
+        if len(chosen) < max(1, len(different) // DEV_SHARE) and all(
+            left[name] > 1 for name in classes[place]
+        ):
+            chosen.add(place)
+            left.subtract(classes[place])
+    chosen = chosen or {different[0]}
     numbers = {
         "train": [number for number, place in enumerate(places, 1) if place not in chosen],
         "dev": [number for number, place in enumerate(places, 1) if place in chosen],

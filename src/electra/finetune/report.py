@@ -46,6 +46,7 @@ def markdown(model: str, results: Mapping[str, Mapping[str, Any]], glue: Mapping
             lines += ["", f"Not comparable with published means: {'; '.join(glue['not_official'])}."]
     for name, result in results.items():
         lines += ["", f"## {name}", ""]
+        lines += [f"- started from {result['model']}"] if result["model"] != model else []
         lines += [f"- {line}" for line in (*map(file_line, result["files"]), *result["notes"])]
         lines += [
             f"- {split}: {count:,} of {rows:,} rows {result['cut_words']}"

@@ -96,6 +96,15 @@ def read_rows(
                         yield from batch.to_pylist()
 
 
+def parquet_schema(path: Path) -> pa.Schema | None:
+    """The columns' types, where the file has them."""
+    with opened(path) as source:
+        if content_format(path, source) != "parquet":
+            return None
+        with pq.ParquetFile(source.raw, pre_buffer=False) as table:
+            return table.schema_arrow
+
+
 def content_format(path: Path, opened: OpenSource) -> Format:
     head = opened.stream.peek(1 << 16)[: 1 << 16].lstrip()
     match opened.format:
@@ -134,7 +143,8 @@ def _cells(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path} has two columns {twice!r}. Name them differently.")
-    for number, cells in enumerate((row for row in rows if row not in ([], [""])), 1):
+    blank = ([], [""]) if len(names) > 1 else ([],)  # of one column an empty cell is a row like any other
+    for number, cells in enumerate((row for row in rows if row not in blank), 1):
         if len(cells) == len(names):
             yield dict(zip(names, cells, strict=True))
         else:

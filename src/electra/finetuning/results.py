@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +136,16 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
 
 
 def write_results(
-    out: Path, plans: Mapping[str, tuple[str, Plan, Splits]], start: Start, seeds: int
+    out: Path, plans: Mapping[str, tuple[str, Plan, Splits]], start: Start, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    results = {
-        name: task_result(out, plan, splits, start, seeds) for name, (_, plan, splits) in plans.items()
-    }
+    """Every finished run of the folder: those of this command's tasks first, then what earlier commands said of theirs."""
+    results = {name: task_result(out, plan, splits, start) for name, (_, plan, splits) in plans.items()}
+    earlier = earlier_results(out)
+    for name in sorted({path.parents[1].name for path in out.glob(f"*/seed-*/{RESULT}")} - results.keys()):
+        if name in earlier:
+            results[name] = earlier[name]
+        else:
+            say(f"{name}: its finished runs are not in the results yet. Repeat its command to the end.")
     glue = report.glue_mean(results)
     whole = {"model": start.path, "tasks": results, "glue": glue}
     write_atomically(out / "results.md", report.markdown(start.path, results, glue).encode())
@@ -148,10 +153,17 @@ def write_results(
     return whole
 
 
-def task_result(out: Path, plan: Plan, splits: Splits, start: Start, seeds: int) -> dict[str, Any]:
-    runs = {seed: run_folder(out, plan.name, seed) for seed in range(seeds)}
+def earlier_results(out: Path) -> dict[str, dict[str, Any]]:
+    path = out / "results.json"
+    whole = json.loads(path.read_bytes()) if path.is_file() else {"model": "", "tasks": {}}
+    return {name: {"model": whole["model"], **result} for name, result in whole["tasks"].items()}
+
+
+def task_result(out: Path, plan: Plan, splits: Splits, start: Start) -> dict[str, Any]:
+    seeds = sorted(int(path.parent.name[5:]) for path in (out / plan.name).glob(f"seed-*/{RESULT}"))
+    runs = {seed: run_folder(out, plan.name, seed) for seed in seeds}
     found = {seed: json.loads((folder / RESULT).read_bytes()) for seed, folder in runs.items()}
-    first = found[0]
+    first = found[seeds[0]]
     task = build(plan, splits, start)
     scores: dict[str, dict[str, Any]] = {
         split: {f"seed {seed}": result["scores"][split] for seed, result in found.items()}
@@ -174,6 +186,7 @@ def task_result(out: Path, plan: Plan, splits: Splits, start: Start, seeds: int)
     curves = {seed: result["curve"] for seed, result in found.items()}
     plot_scores(curves, headline, f"{plan.name}: dev {headline}", out / plan.name / "curves.png")
     return {
+        "model": start.path,
         **report.summary({seed: result["scores"]["dev"] for seed, result in found.items()}),
         "ensemble": ensembles["dev"],
         "scores": scores,
@@ -199,5 +212,6 @@ def write_submission(
             [
                 {"index": index, "prediction": prediction["prediction"]}
                 for index, prediction in enumerate(predictions)
-            ]
+            ],
+            answers={"prediction"},
         )

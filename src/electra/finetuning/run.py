@@ -168,7 +168,7 @@ def finetune(
             remove_leftovers(out / name)
             write_json(out / name / SETTINGS, common_settings(plan, splits, start))
         run_all(todo, start, overrides, out, jobs, signals, say)
-        return write_results(out, plans, start, seeds)
+        return write_results(out, plans, start, say)
 
 
 def run_all(

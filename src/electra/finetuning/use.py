@@ -26,7 +26,7 @@ from electra.finetune.kinds import (
 )
 from electra.finetune.loop import infer
 from electra.finetune.squad_rows import by_id, read_squad
-from electra.finetune.table import read_rows, stem, table_format
+from electra.finetune.table import parquet_schema, read_rows, stem, table_format
 from electra.finetune.table_writer import TableWriter, whole_file
 from electra.finetune.tagging import Tagging
 from electra.finetune.task import Row
@@ -74,10 +74,11 @@ def predict_file(
 
 
 def predict_table(loaded: LoadedTask, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
-    with TableWriter(target, answer_sample(loaded.task)) as writer:
+    with TableWriter(target, answer_sample(loaded.task), parquet_schema(file)) as writer:
         for rows in chunks(read_rows(file, header_of(loaded.task.settings))):
             said = answers(loaded, rows, done)
-            writer.write([joined(file, *pair, probabilities) for pair in zip(rows, said, strict=True)])
+            written = [joined(file, *pair, probabilities) for pair in zip(rows, said, strict=True)]
+            writer.write(written, answers={name.removeprefix("_") for name in said[0]})
         refuse_nothing(file, done)
 
 
