@@ -155,7 +155,7 @@ def write_results(
 
 def earlier_results(out: Path) -> dict[str, dict[str, Any]]:
     path = out / "results.json"
-    whole = json.loads(path.read_bytes()) if path.is_file() else {"model": "", "tasks": {}}
+    whole: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {"tasks": {}}
     return {name: {"model": whole["model"], **result} for name, result in whole["tasks"].items()}
 
 
