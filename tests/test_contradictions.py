@@ -57,7 +57,7 @@ def test_a_key_of_another_objective_is_unknown():
         resolve("electra-small", [DATA, "objective.candidates=3"])
 
 
-def test_recipes_joined_by_plus_override_from_left_to_right():
+def test_recipes_joined_by_plus_override_from_left_to_right(tmp_path):
     settings, sources = resolve("tiny+masked-lm+whole-word", [DATA])
     assert (settings.encoder.hidden, settings.objective.kind, settings.masking.unit) == (
         64,
@@ -65,6 +65,9 @@ def test_recipes_joined_by_plus_override_from_left_to_right():
         "word",
     )
     assert settings.run == "runs/tiny+masked-lm+whole-word"
+    mine = tmp_path / "mine.toml"
+    mine.write_text("seed = 3")
+    assert resolve(f"{mine}+masked-lm", [DATA])[0].run == "runs/mine+masked-lm"
     electric, _ = resolve("tiny+electric", [DATA])
     assert electric.sampling.start_temperature == 1.0  # tiny starts hot, electric may not
     assert sources["masking.unit"] == "tiny+masked-lm+whole-word"

@@ -8,7 +8,6 @@ no source yet (two-stage) gets it from a masked language model that is trained w
 import hashlib
 import json
 import re
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -19,7 +18,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from electra import config
-from electra.data.tokenizer import load_tokenizer, special_ids
+from electra.data.shards import read_manifest
+from electra.data.tokenizer import special_ids
+from electra.doctor import trial_seconds
 from electra.errors import DivergedError, SettingsError
 from electra.files import write_json
 from electra.finetune.parallel import run_jobs
@@ -28,10 +29,9 @@ from electra.probe import LabelledTexts, probe_accuracy
 from electra.recipe import PretrainSettings, resolve
 from electra.runs import load_encoder
 from electra.train import guard
-from electra.train.optim import build_optimizer, clip_gradients
-from electra.train.trainer import autocast, choose_device
+from electra.train.optim import build_optimizer
+from electra.train.trainer import choose_device
 
-TRIAL_STEPS = 8
 EVALUATIONS = 4
 
 
@@ -170,7 +170,7 @@ def measure(job: Job, path: Path) -> Result:
         budget = Budget(budget.unit, budget.amount / 2)
     more.append(f'run="{job.folder / "run"}"')
     settings = settings_of(job, more=more)
-    vocab_size = len(load_tokenizer(Path(settings.data)).get_vocab())
+    vocab_size = read_manifest(Path(settings.data)).vocab_size
     flops_a_step = work(settings, vocab_size).per_token() * settings.train.batch * settings.rows.length
     settings = settings_of(job, plan_steps(job, budget, settings, flops_a_step), more)
     started = time.monotonic()
@@ -205,32 +205,15 @@ def plan_steps(job: Job, budget: Budget, settings: PretrainSettings, flops_a_ste
             case "flops":
                 steps = budget.amount / flops_a_step
             case "seconds":
-                steps = budget.amount / trial_seconds(settings)
+                steps = budget.amount / seconds_a_step(settings)
         write_json(path, {"steps": max(1, round(steps))})
     return int(json.loads(path.read_text("utf-8"))["steps"])
 
 
-def trial_seconds(settings: PretrainSettings) -> float:
-    """The median time of a step."""
-    device = choose_device(settings.train)
+def seconds_a_step(settings: PretrainSettings) -> float:
     parts = build_parts(settings, verify=False)
-    objective = parts.objective.to(device).train()
-    optimizer = build_optimizer(settings.optimizer, objective)
-    times = []
-    for number, batch in enumerate(parts.loader.batches(0)):
-        started = time.monotonic()
-        with autocast(settings.train, device):
-            loss = objective(batch.to(device)).total
-        loss.backward()
-        clip_gradients(settings.optimizer, objective)
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.monotonic() - started)
-        if number + 1 == TRIAL_STEPS:
-            break
-    return statistics.median(times[2:] or times)
+    objective = parts.objective.to(choose_device(settings.train)).train()
+    return trial_seconds(settings, parts, build_optimizer(settings.optimizer, objective))
 
 
 def probe_run(run: Path, table: LabelledTexts, length: int) -> float:

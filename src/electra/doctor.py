@@ -80,7 +80,8 @@ def check_shards(settings: PretrainSettings) -> tuple[Parts, str]:
     )
 
 
-def trial_step(settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer) -> str:
+def trial_seconds(settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer) -> float:
+    """The time of a step at full length: the shortest of a few."""
     device = choose_device(settings.train)
     batch = parts.loader.batch_at(0).to(device)
     times = []
@@ -94,12 +95,17 @@ def trial_step(settings: PretrainSettings, parts: Parts, optimizer: torch.optim.
         optimizer.zero_grad()
         loss.total.item()
         times.append(time.monotonic() - started)
+    return min(times)
+
+
+def trial_step(settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer) -> str:
+    seconds, device = trial_seconds(settings, parts, optimizer), choose_device(settings.train)
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**30
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    total = duration(min(times) * settings.train.steps)
-    return f"{min(times):.2f} s on {device}, peak memory {peak:.1f} GiB; the whole run takes about {total}"
+    total = duration(seconds * settings.train.steps)
+    return f"{seconds:.2f} s on {device}, peak memory {peak:.1f} GiB; the whole run takes about {total}"
 
 
 def trial_checkpoint(groups: dict[str, dict[str, torch.Tensor]], folder: Path) -> str:

@@ -275,7 +275,7 @@ def detection_head_forward(settings: AnyEncoder) -> float:
     return 2.0 * settings.hidden * (settings.hidden + 1)
 
 
-# Dense bfloat16 with float32 accumulation, in TFLOP/s, as the makers state it (float16 for V100 and T4, which lack
+# Dense bfloat16 with float32 accumulation, in TFLOP/s, nominal (float16 for V100 and T4, which lack
 # bfloat16). Words of a device's name that are all in torch's name for it.
 PEAKS = {
     "b200": 2250.0,

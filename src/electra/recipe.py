@@ -126,7 +126,8 @@ def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, 
     given = config.parse_overrides(words).keys() | config.read_recipe(recipe).keys()
     if "run" in given:
         return config.resolve(PretrainSettings, recipe, words)
-    settings, sources = config.resolve(PretrainSettings, recipe, [*words, f'run="runs/{Path(recipe).stem}"'])
+    name = "+".join(Path(part).stem for part in recipe.split("+"))
+    settings, sources = config.resolve(PretrainSettings, recipe, [*words, f'run="runs/{name}"'])
     return settings, sources | {"run": "default"}
 
 

@@ -38,7 +38,7 @@ def test_every_parameter_is_in_one_group_and_steps_at_its_rate():
     assert {id(p) for p in grouped} == {id(p) for p in model.parameters()} and len(grouped) == 6
     for group in optimizer.param_groups:
         assert all((p.ndim > 1) == (group["weight_decay"] > 0) for p in group["params"])
-    Rates(optimizer, torch.device("cpu")).set(0.02)
+    Rates(optimizer, torch.device("cpu")).set(0.2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

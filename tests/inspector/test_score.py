@@ -98,6 +98,9 @@ def test_bad_lists_and_models_that_cannot_score_are_refused(electric_run, finish
     done = electra("rerank", electric_run, path, "--out", tmp_path / "out.jsonl")
     assert done.returncode == 3 and "line 2" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
+    path.write_bytes(b'{"hypotheses": [{"text": "caf\xe9"}]}\n')
+    done = electra("rerank", electric_run, path)
+    assert done.returncode == 3 and "line 1 has bytes that are not UTF-8" in done.stderr
     done = electra("score", finished_run, "text")
     assert (
         done.returncode == 3 and "objective is electra" in done.stderr and "pretrain electric" in done.stderr

@@ -12,6 +12,7 @@ from electra.train.optim import (
     clip_gradients,
     optimizer_tensors,
     set_rate,
+    split_parameters,
 )
 from electra.train.schedule import ScheduleSettings, learning_rate
 
@@ -97,13 +98,13 @@ def test_decoupled_networks_have_their_own_rate_and_their_own_clipping():
 
     for parameter in pair.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
-    clip_gradients(settings, pair)
+    clip_gradients(split_parameters(settings, pair))
     assert norm(pair.discriminator) == pytest.approx(1.0, rel=1e-4)
     assert norm(pair.corruptor) == pytest.approx(0.5, rel=1e-4)
 
     for parameter in pair.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
-    clip_gradients(OptimizerSettings(clip=1.0), pair)
+    clip_gradients(split_parameters(OptimizerSettings(clip=1.0), pair))
     assert norm(pair) == pytest.approx(1.0, rel=1e-4)
 
 

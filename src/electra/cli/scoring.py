@@ -46,6 +46,15 @@ def score(
             print(f"{scored.score:10.2f}  {mean:7.3f} a token  {line}")
 
 
+def decoded(number: int, line: bytes) -> str:
+    from electra.errors import DataError
+
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"line {number} has bytes that are not UTF-8. Convert the file.") from None
+
+
 def rerank(
     model: Model,
     lists: Annotated[Path, typer.Argument(help='jsonl: {"hypotheses": [{"text": …, "score": …}, …]} a line')],
@@ -59,14 +68,10 @@ def rerank(
 
     if not lists.is_file():
         raise DataError(f"{lists} does not exist.")
-    try:
-        lists.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{lists} has bytes that are not UTF-8 at byte {error.start}. Convert it.") from None
-    with lists.open(encoding="utf-8") as lines:
-        ranked = (
-            json.dumps(record, ensure_ascii=False) + "\n" for record in run(lines, scorer(model), weight)
-        )
+    measure = scorer(model)
+    with lists.open("rb") as raw:
+        lines = (decoded(number, line) for number, line in enumerate(raw, 1))
+        ranked = (json.dumps(record, ensure_ascii=False) + "\n" for record in run(lines, measure, weight))
         if out is None:
             sys.stdout.writelines(ranked)
         else:

@@ -4,7 +4,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from electra.errors import DivergedError, MachineError
+from electra.errors import DivergedError
 from electra.finetune.features import collate, lengths_of, sorted_order, to_device, training_batches
 from electra.finetune.method import MethodSettings
 from electra.finetune.optimise import build_layerwise
@@ -23,6 +22,7 @@ from electra.model.encoder import Encoder
 from electra.randomness import mix
 from electra.train.display import Display
 from electra.train.schedule import ScheduleSettings, learning_rate
+from electra.train.trainer import autocast, choose_device
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -59,21 +59,6 @@ class History:
     seconds: float = 0.0
     training_seconds: float = 0.0
     stopped_early: bool = False
-
-
-def choose_device(method: MethodSettings) -> torch.device:
-    if method.device == "cuda" and not torch.cuda.is_available():
-        raise MachineError("device=cuda, but torch sees no CUDA device. Use device=auto or cpu.")
-    cuda = method.device != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if cuda else "cpu")
-
-
-def autocast(method: MethodSettings, device: torch.device) -> Any:
-    """bfloat16 on GPUs that have it, float32 elsewhere."""
-    wanted = method.precision == "bfloat16" or (
-        method.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
-    )
-    return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
 def total_steps(examples: int, batch: int, epochs: int) -> int:
@@ -125,7 +110,7 @@ def train_task(
     try:
         batches = training_batches(task, examples, pad, method.batch, epochs, seed, device)
         for step, inputs in enumerate(batches):
-            rates.set(learning_rate(schedule, method.lr, step, steps))
+            rates.set(learning_rate(schedule, 1.0, step, steps))
             torch.manual_seed(mix(seed, "dropout", step))
             loss_sum += update(inputs)
             seen += 1

@@ -44,12 +44,18 @@ def build_layerwise(
         groups.setdefault((factor, weight_decay if parameter.ndim > 1 else 0.0), []).append(parameter)
     optimizer = optim.AdamW(
         [
-            {"params": parameters, "lr": lr * factor, "factor": factor, "weight_decay": decayed}
+            {
+                "params": parameters,
+                "lr": lr * factor,
+                "peak": lr * factor,
+                "weight_decay": decayed,
+                "bias_correction": bias_correction,
+            }
             for (factor, decayed), parameters in groups.items()
         ],
         betas=betas,
         eps=eps,
         fused=True,
     )
-    start_state(optimizer, bias_correction)
+    start_state(optimizer)
     return optimizer

@@ -16,32 +16,31 @@ import torch
 from torch import Tensor, nn, optim
 
 from electra.finetune.task import Inputs, Task
+from electra.train.optim import set_rate
 
 Key = tuple[Any, ...]
 
 
 class Rates:
-    """The learning rate of every group: the step's rate times the group's factor. On the GPU they are tensors that a recorded
-    step reads, and one number a step goes there."""
+    """The learning rate of every group: a share of its peak. On the GPU they are tensors that a recorded step reads, and one
+    number a step goes there."""
 
     def __init__(self, optimizer: optim.Optimizer, device: torch.device):
         self.optimizer = optimizer
-        self.rate: Tensor | None = None
+        self.share: Tensor | None = None
         if device.type == "cuda":
-            factors = [group["factor"] for group in optimizer.param_groups]
-            self.factors = torch.tensor(factors, device=device)
-            self.rate, self.rates = torch.zeros((), device=device), torch.zeros_like(self.factors)
+            self.peaks = torch.tensor([group["peak"] for group in optimizer.param_groups], device=device)
+            self.share, self.rates = torch.zeros((), device=device), torch.zeros_like(self.peaks)
             for group, lr in zip(optimizer.param_groups, self.rates.unbind(), strict=True):
                 group["lr"], group["capturable"] = lr, True
             # torch warns when such an optimizer steps outside of a recording; ours does at every new shape.
             optimizer._warned_capturable_if_run_uncaptured = True
 
-    def set(self, rate: float) -> None:
-        if self.rate is None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate * group["factor"]
+    def set(self, share: float) -> None:
+        if self.share is None:
+            set_rate(self.optimizer, share)
         else:
-            torch.mul(self.factors, self.rate.fill_(rate), out=self.rates)
+            torch.mul(self.peaks, self.share.fill_(share), out=self.rates)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from electra.batch import Batch
 from electra.config import Settings
 from electra.model.encoder import Encoder, initialise
-from electra.model.generator import TransformerGenerator, build_pair, encode
+from electra.model.generator import TransformerGenerator, encode
 from electra.model.heads import DetectionHead
 from electra.objectives.corruptor import Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
@@ -53,9 +53,7 @@ class Adversarial(nn.Module):
     def __init__(self, settings: AdversarialSettings, material: Material):
         super().__init__()
         self.settings, self.sampling = settings, material.sampling
-        self.discriminator, generator = build_pair(
-            material.encoder, material.generator, material.vocab_size, material.token_counts
-        )
+        self.discriminator, generator = material.pair()
         assert isinstance(generator, TransformerGenerator)
         self.detection_head = DetectionHead(material.encoder)
         self.corruptor = Corruptor(material, generator)

@@ -14,6 +14,7 @@ from electra.model.generator import (
     Generator,
     GeneratorSettings,
     TransformerGenerator,
+    build_pair,
 )
 from electra.objectives.corruption import (
     Chosen,
@@ -54,6 +55,10 @@ class Material:
     @property
     def vocab_size(self) -> int:
         return len(self.continues)
+
+    def pair(self) -> tuple[Encoder, Generator]:
+        """The discriminator and its generator."""
+        return build_pair(self.encoder, self.generator, self.vocab_size, self.token_counts)
 
 
 class Corrupted(NamedTuple):

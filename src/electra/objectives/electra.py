@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from electra.batch import Batch
 from electra.config import Settings
 from electra.model.encoder import Encoder, initialise
-from electra.model.generator import build_pair, encode
+from electra.model.generator import encode
 from electra.model.heads import DetectionHead
 from electra.objectives.corruption import mark
 from electra.objectives.corruptor import Corruptor, Loss, Material
@@ -43,9 +43,7 @@ class Electra(nn.Module):
     def __init__(self, settings: ElectraSettings, material: Material):
         super().__init__()
         self.settings = settings
-        self.discriminator, generator = build_pair(
-            material.encoder, material.generator, material.vocab_size, material.token_counts
-        )
+        self.discriminator, generator = material.pair()
         self.detection_head = DetectionHead(material.encoder)
         self.corruptor = Corruptor(material, generator)
         initialise(self, material.encoder, mix(material.seed, "weights"))
@@ -58,8 +56,9 @@ class Electra(nn.Module):
         total = self.settings.detection_weight * rtd_loss
         if self.corruptor.generator.learns:
             total = total + self.settings.generator_weight * corrupted.mlm_loss
-        everywhere = detection_loss(logits.detach(), corrupted.is_replaced, batch.is_real)
-        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, everywhere)
+        if self.settings.loss_at == "chosen":
+            rtd_loss = detection_loss(logits.detach(), corrupted.is_replaced, batch.is_real)
+        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
         return Loss(total, corrupted.sums | sums)
 
     def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:

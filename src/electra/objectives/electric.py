@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from electra.batch import Batch
 from electra.config import Settings
 from electra.model.encoder import Encoder, initialise
-from electra.model.generator import build_pair, encode
+from electra.model.generator import encode
 from electra.model.heads import DetectionHead
 from electra.objectives.corruption import mark
 from electra.objectives.corruptor import Corruptor, Loss, Material
@@ -47,9 +47,7 @@ class Electric(nn.Module):
     def __init__(self, settings: ElectricSettings, material: Material):
         super().__init__()
         self.settings, self.share = settings, material.masking.share
-        self.discriminator, generator = build_pair(
-            material.encoder, material.generator, material.vocab_size, material.token_counts
-        )
+        self.discriminator, generator = material.pair()
         self.detection_head = DetectionHead(material.encoder)
         self.corruptor = Corruptor(material, generator)
         initialise(self, material.encoder, mix(material.seed, "weights"))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from electra.batch import Batch
 from electra.config import Settings
 from electra.model.encoder import Encoder, initialise
-from electra.model.generator import build_pair, encode, gather_rows
+from electra.model.generator import encode, gather_rows
 from electra.model.heads import DetectionHead
 from electra.objectives.corruption import maskable
 from electra.objectives.corruptor import Corruptor, Loss, Material
@@ -64,9 +64,7 @@ class ReplacedSpan(nn.Module):
     def __init__(self, settings: ReplacedSpanSettings, material: Material):
         super().__init__()
         self.settings = settings
-        self.discriminator, generator = build_pair(
-            material.encoder, material.generator, material.vocab_size, material.token_counts
-        )
+        self.discriminator, generator = material.pair()
         self.detection_head = DetectionHead(material.encoder)
         self.span_head = DetectionHead(
             material.encoder.model_copy(update={"hidden": 2 * material.encoder.hidden})

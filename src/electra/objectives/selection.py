@@ -21,7 +21,7 @@ from electra.batch import Batch
 from electra.config import Settings
 from electra.kernels.sampling import sample_tokens
 from electra.model.encoder import Encoder, initialise
-from electra.model.generator import build_pair, encode, gather_rows
+from electra.model.generator import encode, gather_rows
 from electra.model.heads import CandidateHead, DetectionHead
 from electra.objectives.corruptor import Corrupted, Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
@@ -46,9 +46,7 @@ class Selection(nn.Module):
     def __init__(self, settings: SelectionSettings, material: Material):
         super().__init__()
         self.settings, self.sampling = settings, material.sampling
-        self.discriminator, generator = build_pair(
-            material.encoder, material.generator, material.vocab_size, material.token_counts
-        )
+        self.discriminator, generator = material.pair()
         self.detection_head = DetectionHead(material.encoder)
         self.corruptor = Corruptor(material, generator)
         self.selection_head = CandidateHead(material.encoder)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from electra.batch import Batch
 from electra.config import Settings
 from electra.model.encoder import Encoder, initialise
-from electra.model.generator import build_pair, encode, gather_rows
+from electra.model.generator import encode, gather_rows
 from electra.model.heads import DetectionHead, TokenHead
 from electra.objectives.corruptor import Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
@@ -50,9 +50,7 @@ class TokenRecovery(nn.Module):
     def __init__(self, settings: TokenRecoverySettings, material: Material):
         super().__init__()
         self.settings = settings
-        self.discriminator, generator = build_pair(
-            material.encoder, material.generator, material.vocab_size, material.token_counts
-        )
+        self.discriminator, generator = material.pair()
         self.token_head = TokenHead(material.encoder, material.vocab_size)
         if settings.predict != "chosen":
             self.detection_head = DetectionHead(material.encoder)

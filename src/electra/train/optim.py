@@ -74,25 +74,20 @@ def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> optim.Adam
     return optimizer
 
 
-def start_state(optimizer: optim.Optimizer, bias_correction: bool = False) -> None:
-    """Zeros. A group that says nothing of its own about bias correction has the one given."""
+def start_state(optimizer: optim.Optimizer) -> None:
     for group in optimizer.param_groups:
-        corrects = group.get("bias_correction", bias_correction)
         for parameter in group["params"]:
             optimizer.state[parameter] = {
-                "step": parameter.new_full((), 0.0 if corrects else FAR_STEP),
+                "step": parameter.new_full((), 0.0 if group["bias_correction"] else FAR_STEP),
                 "exp_avg": parameter.detach().clone().zero_(),
                 "exp_avg_sq": parameter.detach().clone().zero_(),
             }
 
 
-def clip_gradients(settings: OptimizerSettings, model: nn.Module) -> Tensor:
+def clip_gradients(parts: list[tuple[AdamSettings, list[nn.Parameter]]]) -> Tensor:
     """Clips to a global norm, that of each network apart where they are decoupled. Returns the discriminator's, or that
     of all."""
-    norms = [
-        nn.utils.clip_grad_norm_(parameters, adam.clip)
-        for adam, parameters in split_parameters(settings, model)
-    ]
+    norms = [nn.utils.clip_grad_norm_(parameters, adam.clip) for adam, parameters in parts]
     return norms[0]
 
 

@@ -26,6 +26,7 @@ from electra.train.optim import (
     clip_gradients,
     optimizer_tensors,
     set_rate,
+    split_parameters,
 )
 from electra.train.runlog import RunLog
 from electra.train.schedule import ScheduleSettings, learning_rate
@@ -97,14 +98,23 @@ def memory_remedy(settings: TrainSettings) -> str:
     return f"{rows} rows at once do not fit: add train.accumulate={finer[0]} (same batch, same data, less memory)."
 
 
-def choose_device(settings: TrainSettings) -> torch.device:
+class Placement(Protocol):
+    """Settings that say where to compute, and in what."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+
+
+def choose_device(settings: Placement) -> torch.device:
     if settings.device == "cuda" and not torch.cuda.is_available():
-        raise MachineError("train.device=cuda, but torch sees no CUDA device. Use train.device=auto or cpu.")
+        raise MachineError("device=cuda, but torch sees no CUDA device. Use device=auto or cpu.")
     cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return torch.device("cuda" if cuda else "cpu")
 
 
-def autocast(settings: TrainSettings, device: torch.device) -> Any:
+def autocast(settings: Placement, device: torch.device) -> Any:
     """bfloat16 on GPUs that have it, float32 elsewhere."""
     wanted = settings.precision == "bfloat16" or (
         settings.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -139,6 +149,7 @@ def train(
     torch.use_deterministic_algorithms(settings.deterministic)
     objective.to(device).train()
     optimizer = build_optimizer(optimizer_settings, objective)
+    parts = split_parameters(optimizer_settings, objective)
     display = Display(settings.steps, objective.headline)
 
     groups = checkpoint_groups(objective, optimizer)
@@ -193,7 +204,7 @@ def train(
                 (loss.total / settings.accumulate).backward()
                 tokens += piece.is_real.sum()
                 add_sums(sums, {**loss.sums, "total": loss.total.detach(), "parts": torch.ones_like(tokens)})
-            norm = clip_gradients(optimizer_settings, objective)
+            norm = clip_gradients(parts)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
