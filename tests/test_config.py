@@ -65,11 +65,13 @@ def test_missing_data_names_the_key():
         resolve("electra-small", [])
 
 
-def test_an_unknown_recipe_lists_the_known_ones():
+def test_an_unknown_recipe_is_answered_with_the_nearest_or_with_all():
+    with pytest.raises(SettingsError, match="no recipe 'maskedlm'.* Did you mean masked-lm?"):
+        resolve("tiny+maskedlm", [DATA])
     with pytest.raises(
-        SettingsError, match="electra-base, electra-large, electra-small, electra-small-plus-plus, electric"
+        SettingsError, match="Shipped are .*electra-base, electra-large, electra-small, .*tiny"
     ):
-        resolve("electra-smol", [DATA])
+        resolve("zzz", [DATA])
 
 
 def test_a_broken_recipe_file_is_named(tmp_path):

@@ -56,8 +56,12 @@ def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
     else:
-        known = ", ".join(recipe_names(folder))
-        raise SettingsError(f"no recipe {name!r}: it is neither a shipped recipe ({known}) nor a TOML file.")
+        known = recipe_names(folder)
+        near = difflib.get_close_matches(name, known, n=1)
+        raise SettingsError(
+            f"no recipe {name!r}: it is neither a TOML file nor a shipped recipe."
+            + (f" Did you mean {near[0]}?" if near else f" Shipped are {', '.join(known)}.")
+        )
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
