@@ -5,7 +5,6 @@ differentiated in memory they cost more than the product that makes them. `maske
 it can (a CUDA device with Triton), and is plain torch everywhere else. The choice is made in `available`, nowhere else.
 """
 
-import importlib.util
 from typing import NamedTuple
 
 import torch
@@ -13,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from electra.kernels.choice import wanted
 from electra.kernels.sampling import sample_tokens
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 WIDEST = 128
 
 
@@ -60,7 +59,7 @@ def available(states: Tensor) -> bool:
     precision (those in float32 run on no tensor core that is exact), and an embedding so narrow that a tile holds it
     whole. With ELECTRA-Base's 768 the product outweighs the traffic, and the library's is the better one."""
     return (
-        HAS_TRITON
+        wanted()
         and states.is_cuda
         and product_dtype(states) in (torch.bfloat16, torch.float16)
         and states.shape[1] <= WIDEST
