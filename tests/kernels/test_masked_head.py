@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 
+from electra.kernels import choice, masked_head_fused
 from electra.kernels import masked_head as home
-from electra.kernels import masked_head_fused
 from electra.kernels.masked_head import masked_head, reference
 from electra.kernels.masked_head_fused import fused, plan, splits_of
 from electra.randomness import uniform
@@ -271,9 +271,11 @@ def test_the_kernels_are_chosen_in_one_place(monkeypatch):
     chip.major = 7
     assert not can()
     chip.major = 9
-    monkeypatch.setattr(home, "HAS_TRITON", False)
+    with choice.reference_only():
+        assert not can()
+    monkeypatch.setattr(choice, "HAS_TRITON", False)
     assert not can()
-    monkeypatch.setattr(home, "HAS_TRITON", True)
+    monkeypatch.setattr(choice, "HAS_TRITON", True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: HALF)
     assert can(FULL) and not can(FULL, device="cpu")

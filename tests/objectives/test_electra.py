@@ -5,6 +5,7 @@ import torch
 from sklearn import metrics
 
 from conftest import SPECIAL, TINY, make_batch, material
+from electra.kernels.masked_head import masked_head
 from electra.model.generator import GeneratorSettings
 from electra.objectives.corruption import SamplingSettings
 from electra.objectives.electra import ElectraSettings
@@ -84,8 +85,9 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
 def test_a_sampled_token_that_equals_the_original_is_original_unless_it_is_disallowed(disallow):
     objective = build(sampling=SamplingSettings(disallow_correct=disallow))
     batch = make_batch(vocabulary=VOCABULARY)
-    objective.corruptor.generator.forward = lambda masked, positions: (
-        50.0 * torch.nn.functional.one_hot(batch.ids.gather(1, positions), VOCABULARY).float()
+    words, bias = torch.eye(VOCABULARY), torch.zeros(VOCABULARY)
+    objective.corruptor.generator.fill = lambda masked, positions, targets, *rest: (
+        masked_head(50 * words[targets.flatten()], words, bias, targets.flatten(), *rest)
     )
     corrupted = objective.corruptor(batch)
     assert corrupted.chosen.used.any()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from electra.batch import Batch
 from electra.config import Settings
+from electra.kernels.masked_head import Filled, masked_head
 from electra.model.encoder import DisentangledEmbeddings, Embeddings, Encoder, EncoderSettings
 from electra.model.heads import TokenHead
 
@@ -68,6 +69,20 @@ class TransformerGenerator(nn.Module):
         self, batch: Batch, positions: Int[Tensor, "batch count"]
     ) -> Float[Tensor, "batch count vocab"]:
         return self.head(self.states(batch, positions), self.encoder.embeddings.table)
+
+    def fill(
+        self,
+        batch: Batch,
+        positions: Int[Tensor, "batch count"],
+        targets: Int[Tensor, "batch count"],
+        noise: Float[Tensor, "slots 2"],
+        temperature: float | Float[Tensor, ""],
+        forbid_target: bool,
+    ) -> Filled:
+        """Likelihood and draw in one, for `slots` = batch * count positions, without logits that anybody sees."""
+        states = self.head.states(self.states(batch, positions)).flatten(0, 1)
+        table, bias = self.encoder.embeddings.table, self.head.bias
+        return masked_head(states, table, bias, targets.flatten(), noise, temperature, forbid_target)
 
 
 class TableGenerator(nn.Module):

@@ -17,10 +17,13 @@ class TokenHead(nn.Module):
         self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
         self.bias = nn.Parameter(Tensor(vocab_size).zero_())
 
+    def states(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows embedding"]:
+        return self.norm(F.gelu(self.dense(hidden)))
+
     def forward(
         self, hidden: Float[Tensor, "*rows hidden"], words: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "*rows vocab"]:
-        return F.linear(self.norm(F.gelu(self.dense(hidden))), words, self.bias)
+        return F.linear(self.states(hidden), words, self.bias)
 
 
 class DetectionHead(nn.Module):

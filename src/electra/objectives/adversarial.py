@@ -56,7 +56,7 @@ class Adversarial(nn.Module):
         self.discriminator, generator = material.pair()
         assert isinstance(generator, TransformerGenerator)
         self.detection_head = DetectionHead(material.encoder)
-        self.corruptor = Corruptor(material, generator)
+        self.corruptor = Corruptor(material, generator, keeps_logits=True)
         self.baseline = nn.Linear(generator.encoder.settings.hidden, 1)
         initialise(self, material.encoder, mix(material.seed, "weights"))
 
@@ -68,6 +68,7 @@ class Adversarial(nn.Module):
 
         reward = detection_losses(logits, corrupted.is_replaced).detach().gather(1, positions)
         temperature = self.sampling.temperature_at(batch.progress)
+        assert corrupted.logits is not None
         log_probability = log_likelihood(corrupted.logits / temperature, corrupted.sampled)
         assert isinstance(self.corruptor.generator, TransformerGenerator)
         with torch.no_grad():

@@ -27,7 +27,7 @@ from electra.objectives.corruption import (
     sample,
 )
 from electra.objectives.figures import Sums, generator_sums
-from electra.objectives.losses import masked_lm_loss
+from electra.objectives.losses import masked_lm_loss, mean_over
 from electra.randomness import uniform
 
 
@@ -62,25 +62,26 @@ class Material:
 
 
 class Corrupted(NamedTuple):
-    """`logits` are the generator's at the chosen positions, `everywhere` its logits at all positions where it gives
-    those in one pass. `sampled` holds a token for every slot, used or not."""
+    """`logits` are the generator's at the chosen positions, None where nobody asked to keep them; `everywhere` its logits
+    at all positions where it gives those in one pass. `sampled` holds a token for every slot, used or not."""
 
     batch: Batch
     masked: Batch
     chosen: Chosen
     sampled: Int[Tensor, "batch count"]
     is_replaced: Bool[Tensor, "batch seq"]
-    logits: Float[Tensor, "batch count vocab"]
+    logits: Float[Tensor, "batch count vocab"] | None
     everywhere: Float[Tensor, "batch seq vocab"] | None
     mlm_loss: Float[Tensor, ""]
     sums: Sums
 
 
 class Corruptor(nn.Module):
-    """Chooses, masks, generates and replaces. Holds the generator."""
+    """Chooses, masks, generates and replaces. Holds the generator. `keeps_logits`: for objectives that read them."""
 
-    def __init__(self, material: Material, generator: Generator):
+    def __init__(self, material: Material, generator: Generator, keeps_logits: bool = False):
         super().__init__()
+        self.keeps_logits = keeps_logits
         self.masking, self.sampling, self.special = material.masking, material.sampling, material.special
         self.generator = generator
         self.register_buffer("continues", material.continues, persistent=False)
@@ -92,31 +93,42 @@ class Corruptor(nn.Module):
         chosen = choose(batch, self.masking, self.special, self.continues)
         masked = mask_chosen(batch, chosen, self.masking, self.special)
         targets = batch.ids.gather(1, chosen.positions)
-        everywhere = None
-        if self.generator.reads_masked:
-            logits = self.generator(masked, chosen.positions)
-            mlm_loss = masked_lm_loss(logits, targets, chosen.used)
-        else:
-            places = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
-            everywhere = self.generator(batch, places)
-            mlm_loss = masked_lm_loss(everywhere, batch.ids, maskable(batch, self.special))
-            logits = everywhere.gather(1, chosen.positions[:, :, None].expand(-1, -1, everywhere.shape[2]))
-
         draws = uniform(batch.seed, "sample", batch.samples, 2 * targets.shape[1])
-        if isinstance(self.generator, AutoregressiveGenerator) and self.masking.unit != "token":
-            sampled = self.sample_in_order(batch, chosen, targets, draws)
+        logits, everywhere, used = None, None, chosen.used
+        if isinstance(self.generator, TransformerGenerator) and self.fills_at_once():
+            heat, forbid_target = self.sampling.temperature_at(batch.progress), self.sampling.disallow_correct
+            slots = targets, draws.view(-1, 2), heat, forbid_target
+            filled = self.generator.fill(masked, chosen.positions, *slots)
+            mlm_loss = mean_over(-filled.log_likelihood, used.flatten())
+            sampled, is_best = filled.sampled.view_as(targets), filled.is_best.view_as(targets)
         else:
-            sampled = self.draw(logits, draws, batch.progress, targets)
-        corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, chosen.used))
-        sums = generator_sums(
-            logits.detach().flatten(0, 1),
-            targets.flatten(),
-            sampled.flatten(),
-            chosen.used.flatten(),
-            mlm_loss,
-        )
+            logits, everywhere, mlm_loss = self.generate(batch, masked, chosen, targets)
+            if isinstance(self.generator, AutoregressiveGenerator) and self.masking.unit != "token":
+                sampled = self.sample_in_order(batch, chosen, targets, draws)
+            else:
+                sampled = self.draw(logits, draws, batch.progress, targets)
+            is_best = logits.detach().argmax(2) == targets
+
+        corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, used))
+        sums = generator_sums(is_best, targets, sampled, used, mlm_loss, len(self.continues))
         is_replaced = corrupted.ids != batch.ids
         return Corrupted(corrupted, masked, chosen, sampled, is_replaced, logits, everywhere, mlm_loss, sums)
+
+    def fills_at_once(self) -> bool:
+        """Whether likelihood and draw can come from one pass that keeps no logits."""
+        return not (self.keeps_logits or self.sampling.greedy or self.sampling.top_k)
+
+    def generate(
+        self, batch: Batch, masked: Batch, chosen: Chosen, targets: Int[Tensor, "batch count"]
+    ) -> tuple[Tensor, Tensor | None, Float[Tensor, ""]]:
+        """Logits at the chosen positions, everywhere if at all, and the loss."""
+        if self.generator.reads_masked:
+            logits = self.generator(masked, chosen.positions)
+            return logits, None, masked_lm_loss(logits, targets, chosen.used)
+        places = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
+        everywhere = self.generator(batch, places)
+        logits = everywhere.gather(1, chosen.positions[:, :, None].expand(-1, -1, everywhere.shape[2]))
+        return logits, everywhere, masked_lm_loss(everywhere, batch.ids, maskable(batch, self.special))
 
     def fair(self, alarms: dict[str, str]) -> dict[str, str]:
         """What does not learn cannot be blamed for standing still."""

@@ -29,18 +29,18 @@ def histogram(
 
 
 def generator_sums(
-    logits: Float[Tensor, "rows vocab"],
-    targets: Int[Tensor, "rows"],
-    sampled: Int[Tensor, "rows"] | None,
-    used: Bool[Tensor, "rows"],
+    is_best: Bool[Tensor, "batch count"],
+    targets: Int[Tensor, "batch count"],
+    sampled: Int[Tensor, "batch count"] | None,
+    used: Bool[Tensor, "batch count"],
     loss: Float[Tensor, ""],
+    vocab_size: int,
 ) -> Sums:
-    """`sampled` is None where nothing is drawn."""
-    vocab_size = logits.shape[1]
+    """`is_best`: the target is the most likely token. `sampled` is None where nothing is drawn."""
     sums = {
         "chosen": used.sum(),
         "mlm_loss": loss.detach() * used.sum(),
-        "mlm_correct": ((logits.argmax(1) == targets) & used).sum(),
+        "mlm_correct": (is_best & used).sum(),
     }
     if sampled is None:
         return sums

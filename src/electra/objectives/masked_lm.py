@@ -55,9 +55,8 @@ class MaskedLM(nn.Module):
         logits = self.token_head(states, self.encoder.embeddings.table)
         targets = batch.ids.gather(1, chosen.positions)
         loss = masked_lm_loss(logits, targets, chosen.used)
-        flat = logits.detach().flatten(0, 1), targets.flatten(), None, chosen.used.flatten()
-        sums = generator_sums(*flat, loss)
-        return Loss(loss, sums)
+        is_best = logits.detach().argmax(2) == targets
+        return Loss(loss, generator_sums(is_best, targets, None, chosen.used, loss, self.vocab_size))
 
     def insert_random_words(self, batch: Batch, masked: Batch, positions: Tensor, used: Tensor) -> Batch:
         """Where the draw that decides on [MASK] says no, its upper end becomes any word of the vocabulary."""

@@ -48,7 +48,7 @@ class Selection(nn.Module):
         self.settings, self.sampling = settings, material.sampling
         self.discriminator, generator = material.pair()
         self.detection_head = DetectionHead(material.encoder)
-        self.corruptor = Corruptor(material, generator)
+        self.corruptor = Corruptor(material, generator, keeps_logits=True)
         self.selection_head = CandidateHead(material.encoder)
         initialise(self, material.encoder, mix(material.seed, "weights"))
 
@@ -73,6 +73,7 @@ class Selection(nn.Module):
         """The original first, then k tokens that are not it."""
         targets = batch.ids.gather(1, corrupted.chosen.positions)
         others, rows = self.settings.candidates, targets.numel()
+        assert corrupted.logits is not None
         logits = corrupted.logits.detach().flatten(0, 1)
         logits = logits.scatter(1, targets.flatten()[:, None], -torch.inf)
         draws = uniform(batch.seed, "candidates", batch.samples, 2 * others * targets.shape[1])

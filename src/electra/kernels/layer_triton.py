@@ -1,0 +1,243 @@
+"""What stands between the matrix products of a layer, in Triton: attention over short rows, residual + LayerNorm, GELU.
+
+At width 256 a layer is bound by memory, not by arithmetic, so each kernel reads what it needs once and writes what is
+needed later once. Sums and exponentials are float32. Column sums (the gradients of biases and of LayerNorm's weights) are
+by-products of the backward kernels: each program adds up its rows and writes one line of `partial`, which is summed once a
+layer. No atomics: a run repeats bit for bit on the same device.
+
+Dropout keeps no mask. Whether an element is dropped is a hash of (seed, stream, row, column), computed again backward.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+SQRT_HALF = tl.constexpr(0.7071067811865476)
+DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
+
+
+@triton.jit
+def _scramble(x):
+    """A bijection of 32 bits in which every input bit flips every output bit about half of the time."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _row_key(seed, stream: tl.constexpr, row):
+    number = tl.load(seed)
+    low, high = number.to(tl.uint32), (number >> 32).to(tl.uint32)
+    return _scramble(_scramble(_scramble(row.to(tl.uint32)) + low) ^ (high + stream))
+
+
+@triton.jit
+def _is_kept(key, column, threshold):
+    """`threshold` is the share to drop, times 2^32, as a signed number that stands for an unsigned one."""
+    return _scramble(key + column.to(tl.uint32) * 0x9E3779B9) >= threshold.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def add_norm_forward(
+    product, residual, gamma, beta, seed, total, result,
+    rows, hidden, eps, scale, threshold,
+    STREAM: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
+):  # fmt: skip
+    """total = residual + dropout(product);  result = LayerNorm(total)."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, HIDDEN)
+    is_column = column < hidden
+    here = (row < rows)[:, None] & is_column
+    place = row[:, None].to(tl.int64) * hidden + column
+    value = tl.load(product + place, here, 0.0).to(tl.float32)
+    if DROPS:
+        key = _row_key(seed, STREAM, row)
+        value = tl.where(_is_kept(key[:, None], column[None, :], threshold), value * scale, 0.0)
+    value += tl.load(residual + place, here, 0.0).to(tl.float32)
+    rounded = value.to(total.dtype.element_ty)
+    tl.store(total + place, rounded, here)
+    normal, _ = _normalise(rounded.to(tl.float32), is_column, hidden, eps)
+    weight = tl.load(gamma + column, is_column, 0.0)[None, :]
+    shift = tl.load(beta + column, is_column, 0.0)[None, :]
+    tl.store(result + place, normal * weight + shift, here)
+
+
+@triton.jit
+def _normalise(value, is_column, hidden, eps):
+    centred = tl.where(is_column[None, :], value - tl.sum(value, 1)[:, None] / hidden, 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, 1) / hidden + eps)[:, None]
+    return centred * inverse, inverse
+
+
+@triton.jit
+def add_norm_backward(
+    upstream, total, gamma, seed, of_residual, of_product, partial,
+    rows, hidden, columns, eps, scale, threshold,
+    STREAM: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
+):  # fmt: skip
+    """Gradients of residual and product (one tensor where nothing is dropped), and the sums over rows for gamma, beta and
+    the bias of the product, side by side in `partial`."""
+    column = tl.arange(0, HIDDEN)
+    is_column = column < hidden
+    weight = tl.load(gamma + column, is_column, 0.0)[None, :]
+    gamma_sum = tl.zeros([ROWS, HIDDEN], tl.float32)
+    beta_sum = tl.zeros([ROWS, HIDDEN], tl.float32)
+    bias_sum = tl.zeros([ROWS, HIDDEN], tl.float32)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for start in range(program * ROWS, rows, programs * ROWS):
+        row = start + tl.arange(0, ROWS)
+        here = (row < rows)[:, None] & is_column
+        place = row[:, None].to(tl.int64) * hidden + column
+        slope = tl.load(upstream + place, here, 0.0).to(tl.float32)
+        normal, inverse = _normalise(tl.load(total + place, here, 0.0).to(tl.float32), is_column, hidden, eps)
+        gamma_sum += slope * normal
+        beta_sum += slope
+        slope *= weight
+        along = tl.sum(slope * normal, 1)[:, None] / hidden
+        slope = (slope - tl.sum(slope, 1)[:, None] / hidden - normal * along) * inverse
+        tl.store(of_residual + place, slope, here)
+        if DROPS:
+            key = _row_key(seed, STREAM, row)
+            slope = tl.where(_is_kept(key[:, None], column[None, :], threshold), slope * scale, 0.0)
+            tl.store(of_product + place, slope, here)
+        bias_sum += tl.where(here, slope, 0.0)
+    line = partial + program * columns + column
+    tl.store(line, tl.sum(gamma_sum, 0), is_column)
+    tl.store(line + hidden, tl.sum(beta_sum, 0), is_column)
+    tl.store(line + 2 * hidden, tl.sum(bias_sum, 0), is_column)
+
+
+@triton.jit
+def _normal_distribution(x):
+    """Φ(x) = P(a standard normal number <= x), and exp(-x²/2). Abramowitz and Stegun 7.1.26: 1e-7 from the truth."""
+    z = tl.abs(x) * SQRT_HALF
+    bell = tl.exp2(x * x * (-0.5 * LOG2E))
+    t = 1.0 / (1.0 + 0.3275911 * z)
+    tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    tail *= 0.5 * bell
+    return tl.where(x < 0, tail, 1.0 - tail), bell
+
+
+@triton.jit
+def gelu_forward(before, after, count, BLOCK: tl.constexpr):
+    """x Φ(x)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = place < count
+    x = tl.load(before + place, here, 0.0).to(tl.float32)
+    share, _ = _normal_distribution(x)
+    tl.store(after + place, x * share, here)
+
+
+@triton.jit
+def gelu_backward(
+    upstream, before, slope, after, partial, rows, width, columns,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """(Φ(x) + x φ(x)) upstream and its sum over rows; and GELU itself once more, which was not kept."""
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    is_column = column < width
+    bias_sum = tl.zeros([ROWS, WIDTH], tl.float32)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for start in range(program * ROWS, rows, programs * ROWS):
+        row = start + tl.arange(0, ROWS)
+        here = (row < rows)[:, None] & is_column
+        place = row[:, None].to(tl.int64) * width + column
+        x = tl.load(before + place, here, 0.0).to(tl.float32)
+        share, bell = _normal_distribution(x)
+        gradient = tl.load(upstream + place, here, 0.0).to(tl.float32) * (share + x * bell * DENSITY)
+        bias_sum += gradient
+        tl.store(slope + place, gradient, here)
+        tl.store(after + place, x * share, here)
+    tl.store(partial + program * columns + column, tl.sum(bias_sum, 0), is_column)
+
+
+@triton.jit
+def _attention_weights(
+    query, key, is_real, seed, row, head, seq, sharpness, threshold, place,
+    HEADS: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """exp(scores) not yet divided by its sum, that sum, and which of them dropout keeps."""
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * (sharpness * LOG2E)
+    seen = place < seq
+    if MASKED:
+        seen = seen & (tl.load(is_real + row * seq + place, seen, 0) != 0)
+    scores = tl.where(seen[None, :], scores, -float("inf"))
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    kept = seen[None, :]
+    if DROPS:
+        line = _row_key(seed, 0, (row * HEADS + head) * seq + place)
+        kept = kept & _is_kept(line[:, None], place[None, :], threshold)
+    return weights, tl.sum(weights, 1), kept
+
+
+@triton.jit
+def attention_forward(
+    projected, is_real, seed, mixed,
+    seq, sharpness, scale, threshold,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """softmax(query keyᵀ sharpness) value for one row and one head: the row is one tile, so nothing is computed twice."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
+    inside = (place < seq)[:, None]
+    hidden = HEADS * SIZE
+    token = row * seq + place[:, None]
+    source = projected + token * (3 * hidden) + head * SIZE + unit
+    query, key = tl.load(source, inside, 0.0), tl.load(source + hidden, inside, 0.0)
+    weights, total, kept = _attention_weights(
+        query, key, is_real, seed, row, head, seq, sharpness, threshold, place, HEADS, MASKED, DROPS
+    )
+    value = tl.load(source + 2 * hidden, inside, 0.0)
+    if DROPS:
+        weights = tl.where(kept, weights * scale, 0.0)
+    result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") / total[:, None]
+    tl.store(mixed + token * hidden + head * SIZE + unit, result, inside)
+
+
+@triton.jit
+def attention_backward(
+    projected, is_real, seed, upstream, slope, partial,
+    batch, seq, columns, sharpness, scale, threshold,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """The gradients of query, key and value, and their sums over all tokens. The weights are computed again: nothing of
+    the forward pass is needed but its input."""
+    program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
+    inside = (place < seq)[:, None]
+    hidden = HEADS * SIZE
+    query_sum = tl.zeros([SIZE], tl.float32)
+    key_sum = tl.zeros([SIZE], tl.float32)
+    value_sum = tl.zeros([SIZE], tl.float32)
+    for number in range(program, batch, programs):
+        row = tl.cast(number, tl.int64)
+        token = row * seq + place[:, None]
+        source = projected + token * (3 * hidden) + head * SIZE + unit
+        query, key = tl.load(source, inside, 0.0), tl.load(source + hidden, inside, 0.0)
+        weights, total, kept = _attention_weights(
+            query, key, is_real, seed, row, head, seq, sharpness, threshold, place, HEADS, MASKED, DROPS
+        )
+        weights = weights / total[:, None]
+        value = tl.load(source + 2 * hidden, inside, 0.0)
+        above = tl.load(upstream + token * hidden + head * SIZE + unit, inside, 0.0)
+        pull = tl.dot(above, tl.trans(value), input_precision="ieee")
+        used = weights
+        if DROPS:
+            used = tl.where(kept, weights * scale, 0.0)
+            pull = tl.where(kept, pull * scale, 0.0)
+        pull = weights * (pull - tl.sum(weights * pull, 1)[:, None]) * sharpness
+        target = slope + token * (3 * hidden) + head * SIZE + unit
+        of_value = tl.dot(tl.trans(used.to(value.dtype)), above, input_precision="ieee")
+        tl.store(target + 2 * hidden, of_value, inside)
+        pull_half = pull.to(key.dtype)
+        of_query = tl.dot(pull_half, key, input_precision="ieee")
+        tl.store(target, of_query, inside)
+        of_key = tl.dot(tl.trans(pull_half), query, input_precision="ieee")
+        tl.store(target + hidden, of_key, inside)
+        query_sum += tl.sum(of_query, 0)
+        key_sum += tl.sum(of_key, 0)
+        value_sum += tl.sum(of_value, 0)
+    line = partial + program * columns + head * SIZE + unit
+    tl.store(line, query_sum)
+    tl.store(line + hidden, key_sum)
+    tl.store(line + 2 * hidden, value_sum)
