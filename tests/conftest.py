@@ -16,7 +16,8 @@ install_import_hook(
     [
         "electra.batch",
         "electra.randomness",
-        "electra.kernels.masked_head",  # not what Triton compiles
+        "electra.kernels.layer",  # not what Triton compiles
+        "electra.kernels.masked_head",
         "electra.kernels.sampling",
         "electra.model",
         "electra.objectives",

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -29,27 +28,6 @@ SHAPES = [(150, 300, 20), (37, 129, 16), (128, 256, 32), (1, 1000, 96)]
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
 needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True)
-def bfloat16_is_a_number(monkeypatch):
-    """Triton's interpreter multiplies matrices of bfloat16 as if their bits were integers."""
-    if INTERPRETED:
-        import triton.language as tl
-        from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-        multiply = InterpreterBuilder.create_dot
-
-        def widen(handle):
-            if handle.dtype.scalar.name != "bf16":
-                return handle
-            return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-        monkeypatch.setattr(
-            InterpreterBuilder,
-            "create_dot",
-            lambda self, a, b, *rest: multiply(self, widen(a), widen(b), *rest),
-        )
 
 
 def case(rows: int, vocab: int, embedding: int, dtype: torch.dtype = DTYPES[0], seed: int = 0):

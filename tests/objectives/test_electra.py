@@ -86,8 +86,8 @@ def test_a_sampled_token_that_equals_the_original_is_original_unless_it_is_disal
     objective = build(sampling=SamplingSettings(disallow_correct=disallow))
     batch = make_batch(vocabulary=VOCABULARY)
     words, bias = torch.eye(VOCABULARY), torch.zeros(VOCABULARY)
-    objective.corruptor.generator.fill = lambda masked, positions, targets, *rest: (
-        masked_head(50 * words[targets.flatten()], words, bias, targets.flatten(), *rest)
+    objective.corruptor.generator.fill = lambda masked, positions, targets, *rest: masked_head(
+        50 * words[targets.flatten()], words, bias, targets.flatten(), *rest
     )
     corrupted = objective.corruptor(batch)
     assert corrupted.chosen.used.any()

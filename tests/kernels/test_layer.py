@@ -1,0 +1,283 @@
+"""The fused layer against model.encoder.Layer in float64. Interpreted on the CPU, real where there is a CUDA device."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+pytest.importorskip("triton")
+
+from electra.kernels import choice, layer_fused
+from electra.kernels import layer as home
+from electra.kernels.choice import reference_only
+from electra.kernels.layer_fused import fused_layer
+from electra.model.encoder import LAYER_NORM_EPS, Embeddings, Encoder, EncoderSettings, Layer, initialise
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+HALF, FULL = torch.bfloat16, torch.float32
+DTYPES = [FULL, HALF] if INTERPRETED else [HALF, torch.float16]
+# Of the largest value or gradient: every product and everything between products is rounded to 8 or 11 bits.
+CLOSE = {FULL: 2e-6, HALF: 3e-2, torch.float16: 4e-3}
+# batch, seq, hidden, heads, intermediate
+SHAPES = [(3, 24, 32, 2, 64), (2, 16, 48, 3, 40), (5, 7, 64, 1, 96)]
+
+needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
+
+
+def case(batch: int, seq: int, hidden: int, heads: int, intermediate: int, padded: bool = True):
+    """A layer in float64 whose parameters are all far from 0 and 1; rows; which tokens are real; an upstream gradient."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"hidden": hidden, "heads": heads, "intermediate": intermediate}
+    layer = Layer(EncoderSettings(**sizes, dropout=0, attention_dropout=0)).double()
+    for parameter in layer.parameters():
+        deviation = hidden**-0.5 if parameter.ndim == 2 else 0.3
+        torch.nn.init.normal_(parameter, std=deviation, generator=generator)
+    for norm in (layer.attention_norm, layer.output_norm):
+        norm.weight.data += 1
+    x = torch.randn(batch, seq, hidden, generator=generator).to(HALF)
+    lengths = torch.randint(1, seq + 1, (batch, 1), generator=generator)
+    is_real = torch.arange(seq) < lengths if padded else None
+    upstream = torch.randn(x.shape, generator=generator)
+    moved = (None if t is None else t.to(DEVICE) for t in (x, is_real, upstream))
+    return layer.to(DEVICE), *moved
+
+
+def fuse(layer, x, is_real, dtype, seed=None, dropout=0.0, attention_dropout=0.0):
+    """Result, leaves."""
+    leaves = [x.detach().clone(), *(p.detach().to(dtype).float() for p in layer.in_order())]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    rest = layer.heads, dropout, attention_dropout, LAYER_NORM_EPS, dtype
+    return fused_layer(leaves[0], is_real, seed, leaves[1:], *rest), leaves
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    assert found.isfinite().all()
+    assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_result_and_all_gradients_are_those_of_the_layer(shape, padded, dtype):
+    layer, x, is_real, upstream = case(*shape, padded=padded)
+    found, leaves = fuse(layer, x, is_real, dtype)
+    found.backward(upstream.to(dtype))
+    layer.load_state_dict({name: value.to(dtype).double() for name, value in layer.state_dict().items()})
+    wide = x.double().requires_grad_()
+    expected = layer(wide, None if is_real is None else is_real[:, None, None, :])
+    expected.backward(upstream.to(dtype).double())
+
+    assert found.dtype == dtype
+    assert_near(found, expected, CLOSE[dtype])
+    assert leaves[0].grad.dtype == x.dtype
+    assert_near(leaves[0].grad, wide.grad, max(CLOSE[dtype], 4e-3))  # x itself is bfloat16
+    for leaf, parameter in zip(leaves[1:], layer.in_order(), strict=True):
+        assert leaf.grad.dtype == FULL
+        assert_near(leaf.grad, parameter.grad, CLOSE[dtype])
+
+
+def test_gelu_is_exact_to_seven_digits():
+    x = torch.linspace(-9, 9, 4001, device=DEVICE)
+    found = layer_fused.gelu(x)
+    wide = x.double().requires_grad_()
+    expected = torch.nn.functional.gelu(wide)
+    expected.sum().backward()
+    assert (found - expected).abs().max() < 4e-7
+    partial = torch.zeros(4, 1, device=DEVICE)
+    slope, again = layer_fused.gelu_backward(torch.ones_like(x)[:, None], x[:, None], partial)
+    assert (slope[:, 0] - wide.grad).abs().max() < 4e-7
+    assert torch.equal(again[:, 0], found)
+    assert partial.sum().item() == pytest.approx(wide.grad.sum().item(), rel=1e-5)
+
+
+def drawn(seed: int) -> torch.Tensor:
+    return torch.tensor(seed, device=DEVICE)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.75])
+def test_dropout_drops_the_asked_share_and_keeps_the_mean(share):
+    """The dropped product is read off the sum with a residual of zero."""
+    ones, zeros = torch.ones(64, 256, device=DEVICE), torch.zeros(64, 256, device=DEVICE)
+    norm = torch.ones(256, device=DEVICE), torch.zeros(256, device=DEVICE)
+
+    def total(seed, stream):
+        return layer_fused.add_norm(ones, zeros, *norm, drawn(seed), stream, share, 1e-12)[0]
+
+    first = total(3, 1)
+    values = first.unique()
+    torch.testing.assert_close(values, torch.tensor([0, 1 / (1 - share)], device=DEVICE))
+    deviation = (share * (1 - share) / first.numel()) ** 0.5
+    dropped = first == 0
+    assert dropped.double().mean().item() == pytest.approx(share, abs=5 * deviation)
+    # Rows, columns, seeds (low and high bits) and streams: what is dropped here says nothing of what is dropped there.
+    others = [
+        total(4, 1) == 0,
+        total(3 + (1 << 40), 1) == 0,
+        total(3, 2) == 0,
+        dropped.roll(1, 0),
+        dropped.roll(1, 1),
+    ]
+    for other in others:
+        both = (dropped & other).double().mean().item()
+        assert both == pytest.approx(share**2, abs=5 * deviation)
+    assert torch.equal(total(3, 1), first)
+
+
+def test_attention_with_dropout_is_attention_on_average():
+    """The same row many times: each has its own drops."""
+    rows = 300
+    projected = torch.randn(16, 3 * 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    expected = layer_fused.attention(projected, None, None, 1, 1, 0.0)
+    many = layer_fused.attention(projected.repeat(rows, 1), None, drawn(0), rows, 1, 0.3).view(rows, 16, 16)
+    off = (many.mean(0) - expected) / (many.std(0) / rows**0.5)
+    assert many.std(0).min() > 0
+    assert off.abs().max() < 5 and off.std().item() == pytest.approx(1, abs=0.15)
+
+
+def test_gradients_with_dropout_are_those_of_the_same_drops():
+    """Against differences of the fused layer itself, whose value was compared above."""
+    layer, x, is_real, upstream = case(2, 16, 32, 2, 48)
+    dtype = FULL if INTERPRETED else HALF
+    if dtype == HALF:
+        pytest.skip("differences need float32, which the interpreter has")
+    options = dtype, drawn(5), 0.3, 0.2
+    found, leaves = fuse(layer, x.float(), is_real, *options)
+    (found * upstream).sum().backward()
+    plain, _ = fuse(layer, x.float(), is_real, dtype)
+    assert not torch.allclose(found, plain, atol=0.1)
+    directions = [torch.randn_like(leaf) for leaf in leaves]
+    step = 2e-3
+
+    def value(sign: int) -> float:
+        moved = [leaf.detach() + sign * step * d for leaf, d in zip(leaves, directions, strict=True)]
+        rest = layer.heads, 0.3, 0.2, LAYER_NORM_EPS, dtype
+        return (fused_layer(moved[0], is_real, drawn(5), moved[1:], *rest).double() * upstream).sum().item()
+
+    expected = (value(1) - value(-1)) / (2 * step)
+    along = sum((leaf.grad * d).sum().item() for leaf, d in zip(leaves, directions, strict=True))
+    assert along == pytest.approx(expected, rel=5e-3)
+
+
+def test_a_compiler_takes_the_layer_as_it_is():
+    layer, x, is_real, upstream = case(2, 16, 32, 2, 48)
+    run = torch.compile(lambda *given: fused_layer(*given).sin(), fullgraph=True, backend="aot_eager")
+    leaves = [p.detach().float().requires_grad_() for p in layer.in_order()]
+    dtype = FULL if INTERPRETED else HALF
+    rest = layer.heads, 0.1, 0.1, LAYER_NORM_EPS, dtype
+    run(x, is_real, drawn(1), leaves, *rest).backward(upstream.to(dtype))
+    found = [leaf.grad.clone() for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    fused_layer(x, is_real, drawn(1), leaves, *rest).sin().backward(upstream.to(dtype))
+    assert all(torch.equal(one, leaf.grad) for one, leaf in zip(found, leaves, strict=True))
+
+
+def test_the_fused_layer_is_chosen_in_one_place(monkeypatch):
+    chip = SimpleNamespace(major=8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+
+    def can(dtype=HALF, seq=128, hidden=256, heads=4, device="cuda"):
+        with FakeTensorMode():
+            return home.available(torch.empty(2, seq, hidden, dtype=dtype, device=device), heads)
+
+    assert can() and can(torch.float16) and can(seq=1) and can(hidden=64, heads=1)
+    assert not can(FULL) and not can(device="cpu") and not can(seq=129) and not can(hidden=96, heads=4)
+    with reference_only():
+        assert not can()
+    monkeypatch.setattr(choice, "HAS_TRITON", False)
+    assert not can()
+    monkeypatch.setattr(choice, "HAS_TRITON", True)
+    chip.major = 7
+    assert not can()
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from electra.kernels import layer_triton as kernels
+from electra.kernels.layer_fused import LAUNCH
+KINDS = {"eps": "fp32", "scale": "fp32", "sharpness": "fp32", "seed": "*i64", "is_real": "*i1", "partial": "*fp32",
+         "gamma": "*fp32", "beta": "*fp32"}
+SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold"}
+heads = {"HEADS": 4, "SIZE": 64, "SEQ": 128, "MASKED": True, "DROPS": True}
+norm = {"STREAM": 1, "DROPS": True, "HIDDEN": 256}
+jobs = (
+    (kernels.add_norm_forward, norm | {"ROWS": LAUNCH.norm_forward[0]}, LAUNCH.norm_forward[1]),
+    (kernels.add_norm_backward, norm | {"ROWS": LAUNCH.norm_backward[0]}, LAUNCH.norm_backward[1]),
+    (kernels.gelu_forward, {"BLOCK": LAUNCH.gelu_forward[0]}, LAUNCH.gelu_forward[1]),
+    (kernels.gelu_backward, dict(zip(("ROWS", "WIDTH"), LAUNCH.gelu_backward)), LAUNCH.gelu_backward[2]),
+    (kernels.attention_forward, heads, LAUNCH.attention_forward[0]),
+    (kernels.attention_backward, heads, LAUNCH.attention_backward[0]),
+)
+for kernel, fixed, warps in jobs:
+    names = kernel.arg_names
+    kind = lambda name: "constexpr" if name in fixed else "i32" if name in SCALARS else KINDS.get(name, "*bf16")
+    source = ASTSource(kernel, {n: kind(n) for n in names}, {(names.index(n),): v for n, v in fixed.items()})
+    for chip in (80, 86, 90):
+        made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options={"num_warps": warps, "num_stages": 1})
+        print(made.name, chip, made.metadata.shared)
+"""
+
+
+@pytest.mark.slow
+def test_the_layers_kernels_compile_for_gpus_that_are_not_here(tmp_path):
+    """To machine code, and within the shared memory of A100 (163 KiB), RTX 3090 (99) and H100 (227)."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
+        "TRITON_CACHE_DIR": str(tmp_path)
+    }
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    made = [line.split() for line in done.stdout.splitlines()]
+    assert len(made) == 18
+    for name, chip, shared in made:
+        assert int(shared) <= {"80": 163, "86": 99, "90": 227}[chip] * 1024, name
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("padded", [False, True])
+def test_at_full_size_the_encoder_agrees_with_float64_as_well_as_autocast_does(padded):
+    """Twelve layers of 256 under autocast, with and without kernels, beside float64: the fused error is no larger than
+    half as much again."""
+    settings = EncoderSettings(dropout=0, attention_dropout=0)
+    encoder = Encoder(settings, Embeddings(settings, 1000))
+    initialise(encoder, settings, 0)
+    encoder.to(DEVICE)
+    ids = torch.randint(1000, (32, 128), device=DEVICE)
+    lengths = torch.randint(1, 129, (32, 1), device=DEVICE)
+    is_real = torch.arange(128, device=DEVICE) < lengths if padded else None
+
+    def run(wide: bool):
+        encoder.double() if wide else encoder.float()
+        encoder.zero_grad()
+        states = encoder(ids, ids * 0, is_real)
+        states.double().square().mean(-1).sqrt().sum().backward()
+        return [states.detach().double(), *(p.grad.double().clone() for p in encoder.parameters())]
+
+    expected = run(wide=True)
+    with torch.autocast("cuda", HALF):
+        assert home.available(torch.empty(2, 128, 256, device=DEVICE), 4)
+        fast = run(wide=False)
+        with reference_only():
+            slow = run(wide=False)
+    for mine, theirs, truth in zip(fast, slow, expected, strict=True):
+        assert (mine - truth).norm() <= 1.5 * (theirs - truth).norm() + 1e-6 * truth.norm()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_layer_repeats_bit_for_bit():
+    layer, x, is_real, upstream = case(64, 128, 256, 4, 1024)
+    results = []
+    for _ in range(3):
+        found, leaves = fuse(layer, x, is_real, HALF, drawn(1), 0.1, 0.1)
+        found.backward(upstream.to(HALF))
+        results.append([found, *(leaf.grad for leaf in leaves)])
+    for again in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(results[0], again, strict=True))
