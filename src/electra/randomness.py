@@ -38,7 +38,8 @@ def uniform(
     seed: int, purpose: str, samples: Int[Tensor, "batch"], count: int
 ) -> Float[Tensor, "batch {count}"]:
     """Numbers in (0, 1), float32, one for each sample and slot; never 0 and never 1."""
-    slots = torch.arange(count, device=samples.device)
+    # torch's compiler multiplies a bare range as if it had 32 bits; after `^ 0` it is a tensor like any other.
+    slots = torch.arange(count, device=samples.device) ^ 0
     key = _scramble(samples * _signed(_GOLDEN) + _signed(mix(seed, purpose)))
     bits = _scramble(key[:, None] + slots * _signed(_GOLDEN)) >> 41 & ((1 << 23) - 1)
     return (bits.float() + 0.5) * 2.0**-23

@@ -1,40 +1,67 @@
-"""A layer of the encoder, all in one, where it pays: a CUDA device with Triton, half precision. `available` decides; the
-reference is model.encoder.Layer itself."""
+"""Layers of the encoder as operators of our own, where it pays: a CUDA device with Triton, half precision. `available`
+decides; the reference is model.encoder.Layer itself."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from electra.kernels.choice import wanted
 from electra.kernels.masked_head import product_dtype
 
 HEAD_SIZES = (16, 32, 64, 128)
-SHORT = 128
+SHORT = 128  # rows up to this length are one tile of attention
 
 
-def available(x: Float[Tensor, "batch seq hidden"], heads: int) -> bool:
-    """Rows that one tile of attention holds, heads of a size that tensor cores take."""
+def available(x: Float[Tensor, "batch seq hidden"]) -> bool:
     return (
         wanted()
         and x.is_cuda
         and product_dtype(x) in (torch.bfloat16, torch.float16)
-        and x.shape[1] <= SHORT
-        and x.shape[2] // heads in HEAD_SIZES
         and torch.cuda.get_device_properties(x.device).major >= 8
     )
 
 
-def fused_layer(
+def fused_layers(
     x: Float[Tensor, "batch seq hidden"],
     is_real: Bool[Tensor, "batch seq"] | None,
-    seed: Int[Tensor, ""] | None,
-    parameters: list[Tensor],
+    layers: list[list[Tensor]],
     heads: int,
     dropout: float,
     attention_dropout: float,
     eps: float,
 ) -> Float[Tensor, "batch seq hidden"]:
-    """`seed` is for dropout, and None without. `parameters` in the order of layer_fused.forward."""
-    from electra.kernels.layer_fused import fused_layer
+    """`layers`: the parameters of each, in the order of layer_fused.layer. What is dropped follows torch's generator. Our
+    attention takes short rows and heads of a size that tensor cores like; for others it is torch's, and only the rest of
+    the layer is fused."""
+    from electra.kernels.layer_fused import fused_end, fused_layer, halves_of
 
-    return fused_layer(x, is_real, seed, parameters, heads, dropout, attention_dropout, eps, product_dtype(x))
+    products = [parameters[:8] for parameters in layers]
+    halves = halves_of([tensor.detach() for part in products for tensor in part], product_dtype(x))
+    drops = dropout > 0 or attention_dropout > 0
+    seeds = torch.randint(2**62, (len(layers),), device=x.device) if drops else None
+    ours = x.shape[1] <= SHORT and x.shape[2] // heads in HEAD_SIZES
+    for number, parameters in enumerate(layers):
+        seed = None if seeds is None else seeds[number]
+        mine = halves[8 * number : 8 * number + 8]
+        if ours:
+            rest = heads, dropout, attention_dropout, eps
+            x = fused_layer(x, is_real, seed, parameters, mine, *rest)[0]
+        else:
+            projected = F.linear(x, parameters[0], parameters[1])
+            mixed = long_attention(projected, is_real, heads, attention_dropout)
+            x = fused_end(mixed, x, seed, parameters[2:], mine[2:], dropout, eps)[0]
+    return x
+
+
+def long_attention(
+    projected: Float[Tensor, "batch seq three_hidden"],
+    is_real: Bool[Tensor, "batch seq"] | None,
+    heads: int,
+    dropout: float,
+) -> Float[Tensor, "batch seq hidden"]:
+    batch, seq, width = projected.shape
+    query, key, value = projected.view(batch, seq, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
+    mask = None if is_real is None else is_real[:, None, None, :]
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return mixed.transpose(1, 2).reshape(batch, seq, width // 3)

@@ -5,150 +5,20 @@ One operator for the layer, not one for each kernel, because the backward pass t
 gradients that meet at a residual connection are added inside a matrix product instead of by a kernel of their own.
 """
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from electra.kernels import layer_triton as kernels
-
-SHORT = 128  # rows up to this length are one tile of attention
-PROGRAMS = 4  # a processor, for kernels that add up columns
-
-
-class Launch(NamedTuple):
-    """Tiles and warps, fixed rather than tuned at run time: a run repeats bit for bit."""
-
-    norm_forward: tuple[int, int] = (4, 4)  # rows of 256, warps
-    norm_backward: tuple[int, int] = (4, 4)
-    gelu_forward: tuple[int, int] = (2048, 4)  # elements, warps
-    gelu_backward: tuple[int, int, int] = (16, 256, 8)  # rows, columns, warps
-    attention_forward: tuple[int, int] = (4, 1)  # warps, stages
-    attention_backward: tuple[int, int] = (8, 1)
-
-
-LAUNCH = Launch()
-
-
-class Drop(NamedTuple):
-    """Dropout as kernels take it: factor of what stays, and the share that goes, in 2^-32, as a signed number."""
-
-    scale: float
-    threshold: int
-
-    @classmethod
-    def of(cls, share: float) -> "Drop":
-        threshold = min(round(share * 2**32), 2**32 - 1)
-        return cls(1 / (1 - share), threshold - 2**32 if threshold >= 2**31 else threshold)
-
-
-@lru_cache
-def processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-
-
-def rows_a_tile(rows_of_256: int, hidden: int) -> int:
-    return max(1, rows_of_256 * 256 // triton.next_power_of_2(hidden))
-
-
-def add_norm(
-    product: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, seed: Tensor | None, stream: int, share: float,
-    eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """residual + dropout(product), and its LayerNorm."""
-    rows, hidden = product.shape
-    tile, warps = rows_a_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
-    total, result = torch.empty_like(product), torch.empty_like(product)
-    kernels.add_norm_forward[(triton.cdiv(rows, tile),)](
-        product, residual, gamma, beta, seed, total, result, rows, hidden, eps, *Drop.of(share),
-        STREAM=stream, DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
-    )  # fmt: skip
-    return total, result
-
-
-def add_norm_backward(
-    upstream: Tensor, total: Tensor, gamma: Tensor, seed: Tensor | None, stream: int, share: float, eps: float,
-    partial: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of residual and product: the same tensor where nothing is dropped."""
-    rows, hidden = total.shape
-    tile, warps = rows_a_tile(LAUNCH.norm_backward[0], hidden), LAUNCH.norm_backward[1]
-    of_residual = torch.empty_like(total)
-    of_product = torch.empty_like(total) if share > 0 else of_residual
-    kernels.add_norm_backward[(len(partial),)](
-        upstream, total, gamma, seed, of_residual, of_product, partial,
-        rows, hidden, partial.stride(0), eps, *Drop.of(share),
-        STREAM=stream, DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
-    )  # fmt: skip
-    return of_residual, of_product
-
-
-def gelu(before: Tensor) -> Tensor:
-    block, warps = LAUNCH.gelu_forward
-    after = torch.empty_like(before)
-    kernels.gelu_forward[(triton.cdiv(before.numel(), block),)](
-        before, after, before.numel(), BLOCK=block, num_warps=warps
-    )
-    return after
-
-
-def gelu_backward(upstream: Tensor, before: Tensor, partial: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient, in the place of `upstream`, and GELU itself."""
-    rows, width = before.shape
-    tile, most, warps = LAUNCH.gelu_backward
-    columns = min(most, triton.next_power_of_2(width))
-    across = triton.cdiv(width, columns)
-    after = torch.empty_like(before)
-    kernels.gelu_backward[(max(1, len(partial) // across), across)](
-        upstream, before, upstream, after, partial, rows, width, partial.stride(0),
-        ROWS=tile, WIDTH=columns, num_warps=warps,
-    )  # fmt: skip
-    return upstream, after
-
-
-def attention(
-    projected: Tensor, is_real: Tensor | None, seed: Tensor | None, batch: int, heads: int, share: float
-) -> Tensor:
-    """`projected` holds queries, keys and values side by side, a token a row."""
-    tokens, width = projected.shape
-    seq, hidden = tokens // batch, width // 3
-    warps, stages = LAUNCH.attention_forward
-    mixed = projected.new_empty(tokens, hidden)
-    kernels.attention_forward[(batch, heads)](
-        projected, is_real, seed, mixed, seq, (hidden // heads) ** -0.5, *Drop.of(share),
-        **attention_sizes(seq, hidden, heads, is_real, share), num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return mixed
-
-
-def attention_backward(
-    projected: Tensor, is_real: Tensor | None, seed: Tensor | None, upstream: Tensor, batch: int, heads: int,
-    share: float, partial: Tensor,
-) -> Tensor:  # fmt: skip
-    tokens, width = projected.shape
-    seq, hidden = tokens // batch, width // 3
-    warps, stages = LAUNCH.attention_backward
-    slope = torch.empty_like(projected)
-    kernels.attention_backward[(min(batch, max(1, len(partial) // heads)), heads)](
-        projected, is_real, seed, upstream, slope, partial,
-        batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *Drop.of(share),
-        **attention_sizes(seq, hidden, heads, is_real, share), num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return slope
-
-
-def attention_sizes(
-    seq: int, hidden: int, heads: int, is_real: Tensor | None, share: float
-) -> dict[str, Any]:
-    return {
-        "HEADS": heads,
-        "SIZE": hidden // heads,
-        "SEQ": max(16, triton.next_power_of_2(seq)),
-        "MASKED": is_real is not None,
-        "DROPS": share > 0,
-    }
+from electra.kernels.layer_launch import (
+    Sums,
+    add_norm,
+    add_norm_backward,
+    attention,
+    attention_backward,
+    gelu,
+    gelu_backward,
+)
 
 
 def cast(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -158,6 +28,10 @@ def cast(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return copies
 
 
+def cast_shapes(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+
+
 def weight_gradient(upstream: Tensor, given: Tensor) -> Tensor:
     """Half-precision products, summed and returned in float32."""
     if upstream.is_cuda:
@@ -165,40 +39,29 @@ def weight_gradient(upstream: Tensor, given: Tensor) -> Tensor:
     return upstream.t().float() @ given.float()
 
 
-def forward(
-    x: Tensor, is_real: Tensor | None, seed: Tensor | None, parameters: list[Tensor], heads: int, dropout: float,
-    attention_dropout: float, eps: float, dtype: torch.dtype,
+def end_forward(
+    mixed: Tensor, rows: Tensor, seed: Tensor | None, halves: list[Tensor], norms: list[Tensor], dropout: float,
+    eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """The result, and behind it what the backward pass needs. `parameters`: weight and bias of query-key-value, attention
-    output, expand and contract; then gamma and beta of the norm after attention and of the last norm."""
-    batch = len(x)
-    halves, norms = cast(parameters[:8], dtype), parameters[8:]
-    into_qkv, qkv_bias, into_output, output_bias, into_wide, wide_bias, into_narrow, narrow_bias = halves
-    rows = x.to(dtype).reshape(-1, x.shape[2])
-    projected = torch.addmm(qkv_bias, rows, into_qkv.t())
-    mixed = attention(projected, is_real, seed, batch, heads, attention_dropout)
+    """From mixed values to the result, and what the way back needs."""
+    into_output, output_bias, into_wide, wide_bias, into_narrow, narrow_bias = halves
     product = torch.addmm(output_bias, mixed, into_output.t())
     first, middle = add_norm(product, rows, norms[0], norms[1], seed, 1, dropout, eps)
     wide = torch.addmm(wide_bias, middle, into_wide.t())
     product = torch.addmm(narrow_bias, gelu(wide), into_narrow.t())
     second, result = add_norm(product, middle, norms[2], norms[3], seed, 2, dropout, eps)
-    return [result.view(x.shape), projected, mixed, first, middle, wide, second, *halves[::2]]
+    return [result, first, middle, wide, second]
 
 
-def backward(
-    upstream: Tensor, x: Tensor, is_real: Tensor | None, seed: Tensor | None, kept: list[Tensor], norms: list[Tensor],
-    heads: int, dropout: float, attention_dropout: float, eps: float,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of x, of the four weights, and of all vectors end to end: norm after attention and output bias, last norm
-    and narrow bias, wide bias, query-key-value bias."""
-    projected, mixed, first, middle, wide, second, into_qkv, into_output, into_wide, into_narrow = kept
-    batch, hidden, dtype = len(x), x.shape[2], projected.dtype
-    rows = x.to(dtype).reshape(-1, hidden)
-    lengths = [3 * hidden, 3 * hidden, wide.shape[1], 3 * hidden]
-    partial = torch.zeros(PROGRAMS * processors(x.device), sum(lengths), device=x.device)
-    of_first, of_second, of_wide, of_qkv = partial.split(lengths, dim=1)
-
-    upstream = upstream.to(dtype).reshape(-1, hidden)
+def end_backward(
+    upstream: Tensor, mixed: Tensor, seed: Tensor | None, kept: list[Tensor], halves: list[Tensor],
+    norms: list[Tensor], dropout: float, eps: float, sums: Sums,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """Gradients of the residual rows (through this part alone), of the mixed values, and of the three weights. `sums` takes
+    those of the norm after attention and the output bias, of the last norm and the narrow bias, and of the wide bias."""
+    first, middle, wide, second = kept
+    into_output, _, into_wide, _, into_narrow, _ = halves
+    of_first, of_second, of_wide, *_ = sums.parts
     residual, product = add_norm_backward(upstream, second, norms[2], seed, 2, dropout, eps, of_second)
     slope, activated = gelu_backward(product @ into_narrow, wide, of_wide)
     narrow_gradient = weight_gradient(product, activated)
@@ -206,67 +69,158 @@ def backward(
     residual.addmm_(slope, into_wide)
     residual, product = add_norm_backward(residual, first, norms[0], seed, 1, dropout, eps, of_first)
     output_gradient = weight_gradient(product, mixed)
+    return residual, product @ into_output, [output_gradient, wide_gradient, narrow_gradient]
+
+
+def layer(
+    x: Tensor, is_real: Tensor | None, seed: Tensor | None, parameters: list[Tensor], halves: list[Tensor], heads: int,
+    dropout: float, attention_dropout: float, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    """The result, and behind it what the backward pass needs. `parameters`: weight and bias of query-key-value, attention
+    output, expand and contract; then gamma and beta of the norm after attention and of the last norm. `halves`: the first
+    eight in the precision of products."""
+    rows = x.to(halves[0].dtype).reshape(-1, x.shape[2])
+    projected = torch.addmm(halves[1], rows, halves[0].t())
+    mixed = attention(projected, is_real, seed, len(x), heads, attention_dropout)
+    result, *kept = end_forward(mixed, rows, seed, halves[2:], parameters[8:], dropout, eps)
+    return [result.view(x.shape), projected, mixed, *kept]
+
+
+def layer_backward(
+    upstream: Tensor, x: Tensor, is_real: Tensor | None, seed: Tensor | None, kept: list[Tensor], halves: list[Tensor],
+    norms: list[Tensor], heads: int, dropout: float, attention_dropout: float, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of x, of the four weights, and of all vectors end to end, in the order of end_backward, then that of the
+    query-key-value bias."""
+    projected, mixed, *rest = kept
+    batch, hidden, dtype = len(x), x.shape[2], projected.dtype
+    rows = x.to(dtype).reshape(-1, hidden)
+    sums = Sums(x.device, 3 * hidden, 3 * hidden, len(halves[5]), 3 * hidden)
+    upstream = upstream.to(dtype).reshape(-1, hidden)
+    residual, of_mixed, weights = end_backward(
+        upstream, mixed, seed, rest, halves[2:], norms, dropout, eps, sums
+    )
     slope = attention_backward(
-        projected, is_real, seed, product @ into_output, batch, heads, attention_dropout, of_qkv
+        projected, is_real, seed, of_mixed, batch, heads, attention_dropout, sums.parts[3]
     )
     qkv_gradient = weight_gradient(slope, rows)
-    residual.addmm_(slope, into_qkv)
-    weights = qkv_gradient, output_gradient, wide_gradient, narrow_gradient
-    return [residual.view(x.shape), *weights, partial.sum(0)]
+    residual.addmm_(slope, halves[0])
+    return [residual.view(x.shape), qkv_gradient, *weights, sums.add_up()]
 
 
-def forward_shapes(
-    x: Tensor, is_real: Tensor | None, seed: Tensor | None, parameters: list[Tensor], heads: int, dropout: float,
-    attention_dropout: float, eps: float, dtype: torch.dtype,
+def layer_shapes(
+    x: Tensor, is_real: Tensor | None, seed: Tensor | None, parameters: list[Tensor], halves: list[Tensor], heads: int,
+    dropout: float, attention_dropout: float, eps: float,
 ) -> list[Tensor]:  # fmt: skip
     tokens, hidden = x.shape[0] * x.shape[1], x.shape[2]
-    intermediate = len(parameters[5])
-    widths = 3 * hidden, hidden, hidden, hidden, intermediate, hidden
-    kept = [x.new_empty(tokens, width, dtype=dtype) for width in widths]
-    halves = [torch.empty_like(weight, dtype=dtype) for weight in parameters[:8:2]]
-    return [x.new_empty(x.shape, dtype=dtype), *kept, *halves]
+    widths = 3 * hidden, hidden, hidden, hidden, len(halves[5]), hidden
+    kept = [halves[0].new_empty(tokens, width) for width in widths]
+    return [halves[0].new_empty(x.shape), *kept]
 
 
-def backward_shapes(
-    upstream: Tensor, x: Tensor, is_real: Tensor | None, seed: Tensor | None, kept: list[Tensor], norms: list[Tensor],
-    heads: int, dropout: float, attention_dropout: float, eps: float,
+def layer_backward_shapes(
+    upstream: Tensor, x: Tensor, is_real: Tensor | None, seed: Tensor | None, kept: list[Tensor], halves: list[Tensor],
+    norms: list[Tensor], heads: int, dropout: float, attention_dropout: float, eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    weights = [torch.empty_like(weight, dtype=torch.float32) for weight in kept[6:]]
-    vectors = 9 * x.shape[2] + kept[4].shape[1]
-    first = x.new_empty(x.shape, dtype=kept[0].dtype)
-    return [first, *weights, x.new_empty(vectors, dtype=torch.float32)]
+    weights = [torch.empty_like(weight, dtype=torch.float32) for weight in halves[::2]]
+    vectors = 9 * x.shape[2] + len(halves[5])
+    return [halves[0].new_empty(x.shape), *weights, x.new_empty(vectors, dtype=torch.float32)]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, is_real, seed, parameters, heads, dropout, attention_dropout, eps, _ = inputs
+def remember_layer(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    x, is_real, seed, parameters, halves, *settings = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(x, is_real, seed, *output[1:], *parameters[8:])
-    ctx.settings = heads, dropout, attention_dropout, eps
+    ctx.save_for_backward(x, is_real, seed, *output[1:], *halves, *parameters[8:])
+    ctx.settings = settings
 
 
-def differentiate(ctx: Any, upstream: list[Tensor | None]) -> tuple[Any, ...]:
+def differentiate_layer(ctx: Any, upstream: list[Tensor | None]) -> tuple[Any, ...]:
     x, is_real, seed, *saved = ctx.saved_tensors
-    found = _backward_op(upstream[0], x, is_real, seed, saved[:10], saved[10:], *ctx.settings)
-    of_x, of_qkv, of_output, of_wide, of_narrow, vectors = found
+    given = x, is_real, seed, saved[:6], saved[6:14], saved[14:]
+    of_x, of_qkv, *weights, vectors = _layer_backward(upstream[0], *given, *ctx.settings)
     hidden = x.shape[2]
-    lengths = [*[hidden] * 6, len(of_wide), 3 * hidden]
-    gamma1, beta1, output_bias, gamma2, beta2, narrow_bias, wide_bias, qkv_bias = vectors.split(lengths)
-    weights = of_qkv, qkv_bias, of_output, output_bias, of_wide, wide_bias, of_narrow, narrow_bias
-    gradients = [*weights, gamma1, beta1, gamma2, beta2]
-    return of_x.to(x.dtype), None, None, gradients, None, None, None, None, None
+    ends, qkv_bias = vectors.split([len(vectors) - 3 * hidden, 3 * hidden])
+    gradients = [of_qkv, qkv_bias, *in_order(weights, ends, hidden)]
+    return of_x.to(x.dtype), None, None, gradients, [None] * 8, None, None, None, None
 
 
-_forward_op = torch.library.custom_op("electra::layer", forward, mutates_args=())
-_forward_op.register_fake(forward_shapes)
-_forward_op.register_autograd(differentiate, setup_context=remember)
-_backward_op = torch.library.custom_op("electra::layer_backward", backward, mutates_args=())
-_backward_op.register_fake(backward_shapes)
+def in_order(weights: list[Tensor], vectors: Tensor, hidden: int) -> list[Tensor]:
+    """Gradients of the end's parameters, from what its backward pass gives."""
+    lengths = [*[hidden] * 6, len(vectors) - 6 * hidden]
+    gamma1, beta1, output_bias, gamma2, beta2, narrow_bias, wide_bias = vectors.split(lengths)
+    of_output, of_wide, of_narrow = weights
+    return [of_output, output_bias, of_wide, wide_bias, of_narrow, narrow_bias, gamma1, beta1, gamma2, beta2]
 
 
-def fused_layer(
-    x: Tensor, is_real: Tensor | None, seed: Tensor | None, parameters: list[Tensor], heads: int, dropout: float,
-    attention_dropout: float, eps: float, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """Products are of `dtype`, and so is the result; gradients of parameters are float32."""
-    return _forward_op(x, is_real, seed, parameters, heads, dropout, attention_dropout, eps, dtype)[0]
+def end(
+    mixed: Tensor, x: Tensor, seed: Tensor | None, parameters: list[Tensor], halves: list[Tensor], dropout: float,
+    eps: float,
+) -> list[Tensor]:  # fmt: skip
+    """A layer without its attention, for rows that our attention does not hold: all arguments as there, less the first two
+    parameters and halves."""
+    hidden, dtype = x.shape[2], halves[0].dtype
+    rows, values = (tensor.to(dtype).reshape(-1, hidden) for tensor in (x, mixed))
+    result, *kept = end_forward(values, rows, seed, halves, parameters[6:], dropout, eps)
+    return [result.view(x.shape), *kept]
+
+
+def end_op_backward(
+    upstream: Tensor, mixed: Tensor, seed: Tensor | None, kept: list[Tensor], halves: list[Tensor],
+    norms: list[Tensor], dropout: float, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    hidden, dtype = mixed.shape[2], halves[0].dtype
+    sums = Sums(mixed.device, 3 * hidden, 3 * hidden, len(halves[3]))
+    given = upstream.to(dtype).reshape(-1, hidden), mixed.to(dtype).reshape(-1, hidden)
+    residual, of_mixed, weights = end_backward(*given, seed, kept, halves, norms, dropout, eps, sums)
+    return [residual.view(mixed.shape), of_mixed.view(mixed.shape), *weights, sums.add_up()]
+
+
+def end_shapes(
+    mixed: Tensor, x: Tensor, seed: Tensor | None, parameters: list[Tensor], halves: list[Tensor], dropout: float,
+    eps: float,
+) -> list[Tensor]:  # fmt: skip
+    tokens, hidden = x.shape[0] * x.shape[1], x.shape[2]
+    kept = [halves[0].new_empty(tokens, width) for width in (hidden, hidden, len(halves[3]), hidden)]
+    return [halves[0].new_empty(x.shape), *kept]
+
+
+def end_backward_shapes(
+    upstream: Tensor, mixed: Tensor, seed: Tensor | None, kept: list[Tensor], halves: list[Tensor],
+    norms: list[Tensor], dropout: float, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    rows = [halves[0].new_empty(mixed.shape) for _ in range(2)]
+    weights = [torch.empty_like(weight, dtype=torch.float32) for weight in halves[::2]]
+    vectors = 6 * mixed.shape[2] + len(halves[3])
+    return [*rows, *weights, mixed.new_empty(vectors, dtype=torch.float32)]
+
+
+def remember_end(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    mixed, x, seed, parameters, halves, *settings = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(mixed, seed, *output[1:], *halves, *parameters[6:])
+    ctx.settings, ctx.dtype = settings, x.dtype
+
+
+def differentiate_end(ctx: Any, upstream: list[Tensor | None]) -> tuple[Any, ...]:
+    mixed, seed, *saved = ctx.saved_tensors
+    given = mixed, seed, saved[:4], saved[4:10], saved[10:]
+    of_x, of_mixed, *weights, vectors = _end_backward(upstream[0], *given, *ctx.settings)
+    gradients = in_order(weights, vectors, mixed.shape[2])
+    return of_mixed.to(mixed.dtype), of_x.to(ctx.dtype), None, gradients, [None] * 6, None, None
+
+
+# Operators of torch's own kind: torch.compile takes them as they are and does not look inside.
+halves_of = torch.library.custom_op("electra::cast", cast, mutates_args=())
+halves_of.register_fake(cast_shapes)
+fused_layer = torch.library.custom_op("electra::layer", layer, mutates_args=())
+fused_layer.register_fake(layer_shapes)
+fused_layer.register_autograd(differentiate_layer, setup_context=remember_layer)
+_layer_backward = torch.library.custom_op("electra::layer_backward", layer_backward, mutates_args=())
+_layer_backward.register_fake(layer_backward_shapes)
+fused_end = torch.library.custom_op("electra::layer_end", end, mutates_args=())
+fused_end.register_fake(end_shapes)
+fused_end.register_autograd(differentiate_end, setup_context=remember_end)
+_end_backward = torch.library.custom_op("electra::layer_end_backward", end_op_backward, mutates_args=())
+_end_backward.register_fake(end_backward_shapes)

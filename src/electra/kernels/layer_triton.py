@@ -241,3 +241,15 @@ def attention_backward(
     tl.store(line, query_sum)
     tl.store(line + hidden, key_sum)
     tl.store(line + 2 * hidden, value_sum)
+
+
+@triton.jit
+def add_up(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Sums of columns."""
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    is_column = column < columns
+    found = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        found += tl.load(partial + row[:, None] * columns + column, (row < rows)[:, None] & is_column, 0.0)
+    tl.store(total + column, tl.sum(found, 0), is_column)

@@ -1,8 +1,8 @@
 """The encoder of the paper: BERT's post-norm block behind factorised embeddings.
 
 Differences from the original code, none of which changes a number: queries, keys and values are one matrix product;
-attention runs through torch's fused kernel; a batch without padding passes no mask at all; on a GPU in half precision a
-layer is one operator of our own (kernels/layer.py).
+attention runs through torch's fused kernel; a batch without padding passes no mask at all; on a GPU in half precision
+layers are operators of our own (kernels/layer.py).
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from electra.config import Settings
-from electra.kernels.layer import available, fused_layer
+from electra.kernels.layer import available, fused_layers
 
 LAYER_NORM_EPS = 1e-12
 TYPES = 2
@@ -124,22 +124,16 @@ class Layer(nn.Module):
         x: Float[Tensor, "batch seq hidden"],
         attend: Bool[Tensor, "#batch 1 #query seq"] | None,
         first_only: bool = False,
-        seed: Int[Tensor, ""] | None = None,
     ) -> Float[Tensor, "batch kept hidden"]:
         """`first_only` computes the vector of the first token alone, which looks at all others as ever: in the last
-        layer of a classifier nobody reads the rest. `seed` is for the dropout of the fused layer, which is taken where it
-        is available and all tokens see the same ones."""
-        if not first_only and (attend is None or attend.shape[2] == 1) and available(x, self.heads):
-            is_real = None if attend is None else attend[:, 0, 0]
-            dropout = (self.dropout.p, self.attention_dropout) if seed is not None else (0.0, 0.0)
-            return fused_layer(x, is_real, seed, self.in_order(), self.heads, *dropout, LAYER_NORM_EPS)
+        layer of a classifier nobody reads the rest."""
         mixed = self.attention_of_first(x, attend) if first_only else self.attention(x, attend)
         kept = x[:, :1] if first_only else x
         x = self.attention_norm(kept + self.dropout(self.attention_output(mixed)))
         return self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
 
     def in_order(self) -> list[Tensor]:
-        """Parameters as the fused layer takes them."""
+        """Parameters as fused layers take them."""
         products = self.query_key_value, self.attention_output, self.expand, self.contract
         norms = self.attention_norm, self.output_norm
         return [tensor for part in (*products, *norms) for tensor in (part.weight, part.bias)]
@@ -215,18 +209,18 @@ class Encoder(nn.Module):
         token's vector alone, the same as in the whole (without dropout)."""
         attend = attention_mask(ids.shape[1], is_real, self.direction, ids.device)
         x = self.project(self.embeddings(ids, segments))
-        last = len(self.layers) - 1
-        seeds = self.dropout_seeds(x)
-        for number, layer in enumerate(self.layers):
-            x = layer(x, attend, first_only and number == last, None if seeds is None else seeds[number])
-        return x
-
-    def dropout_seeds(self, x: Float[Tensor, "batch seq hidden"]) -> Int[Tensor, "layers"] | None:
-        """For fused layers; the others draw from torch's generator themselves."""
-        drops = self.training and (self.settings.dropout or self.settings.attention_dropout)
-        if not drops or not available(x, self.settings.heads):
-            return None
-        return torch.randint(2**62, (len(self.layers),), device=x.device)
+        layers: list[nn.Module] = list(self.layers)
+        *most, last = layers
+        if self.direction == "both" and available(x):
+            settings = self.settings
+            dropout = (settings.dropout, settings.attention_dropout) if self.training else (0.0, 0.0)
+            fused = most if first_only else layers
+            parameters = [layer.in_order() for layer in fused if isinstance(layer, Layer)]
+            x = fused_layers(x, is_real, parameters, settings.heads, *dropout, LAYER_NORM_EPS)
+            return last(x, attend, first_only) if first_only else x
+        for layer in most:
+            x = layer(x, attend)
+        return last(x, attend, first_only)
 
 
 def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:

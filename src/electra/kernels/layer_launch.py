@@ -1,0 +1,164 @@
+"""Launches of the layer's kernels: tiles, warps, and room for what they write."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from electra.kernels import layer_triton as kernels
+
+PROGRAMS = 4  # a processor, for kernels that add up columns
+
+
+class Launch(NamedTuple):
+    """Tiles and warps, fixed rather than tuned at run time: a run repeats bit for bit."""
+
+    norm_forward: tuple[int, int] = (8, 4)  # rows of 256, warps
+    norm_backward: tuple[int, int] = (8, 4)
+    gelu_forward: tuple[int, int] = (1024, 4)  # elements, warps
+    gelu_backward: tuple[int, int, int] = (16, 256, 8)  # rows, columns, warps
+    attention_forward: tuple[int, int] = (8, 2)  # warps, stages
+    attention_backward: tuple[int, int] = (8, 2)
+    add_up: tuple[int, int] = (32, 4)  # columns, warps
+
+
+LAUNCH = Launch()
+
+
+class Drop(NamedTuple):
+    """Dropout as kernels take it: factor of what stays, and the share that goes, in 2^-32, as a signed number."""
+
+    scale: float
+    threshold: int
+
+    @classmethod
+    def of(cls, share: float) -> "Drop":
+        threshold = min(round(share * 2**32), 2**32 - 1)
+        return cls(1 / (1 - share), threshold - 2**32 if threshold >= 2**31 else threshold)
+
+
+@lru_cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def rows_a_tile(rows_of_256: int, hidden: int) -> int:
+    return max(1, rows_of_256 * 256 // triton.next_power_of_2(hidden))
+
+
+def add_norm(
+    product: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, seed: Tensor | None, stream: int, share: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """residual + dropout(product), and its LayerNorm."""
+    rows, hidden = product.shape
+    tile, warps = rows_a_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
+    total, result = torch.empty_like(product), torch.empty_like(product)
+    kernels.add_norm_forward[(triton.cdiv(rows, tile),)](
+        product, residual, gamma, beta, seed, total, result, rows, hidden, eps, *Drop.of(share),
+        STREAM=stream, DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
+    )  # fmt: skip
+    return total, result
+
+
+def add_norm_backward(
+    upstream: Tensor, total: Tensor, gamma: Tensor, seed: Tensor | None, stream: int, share: float, eps: float,
+    partial: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradients of residual and product: the same tensor where nothing is dropped."""
+    rows, hidden = total.shape
+    tile, warps = rows_a_tile(LAUNCH.norm_backward[0], hidden), LAUNCH.norm_backward[1]
+    of_residual = torch.empty_like(total)
+    of_product = torch.empty_like(total) if share > 0 else of_residual
+    kernels.add_norm_backward[(len(partial),)](
+        upstream, total, gamma, seed, of_residual, of_product, partial,
+        rows, hidden, partial.stride(0), eps, *Drop.of(share),
+        STREAM=stream, DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
+    )  # fmt: skip
+    return of_residual, of_product
+
+
+def gelu(before: Tensor) -> Tensor:
+    block, warps = LAUNCH.gelu_forward
+    after = torch.empty_like(before)
+    kernels.gelu_forward[(triton.cdiv(before.numel(), block),)](
+        before, after, before.numel(), BLOCK=block, num_warps=warps
+    )
+    return after
+
+
+def gelu_backward(upstream: Tensor, before: Tensor, partial: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient, in the place of `upstream`, and GELU itself."""
+    rows, width = before.shape
+    tile, most, warps = LAUNCH.gelu_backward
+    columns = min(most, triton.next_power_of_2(width))
+    across = triton.cdiv(width, columns)
+    after = torch.empty_like(before)
+    kernels.gelu_backward[(max(1, len(partial) // across), across)](
+        upstream, before, upstream, after, partial, rows, width, partial.stride(0),
+        ROWS=tile, WIDTH=columns, num_warps=warps,
+    )  # fmt: skip
+    return upstream, after
+
+
+def attention(
+    projected: Tensor, is_real: Tensor | None, seed: Tensor | None, batch: int, heads: int, share: float
+) -> Tensor:
+    """`projected` holds queries, keys and values side by side, a token a row."""
+    tokens, width = projected.shape
+    seq, hidden = tokens // batch, width // 3
+    warps, stages = LAUNCH.attention_forward
+    mixed = projected.new_empty(tokens, hidden)
+    kernels.attention_forward[(batch, heads)](
+        projected, is_real, seed, mixed, seq, (hidden // heads) ** -0.5, *Drop.of(share),
+        **attention_sizes(seq, hidden, heads, is_real, share), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return mixed
+
+
+def attention_backward(
+    projected: Tensor, is_real: Tensor | None, seed: Tensor | None, upstream: Tensor, batch: int, heads: int,
+    share: float, partial: Tensor,
+) -> Tensor:  # fmt: skip
+    tokens, width = projected.shape
+    seq, hidden = tokens // batch, width // 3
+    warps, stages = LAUNCH.attention_backward
+    slope = torch.empty_like(projected)
+    kernels.attention_backward[(min(batch, max(1, len(partial) // heads)), heads)](
+        projected, is_real, seed, upstream, slope, partial,
+        batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *Drop.of(share),
+        **attention_sizes(seq, hidden, heads, is_real, share), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return slope
+
+
+def attention_sizes(
+    seq: int, hidden: int, heads: int, is_real: Tensor | None, share: float
+) -> dict[str, Any]:
+    return {
+        "HEADS": heads,
+        "SIZE": hidden // heads,
+        "SEQ": max(16, triton.next_power_of_2(seq)),
+        "MASKED": is_real is not None,
+        "DROPS": share > 0,
+    }
+
+
+class Sums:
+    """Room for the column sums of a backward pass: a line for each program, summed once. Programs that write no line leave
+    zeros."""
+
+    def __init__(self, device: torch.device, *lengths: int):
+        self.partial = torch.zeros(PROGRAMS * processors(device), sum(lengths), device=device)
+        self.parts = self.partial.split(lengths, dim=1)
+
+    def add_up(self) -> Tensor:
+        rows, columns = self.partial.shape
+        total = self.partial.new_empty(columns)
+        width, warps = LAUNCH.add_up
+        kernels.add_up[(triton.cdiv(columns, width),)](
+            self.partial, total, rows, columns, ROWS=64, WIDTH=width, num_warps=warps
+        )
+        return total
