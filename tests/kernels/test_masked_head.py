@@ -12,13 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 
+from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
+
 from electra.kernels import choice, masked_head_fused
 from electra.kernels import masked_head as home
 from electra.kernels.masked_head import masked_head, reference
 from electra.kernels.masked_head_fused import fused, plan, splits_of
 from electra.randomness import uniform
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HALF, FULL = torch.bfloat16, torch.float32
 DTYPES = [FULL, HALF, torch.float16] if INTERPRETED else [HALF, torch.float16]
@@ -271,7 +272,8 @@ for kernel, rows, warps in ((kernels.forward_kernel, 128, 8), (kernels.finish_ke
     names = kernel.arg_names
     fixed = {name: value for name, value in (constants | {"ROWS": rows}).items() if name in names}
     kind = lambda name: "constexpr" if name in fixed else "i32" if name in SCALARS else KINDS.get(name, "*fp32")
-    source = ASTSource(kernel, {n: kind(n) for n in names}, {(names.index(n),): v for n, v in fixed.items()})
+    source = ASTSource(kernel, {n: kind(n) for n in names}, {(names.index(n),): v for n, v in fixed.items()},
+                       {(number,): [["tt.divisibility", 16]] for number, n in enumerate(names) if kind(n)[0] in "*i"})
     for chip, stages in ((80, 3), (86, 2), (90, 3)):
         made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options={"num_warps": warps, "num_stages": stages})
         print(made.name, chip, made.metadata.shared)

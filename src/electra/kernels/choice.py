@@ -1,8 +1,11 @@
-"""Whether kernels may be used at all. Each kernel's `available` asks here first."""
+"""Whether kernels may be used at all (each kernel's `available` asks here first), and what their device is like."""
 
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -22,3 +25,16 @@ def reference_only() -> Iterator[None]:
         yield
     finally:
         _wanted = before
+
+
+@lru_cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@lru_cache
+def is_roomy(device: torch.device) -> bool:
+    """Whether a program can have as much shared memory as on A100, H100 and above; gamers' cards have less."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 160_000  # type: ignore[attr-defined]

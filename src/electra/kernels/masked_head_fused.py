@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from electra.kernels.choice import is_roomy, processors
 from electra.kernels.masked_head_triton import backward_kernel, finish_kernel, forward_kernel
 from electra.kernels.sampling import SAMPLING_BLOCK
 
@@ -27,13 +28,9 @@ def plan(device: torch.device) -> Plan:
     """Three tiles on their way at once, where the shared memory holds them (A100, H100 and above), or else two. `finish`
     takes single rows, since each row has a block of its own; the interpreter, on the CPU, works through programs one by
     one, so there they are larger."""
-    processors, stages, rows = 2, 1, 64
-    if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        roomy = found.shared_memory_per_block_optin >= 160_000  # type: ignore[attr-defined]
-        processors, stages, rows = found.multi_processor_count, 3 if roomy else 2, 1
+    stages, rows = (3 if is_roomy(device) else 2, 1) if device.type == "cuda" else (1, 64)
     return Plan(
-        processors,
+        processors(device),
         {"ROWS": 128, "num_warps": 8, "num_stages": stages},
         {"ROWS": rows, "num_warps": 4, "num_stages": 1},
         {"ROWS": 64, "num_warps": 8, "num_stages": stages},

@@ -68,12 +68,21 @@ class Embeddings(nn.Module):
     def forward(
         self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq embedding"]:
-        summed = self.words(ids) + self.positions.weight[: ids.shape[1]] + self.types(segments)
+        summed = self.words(ids) + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments)
         return self.dropout(self.norm(summed))
 
     @property
     def table(self) -> Float[Tensor, "vocab embedding"]:
         return self.words.weight
+
+
+def look_up_type(
+    types: nn.Embedding, segments: Int[Tensor, "batch seq"]
+) -> Float[Tensor, "batch seq embedding"]:
+    """types(segments), but the gradient is two sums over all tokens: as an embedding's it would be as many additions into
+    the same two rows, one after the other."""
+    first, second = types.weight
+    return torch.where(segments[:, :, None] == 1, second, first)
 
 
 class DisentangledEmbeddings(nn.Module):
@@ -94,7 +103,7 @@ class DisentangledEmbeddings(nn.Module):
         self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq embedding"]:
         words = F.embedding(ids, self._source[0].words.weight.detach()) + F.embedding(ids, self.delta)
-        summed = words + self.positions.weight[: ids.shape[1]] + self.types(segments)
+        summed = words + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments)
         return self.dropout(self.norm(summed))
 
     @property
