@@ -34,7 +34,7 @@ class Recorder(Generic[Result]):
 
     What cannot be recorded (something that asks the host for a number) runs plainly ever after, and is said once. Recording
     computes nothing, so a recording that failed had no effect but on what hangs on Python objects: `undo` takes that
-    back."""
+    back. `recording`: whether the last call ended in the middle of one."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class Recorder(Generic[Result]):
             self.undo()
             if is_out_of_memory(error):
                 raise
+            self.recording = False
             self.give_up(str(error.__context__ or error))  # what ended the recording, not that it ended
             return None
         self.recording = False

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from electra.batch import Batch
-from electra.errors import MachineError, MemoryExhaustedError
+from electra.errors import ElectraError, MachineError, MemoryExhaustedError
 from electra.randomness import mix
 from electra.train.device import autocast, choose_backend, kernels, precision_remark
 from electra.train.guard import is_out_of_memory
@@ -24,7 +24,6 @@ from electra.train.settings import TrainSettings, finer, memory_remedy
 
 Sums = dict[str, Tensor]
 Backend = str | Callable[..., Any] | None
-COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "triton")
 NO_COMPILER = "C compiler"
 TENSORS = ("ids", "segments", "is_real", "samples")
 
@@ -64,7 +63,7 @@ class Step:
             self.update_from, device, record, say, self.drop_gradients
         )
         self.paused = 0.0
-        self.changed = False
+        self.changed = self.compiling = False
 
     def compile(self, backend: Backend) -> Callable[[Batch], Any] | None:
         if backend is None:
@@ -87,19 +86,19 @@ class Step:
             prepare()  # here, where the error no longer holds on to what the attempt had computed
 
     def attempt(self, batch: Batch, started: float) -> tuple[Sums, Tensor]:
-        self.changed = False
+        self.changed = self.compiling = self.recorder.recording = False
         if self.compiled is None and not self.recorder.record:
             return self.update(batch.to(self.device), self.accumulate)
         tensors, constants = self.tensors_of(batch), (batch.seed, batch.padded, self.accumulate)
         if self.recorder.is_settled(tensors, *constants):
             return self.recorder(tensors, *constants)
-        compiles = self.compiled is not None and not self.recorder.has_seen(tensors, *constants)
+        self.compiling = self.compiled is not None and not self.recorder.has_seen(tensors, *constants)
         before = time.monotonic()
         result = self.recorder(tensors, *constants)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         self.paused = time.monotonic() - started
-        if compiles:
+        if self.compiling:
             self.say(f"compiled the step in {time.monotonic() - before:.0f} s (cached for the next start)")
         return result
 
@@ -134,12 +133,14 @@ class Step:
         return sums, norm
 
     def remedy(self, error: Exception, rows: int) -> Callable[[], None] | None:
-        """What to do before the same batch is tried again. None: nothing helps, or it would be a second update."""
+        """What to do before the same batch is tried again. None: nothing helps, or it would be a second update. Compilers
+        fail in many ways, some with errors of no class of their own; where the fault is ours and not the compiler's, the
+        uncompiled step says so in its own words."""
         if self.changed and not self.recorder.recording:
             return None
         if is_out_of_memory(error):
             return lambda: self.use_less_memory(rows)
-        if self.compiled is not None and is_compilers(error):
+        if self.compiling and not isinstance(error, ElectraError | torch.AcceleratorError):
             can_build = NO_COMPILER not in str(error)
             inner = getattr(error, "inner_exception", error)
             reason = f"{type(inner).__name__}: {next(iter(str(inner).strip().splitlines()), '')}"
@@ -147,12 +148,12 @@ class Step:
         return None
 
     def use_less_memory(self, rows: int) -> None:
-        """Recordings keep their memory, so a batch of a new shape may lack it: they go first, and are made again. Where
-        there are none, the parts of the batch get smaller."""
+        """Recordings keep their memory, so the first batch of a new shape, which is not recorded, may lack it: they are
+        dropped and made again. In all other cases the parts of the batch get smaller."""
         self.drop_gradients()
-        if self.recorder.recordings:
-            self.recorder.drop()
-        else:
+        crowded = bool(self.recorder.recordings) and not self.recorder.recording
+        self.recorder.drop()
+        if not crowded:
             parts = finer(rows, self.accumulate)
             if parts is None:
                 raise MemoryExhaustedError(f"out of memory. {memory_remedy(rows, self.accumulate)}")
@@ -181,10 +182,3 @@ class Step:
 
     def drop_gradients(self) -> None:
         self.optimizer.zero_grad()
-
-
-def is_compilers(error: Exception) -> bool:
-    """Raised by torch.compile about itself or about what it was given. If what it was given is wrong, the uncompiled step
-    says so in its own words."""
-    homes = tuple(kind.__module__ for kind in type(error).__mro__)
-    return any(home.startswith(COMPILERS) for home in homes) or NO_COMPILER in str(error)
