@@ -29,8 +29,8 @@ from electra.probe import LabelledTexts, probe_accuracy
 from electra.recipe import PretrainSettings, resolve
 from electra.runs import load_encoder
 from electra.train import guard
+from electra.train.device import choose_device
 from electra.train.optim import build_optimizer
-from electra.train.trainer import choose_device
 
 EVALUATIONS = 4
 
@@ -213,7 +213,8 @@ def plan_steps(job: Job, budget: Budget, settings: PretrainSettings, flops_a_ste
 def seconds_a_step(settings: PretrainSettings) -> float:
     parts = build_parts(settings, verify=False)
     objective = parts.objective.to(choose_device(settings.train)).train()
-    return trial_seconds(settings, parts, build_optimizer(settings.optimizer, objective))
+    optimizer = build_optimizer(settings.optimizer, objective)
+    return trial_seconds(settings, parts, optimizer, say=lambda text: None)
 
 
 def probe_run(run: Path, table: LabelledTexts, length: int) -> float:

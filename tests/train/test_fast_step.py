@@ -1,0 +1,47 @@
+"""The compiled and recorded step on a CUDA device. Cases are in fast_steps.py, where each says what it protects."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import environment
+
+SCRIPT = Path(__file__).parent / "fast_steps.py"
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def run(case: str, *words: str) -> None:
+    env = environment({"PYTHONPATH": str(SOURCE), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    done = subprocess.run(
+        [sys.executable, SCRIPT, case, *words], capture_output=True, text=True, env=env, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "equals_plain",
+        "learns",
+        "shapes_take_turns",
+        "never_waits",
+        "compiles_once",
+        "temperature_is_not_frozen",
+        "resumes_exactly",
+        "halves_when_memory_is_short",
+    ],
+)
+def test_the_fast_step_on_a_gpu(case):
+    run(case)
+
+
+@pytest.mark.parametrize("case", ["shapes_take_turns", "compiles_once", "temperature_is_not_frozen"])
+def test_the_compiled_step_on_the_cpu(case):
+    """Without inductor, so without a C compiler: what is traced, and how often."""
+    run(case, "cpu")
