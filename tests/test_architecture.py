@@ -48,7 +48,6 @@ STRANGERS = [
     ("objectives", "data"),
     ("objectives", "train"),
     ("train", "data"),
-    ("train", "kernels"),
     ("train", "model"),
     ("train", "objectives"),
     ("finetune", "kernels"),

@@ -19,7 +19,7 @@ from electra.objectives.electra import ElectraSettings
 from electra.pretrain import device_peak, work
 from electra.recipe import resolve
 from electra.train.runlog import read_metrics
-from electra.train.trainer import TrainSettings
+from electra.train.settings import TrainSettings
 from helpers import electra
 
 # What google-research/electra's flops_computation.py prints.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -20,7 +20,8 @@ class SpecialIds:
 class Batch:
     """Rows of token ids. `samples` is each row's place in the run's endless order: together with `seed` it is the key
     to all randomness about that row. `padded` is known when the batch is built, so that nobody has to ask a device.
-    `progress` is the share of the run that is done, for what changes in its course; 1 outside of training."""
+    `progress` is the share of the run that is done, for what changes in its course; 1 outside of training. A step that is
+    compiled or recorded has it as a tensor: a number would be frozen into it."""
 
     ids: Int[Tensor, "batch seq"]
     segments: Int[Tensor, "batch seq"]
@@ -28,7 +29,7 @@ class Batch:
     samples: Int[Tensor, "batch"]
     seed: int
     padded: bool
-    progress: float = 1.0
+    progress: float | Float[Tensor, ""] = 1.0
 
     def with_ids(self, ids: Int[Tensor, "batch seq"]) -> "Batch":
         return replace(self, ids=ids)

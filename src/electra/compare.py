@@ -29,8 +29,8 @@ from electra.probe import LabelledTexts, probe_accuracy
 from electra.recipe import PretrainSettings, resolve
 from electra.runs import load_encoder
 from electra.train import guard
+from electra.train.device import choose_device
 from electra.train.optim import build_optimizer
-from electra.train.trainer import choose_device
 
 EVALUATIONS = 4
 

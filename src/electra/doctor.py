@@ -17,10 +17,12 @@ from electra.errors import CorruptError, ElectraError, MachineError
 from electra.pretrain import Parts, build_parts
 from electra.recipe import PretrainSettings, resolve
 from electra.train.checkpoint import save_checkpoint
+from electra.train.device import autocast, choose_device
 from electra.train.display import duration
 from electra.train.guard import check_space, explain_memory
 from electra.train.optim import build_optimizer
-from electra.train.trainer import autocast, checkpoint_groups, choose_device, memory_remedy
+from electra.train.settings import memory_remedy
+from electra.train.trainer import checkpoint_groups
 
 TRIAL_STEPS = 3
 
@@ -46,7 +48,7 @@ def examine(recipe: str | None, words: list[str]) -> int:
         parts, text = check_shards(settings)
         fine(text)
         name = "one step at full length"
-        with explain_memory(memory_remedy(train)):
+        with explain_memory(memory_remedy(train.batch, train.accumulate)):
             objective = parts.objective.to(choose_device(train)).train()
             optimizer = build_optimizer(settings.optimizer, objective)
             fine(trial_step(settings, parts, optimizer))

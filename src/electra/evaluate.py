@@ -15,7 +15,8 @@ from electra.objectives.losses import detection_loss
 from electra.pretrain import build_heldout
 from electra.recipe import build_objective
 from electra.runs import load_run
-from electra.train.trainer import add_sums, choose_device
+from electra.train.device import choose_device
+from electra.train.trainer import add_sums
 
 MEANINGS = {
     "mlm_loss": "generator: cross-entropy at the chosen positions (nats)",

@@ -27,7 +27,9 @@ from electra.files import lock, remove_leftovers, write_atomically, write_json
 from electra.recipe import PretrainSettings, build_objective
 from electra.runs import CONFIG, copy_weights, export_parts, load_encoder, load_generator
 from electra.train import checkpoint, guard
-from electra.train.trainer import FREE_TO_CHANGE, Run, TrainSettings, choose_device, memory_remedy, train
+from electra.train.device import choose_device
+from electra.train.settings import FREE_TO_CHANGE, TrainSettings, memory_remedy
+from electra.train.trainer import Run, train
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,11 @@ def build_heldout(
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
     folder = Path(settings.run)
-    with lock(folder), guard.Signals() as signals, guard.explain_memory(memory_remedy(settings.train)):
+    with (
+        lock(folder),
+        guard.Signals() as signals,
+        guard.explain_memory(memory_remedy(settings.train.batch, settings.train.accumulate)),
+    ):
         remove_leftovers(folder)
         refuse_other_settings(folder, settings)
         parts = build_parts(settings, fresh=not checkpoint.checkpoint_folders(folder / "checkpoints"))

@@ -21,7 +21,7 @@ from electra.objectives.electra import ElectraSettings
 from electra.objectives.masked_lm import MaskedLMSettings
 from electra.train.optim import OptimizerSettings
 from electra.train.schedule import ScheduleSettings
-from electra.train.trainer import TrainSettings
+from electra.train.settings import TrainSettings
 
 
 class PretrainSettings(config.Settings):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from electra.finetune.optimise import build_layerwise, depth_factor
-from electra.finetune.step import Rates
+from electra.train.optim import Rates
 
 NAMES = [
     "head.dense.weight",

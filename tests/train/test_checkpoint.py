@@ -10,7 +10,7 @@ import torch
 from electra.errors import CorruptError, MachineError, MemoryExhaustedError
 from electra.files import lock
 from electra.train import checkpoint, guard
-from electra.train.trainer import TrainSettings, memory_remedy
+from electra.train.settings import memory_remedy
 
 
 def save(root: Path, step: int, value: float = 1.0) -> Path:
@@ -139,7 +139,7 @@ def test_out_of_memory_becomes_one_line_with_a_way_out():
     [(12, 1, "train.accumulate=2"), (9, 1, "train.accumulate=3"), (4, 4, "single row")],
 )
 def test_the_way_out_of_memory_trouble_divides_the_batch(batch, accumulate, remedy):
-    assert remedy in memory_remedy(TrainSettings(batch=batch, accumulate=accumulate))
+    assert remedy in memory_remedy(batch, accumulate)
 
 
 def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):

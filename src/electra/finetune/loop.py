@@ -16,13 +16,14 @@ from electra.errors import DivergedError
 from electra.finetune.features import collate, lengths_of, sorted_order, to_device, training_batches
 from electra.finetune.method import MethodSettings
 from electra.finetune.optimise import build_layerwise
-from electra.finetune.step import Rates, Step
+from electra.finetune.step import Step
 from electra.finetune.task import Example, Inputs, Outputs, Row, Task
 from electra.model.encoder import Encoder
 from electra.randomness import mix
+from electra.train.device import autocast, choose_device
 from electra.train.display import Display
+from electra.train.optim import Rates
 from electra.train.schedule import ScheduleSettings, learning_rate
-from electra.train.trainer import autocast, choose_device
 
 SECONDS_BETWEEN_LINES = 10.0
 

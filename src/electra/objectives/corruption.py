@@ -59,9 +59,15 @@ class SamplingSettings(Settings):
             raise ValueError("greedy takes one token, so top_k has no meaning. Drop one of them")
         return self
 
-    def temperature_at(self, progress: float) -> float:
+    def temperature_at(self, progress: float | Float[Tensor, ""]) -> float | Float[Tensor, ""]:
+        """A plain number where it does not change."""
         start, end = self.start_temperature, self.temperature
-        return start + (end - start) * min(1.0, progress / self.cooling)
+        if start == end:
+            return end
+        cooled = progress / self.cooling
+        return start + (end - start) * (
+            cooled.clamp(max=1.0) if isinstance(cooled, Tensor) else min(1.0, cooled)
+        )
 
 
 class Chosen(NamedTuple):
@@ -178,7 +184,7 @@ def sample(
     logits: Float[Tensor, "rows vocab"],
     noise: Float[Tensor, "rows 2"],
     settings: SamplingSettings,
-    progress: float,
+    progress: float | Float[Tensor, ""],
     targets: Int[Tensor, "rows"],
 ) -> Int[Tensor, "rows"]:
     """One token a row, as the settings say. No gradient passes."""

@@ -133,7 +133,7 @@ class Corruptor(nn.Module):
         self,
         logits: Float[Tensor, "batch count vocab"],
         draws: Float[Tensor, "batch draws"],
-        progress: float,
+        progress: float | Float[Tensor, ""],
         targets: Int[Tensor, "batch count"],
     ) -> Int[Tensor, "batch count"]:
         flat = logits.flatten(0, 1), draws.reshape(-1, 2), self.sampling, progress, targets.flatten()

@@ -31,13 +31,24 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
         )
 
 
+# What torch, its allocators and CUDA's libraries say when memory is short, beside torch.OutOfMemoryError.
+MEMORY_SIGNS = ("allocate memory", "CUDA error: out of memory", "CUDA out of memory", "STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Also where a compiler or the end of a recording wraps the error that began it."""
+    found = isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in MEMORY_SIGNS)
+    behind = error.__cause__ or error.__context__
+    return found or (behind is not None and is_out_of_memory(behind))
+
+
 @contextmanager
 def explain_memory(remedy: str) -> Iterator[None]:
     """Out of memory, on the GPU or on the host, as one line with a way out."""
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the host's allocator raises a plain one
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise MemoryExhaustedError(f"out of memory. {remedy}") from None
         raise
 

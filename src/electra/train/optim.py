@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
@@ -116,6 +117,28 @@ def set_rate(optimizer: optim.Optimizer, share: float) -> None:
     """`share` of each group's own peak."""
     for group in optimizer.param_groups:
         group["lr"] = share * group["peak"]
+
+
+class Rates:
+    """The learning rate of every group: a share of its peak. On the GPU they are tensors that a recorded step reads, and one
+    number a step goes there."""
+
+    def __init__(self, optimizer: optim.Optimizer, device: torch.device):
+        self.optimizer = optimizer
+        self.share: Tensor | None = None
+        if device.type == "cuda":
+            self.peaks = torch.tensor([group["peak"] for group in optimizer.param_groups], device=device)
+            self.share, self.rates = torch.zeros((), device=device), torch.zeros_like(self.peaks)
+            for group, lr in zip(optimizer.param_groups, self.rates.unbind(), strict=True):
+                group["lr"], group["capturable"] = lr, True
+            # torch warns when such an optimizer steps outside of a recording; ours does at every new shape.
+            optimizer._warned_capturable_if_run_uncaptured = True
+
+    def set(self, share: float) -> None:
+        if self.share is None:
+            set_rate(self.optimizer, share)
+        else:
+            torch.mul(self.peaks, self.share.fill_(share), out=self.rates)
 
 
 def optimizer_tensors(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

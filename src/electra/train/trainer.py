@@ -5,71 +5,24 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from electra.batch import Batch
-from electra.config import Settings
-from electra.errors import DivergedError, MachineError
-from electra.randomness import mix
+from electra.errors import DivergedError
 from electra.train import checkpoint, guard
+from electra.train.device import autocast, choose_device, kernels
 from electra.train.display import Display
-from electra.train.optim import (
-    OptimizerSettings,
-    build_optimizer,
-    clip_gradients,
-    optimizer_tensors,
-    set_rate,
-    split_parameters,
-)
+from electra.train.optim import OptimizerSettings, build_optimizer, optimizer_tensors, split_parameters
 from electra.train.runlog import RunLog
 from electra.train.schedule import ScheduleSettings, learning_rate
-
-# These change what is shown or kept, not what is learned (accumulate: up to rounding and the weight of padded parts).
-# A run may be resumed with other values.
-FREE_TO_CHANGE = (
-    "train.accumulate",
-    "train.log_every",
-    "train.evaluate_every",
-    "train.evaluate_rows",
-    "train.save_every",
-    "train.save_minutes",
-    "train.keep",
-    "train.keep_every",
-    "train.workers",
-)
-
-
-class TrainSettings(Settings):
-    """`batch` is global; `accumulate` splits it into as many parts that are computed one after the other.
-    `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none)."""
-
-    steps: int = Field(1_000_000, ge=1)
-    batch: int = Field(128, ge=1)
-    accumulate: int = Field(1, ge=1)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    deterministic: bool = False
-    log_every: int = Field(50, ge=1)
-    evaluate_every: int = Field(1000, ge=1)
-    evaluate_rows: int = Field(1024, ge=1)
-    save_every: int = Field(1000, ge=1)
-    save_minutes: float = Field(10.0, gt=0)
-    keep: int = Field(2, ge=2)
-    keep_every: int = Field(0, ge=0)
-    workers: int = Field(1, ge=1)
-
-    @model_validator(mode="after")
-    def accumulate_divides_batch(self) -> "TrainSettings":
-        if self.batch % self.accumulate:
-            raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
-        return self
+from electra.train.settings import TrainSettings
+from electra.train.step import Step
 
 
 class Batches(Protocol):
@@ -87,39 +40,6 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
-
-
-def memory_remedy(settings: TrainSettings) -> str:
-    """Same batch and same data in smaller parts, if there are any."""
-    finer = [n for n in range(settings.accumulate + 1, settings.batch + 1) if settings.batch % n == 0]
-    if not finer:
-        return "A single row does not fit: use a shorter rows.length or a smaller encoder."
-    rows = settings.batch // settings.accumulate
-    return f"{rows} rows at once do not fit: add train.accumulate={finer[0]} (same batch, same data, less memory)."
-
-
-class Placement(Protocol):
-    """Settings that say where to compute, and in what."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def precision(self) -> str: ...
-
-
-def choose_device(settings: Placement) -> torch.device:
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise MachineError("device=cuda, but torch sees no CUDA device. Use device=auto or cpu.")
-    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-    return torch.device("cuda" if cuda else "cpu")
-
-
-def autocast(settings: Placement, device: torch.device) -> Any:
-    """bfloat16 on GPUs that have it, float32 elsewhere."""
-    wanted = settings.precision == "bfloat16" or (
-        settings.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
-    )
-    return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
 def train(
@@ -151,6 +71,7 @@ def train(
     optimizer = build_optimizer(optimizer_settings, objective)
     parts = split_parameters(optimizer_settings, objective)
     display = Display(settings.steps, objective.headline)
+    update = Step(objective, optimizer, parts, settings, seed, device, display.note)
 
     groups = checkpoint_groups(objective, optimizer)
     checkpoint.clean(run.checkpoints)
@@ -170,7 +91,7 @@ def train(
     history = log.history()
     alarmed = {record.get("alarm") for record in log.records if record["kind"] == "alarm"}
     started = saved = logged = time.monotonic()
-    first_step = step
+    first_step, preparing = step, 0.0
     tokens = torch.zeros((), dtype=torch.long, device=device)
 
     def save(at: int) -> None:
@@ -196,23 +117,20 @@ def train(
         evaluate_if_due()
         for batch in data.batches(step):
             share = learning_rate(schedule, 1.0, step, settings.steps)
-            set_rate(optimizer, share)
-            for part, piece in enumerate(batch.to(device).split(settings.accumulate)):
-                torch.manual_seed(mix(seed, "dropout", step, part))
-                with autocast(settings, device):
-                    loss = objective(piece)
-                (loss.total / settings.accumulate).backward()
-                tokens += piece.is_real.sum()
-                add_sums(sums, {**loss.sums, "total": loss.total.detach(), "parts": torch.ones_like(tokens)})
-            norm = clip_gradients(parts)
-            optimizer.step()
-            optimizer.zero_grad()
+            found_sums, norm = update(batch, step, share)
+            real = found_sums.pop("tokens")
+            add_sums(sums, found_sums)
+            if update.paused:  # compiling is no part of the speed
+                logged, preparing = logged + update.paused, preparing + update.paused
+            else:
+                tokens += real
             step += 1
             display.advance(step)
 
             if step % settings.log_every == 0 or step == settings.steps:
                 now = time.monotonic()
-                speed = tokens.item() / (now - logged)
+                count = tokens.item()
+                speed = count / (now - logged) if count else math.nan
                 figures = objective.figures(sums) | {
                     "loss": (sums["total"] / sums["parts"]).item(),
                     "lr": share * optimizer_settings.lr,
@@ -224,7 +142,7 @@ def train(
                     figures["mfu"] = speed * flops_per_token / peak_flops
                 if not (math.isfinite(figures["loss"]) and math.isfinite(figures["gradient_norm"])):
                     raise diverged(step, run)
-                eta = (settings.steps - step) * (now - started) / max(1, step - first_step)
+                eta = (settings.steps - step) * (now - started - preparing) / max(1, step - first_step)
                 display.figures("train", step, figures, eta)
                 log.write("train", step, figures)
                 history.append(figures)
@@ -279,7 +197,7 @@ def evaluate(
     """Figures over the held-out rows, without dropout. A signal cuts it short: the checkpoint comes first."""
     sums: dict[str, Tensor] = {}
     objective.eval()
-    with torch.no_grad(), autocast(settings, device):
+    with torch.no_grad(), autocast(settings, device), kernels(settings.fast):
         for batch in heldout:
             add_sums(sums, objective(batch.to(device)).sums)
             if signals is not None and signals.received is not None:
@@ -289,8 +207,9 @@ def evaluate(
 
 
 def add_sums(totals: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    """What is added may be overwritten afterwards."""
     for name, value in more.items():
-        totals[name] = totals[name] + value if name in totals else value
+        totals[name] = totals[name] + value if name in totals else value.clone()
 
 
 def require_finite(objective: torch.nn.Module, step: int, run: Run) -> None:

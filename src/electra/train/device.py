@@ -1,0 +1,70 @@
+"""Where to compute, and in what."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, Protocol
+
+import torch
+
+from electra.errors import MachineError
+from electra.kernels import choice
+
+Fast = Literal["auto", "on", "off"]
+
+
+class Placement(Protocol):
+    """Settings that say where to compute, and in what."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+
+
+def choose_device(settings: Placement) -> torch.device:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise MachineError("device=cuda, but torch sees no CUDA device. Use device=auto or cpu.")
+    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    if cuda and settings.precision == "bfloat16" and not has_bfloat16():
+        name = torch.cuda.get_device_name()
+        raise MachineError(f"precision=bfloat16, but {name} has none. Use precision=auto or float32.")
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def has_bfloat16() -> bool:
+    """In hardware: an emulated one is slower than float32."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def autocast(settings: Placement, device: torch.device) -> AbstractContextManager[Any]:
+    """bfloat16 on GPUs that have it, float32 elsewhere."""
+    wanted = settings.precision == "bfloat16" or (
+        settings.precision == "auto" and device.type == "cuda" and has_bfloat16()
+    )
+    return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
+
+
+def kernels(fast: Fast) -> AbstractContextManager[None]:
+    """Around everything that is computed: "off" leaves no kernel of ours in it."""
+    return choice.reference_only() if fast == "off" else nullcontext()
+
+
+def choose_backend(fast: Fast, device: torch.device, say: Callable[[str], None]) -> str | None:
+    """What compiles the step, or None where nothing can. On a GPU the reason is said."""
+    if fast == "off" or (fast == "auto" and device.type != "cuda"):
+        return None
+    if device.type == "cuda" and choice.HAS_TRITON:
+        return "inductor"
+    missing = "Triton is not installed" if device.type == "cuda" else "there is no CUDA device to compile for"
+    remedy = "pip install triton, or use" if device.type == "cuda" else "Use"
+    if fast == "on":
+        raise MachineError(f"train.fast=on, but {missing}. {remedy} train.fast=auto.")
+    say(f"{missing}, so the step is not compiled and slower. To change that: pip install triton.")
+    return None
+
+
+def precision_remark(settings: Placement, device: torch.device) -> str | None:
+    """What somebody with such a GPU should know."""
+    if device.type != "cuda" or settings.precision != "auto" or has_bfloat16():
+        return None
+    return f"{torch.cuda.get_device_name()} has no bfloat16, so everything is computed in float32 (slower)."

@@ -1,0 +1,69 @@
+"""What can be set about the loop."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from electra.config import Settings
+
+# These change what is shown or kept and how fast it goes, not what is learned (accumulate and fast: up to rounding, the
+# numbers behind dropout and the weight of padded parts). A run may be resumed with other values.
+FREE_TO_CHANGE = (
+    "train.accumulate",
+    "train.fast",
+    "train.log_every",
+    "train.evaluate_every",
+    "train.evaluate_rows",
+    "train.save_every",
+    "train.save_minutes",
+    "train.keep",
+    "train.keep_every",
+    "train.workers",
+)
+
+
+class TrainSettings(Settings):
+    """`batch` is global; `accumulate` splits it into as many parts that are computed one after the other.
+    `fast`: compiled, recorded and with our kernels, "auto" where the machine can, "on" or not at all, "off" in plain torch.
+    `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none)."""
+
+    steps: int = Field(1_000_000, ge=1)
+    batch: int = Field(128, ge=1)
+    accumulate: int = Field(1, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    fast: Literal["auto", "on", "off"] = "auto"
+    deterministic: bool = False
+    log_every: int = Field(50, ge=1)
+    evaluate_every: int = Field(1000, ge=1)
+    evaluate_rows: int = Field(1024, ge=1)
+    save_every: int = Field(1000, ge=1)
+    save_minutes: float = Field(10.0, gt=0)
+    keep: int = Field(2, ge=2)
+    keep_every: int = Field(0, ge=0)
+    workers: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def accumulate_divides_batch(self) -> "TrainSettings":
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
+        return self
+
+
+def finer(batch: int, accumulate: int) -> int | None:
+    """Into how many parts a batch is split next when memory is short: twice as many, or as few more as divide it evenly.
+    None where a part is a single row."""
+    if batch % (2 * accumulate) == 0:
+        return 2 * accumulate
+    return next((parts for parts in range(accumulate + 1, batch + 1) if batch % parts == 0), None)
+
+
+def memory_remedy(batch: int, accumulate: int) -> str:
+    """Same batch and same data in smaller parts, if there are any."""
+    parts = finer(batch, accumulate)
+    if parts is None:
+        return "A single row does not fit: use a shorter rows.length or a smaller encoder."
+    rows = batch // accumulate
+    return (
+        f"{rows} rows at once do not fit: add train.accumulate={parts} (same batch, same data, less memory)."
+    )
