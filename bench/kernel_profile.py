@@ -49,7 +49,7 @@ def profile(title: str, run: Callable[[], None], cuda: bool) -> tuple[str, dict[
     calls: dict[str, int] = defaultdict(int)
     for entry in found.key_averages():
         taken = entry.self_device_time_total if cuda else entry.self_cpu_time_total
-        if entry.device_type == kind and taken and not entry.is_user_annotation:
+        if entry.device_type == kind and taken and not getattr(entry, "is_user_annotation", False):
             times[entry.key] += taken / 1000 / STEPS
             calls[entry.key] += entry.count
     busy = sum(times.values())

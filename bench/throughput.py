@@ -20,131 +20,20 @@ import argparse
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import machine
 from electra import flops
-from electra.batch import Batch, SpecialIds
 from electra.errors import MemoryExhaustedError
-from electra.model.encoder import EncoderSettings
-from electra.model.generator import GeneratorSettings
-from electra.objectives.corruption import MaskingSettings, SamplingSettings
-from electra.objectives.corruptor import Material
-from electra.objectives.electra import ElectraSettings
 from electra.train.guard import is_out_of_memory
-from electra.train.optim import OptimizerSettings, build_optimizer, split_parameters
-from electra.train.settings import TrainSettings
-from electra.train.step import Step
+from pretraining_steps import MODES, PEER, SIZES, VARIANTS, Case, ours, theirs
 
-SPECIAL = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
-ORDINARY = 999
-RING = 8
 WARM_UP = 4  # the first step compiles, the second records
-PEER = "transformers compiled"
-MODES = {
-    "transformers": None,
-    PEER: "default",
-    "transformers graphs": "reduce-overhead",
-    "transformers chosen": "default",
-}
-VARIANTS = ("electra", "electra plain", *MODES)
-
-
-@dataclass(frozen=True)
-class Size:
-    encoder: EncoderSettings
-    generator: GeneratorSettings
-    share: float
-    vocabulary: int
-    usual: str
-
-
-def sizes(layers: int, hidden: int, embedding: int) -> EncoderSettings:
-    heads = hidden // 64
-    return EncoderSettings(
-        layers=layers, hidden=hidden, heads=heads, intermediate=4 * hidden, embedding=embedding
-    )
-
-
-SIZES = {
-    "tiny": Size(sizes(1, 64, 32), GeneratorSettings(width=0.5), 0.15, 2000, "tiny:4x32"),
-    "small": Size(sizes(12, 256, 128), GeneratorSettings(), 0.15, 30_522, "small:128x128"),
-    "base": Size(sizes(12, 768, 768), GeneratorSettings(width=1 / 3), 0.15, 30_522, "base:64x512"),
-    "large": Size(sizes(24, 1024, 1024), GeneratorSettings(), 0.25, 30_522, "large:32x512"),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    size: str
-    rows: int
-    length: int
-    dropout: float
-
-    @property
-    def encoder(self) -> EncoderSettings:
-        quiet = {"dropout": self.dropout, "attention_dropout": self.dropout}
-        return SIZES[self.size].encoder.model_copy(update=quiet)
-
-    def flops_per_token(self) -> float:
-        size = SIZES[self.size]
-        settings = ElectraSettings(), self.encoder, size.generator, MaskingSettings(share=size.share)
-        return flops.Work(*settings, size.vocabulary, self.length, self.rows, 1).per_token()
-
-    def ring(self, device: torch.device) -> list[Tensor]:
-        random = torch.Generator().manual_seed(0)
-        shape = RING, self.rows, self.length
-        ids = torch.randint(ORDINARY, SIZES[self.size].vocabulary, shape, generator=random)
-        ids[:, :, 0], ids[:, :, -1] = SPECIAL.cls, SPECIAL.sep
-        return list(ids.to(device))
-
-
-Run = Callable[[int], Tensor]  # one update by its number; the loss, not waited for
-
-
-def ours(case: Case, device: torch.device, fast: str, say: Callable[[str], None]) -> Run:
-    size = SIZES[case.size]
-    by_token = torch.zeros(size.vocabulary, dtype=torch.bool), torch.zeros(size.vocabulary)
-    networks = case.encoder, size.generator, MaskingSettings(share=size.share), SamplingSettings()
-    objective = ElectraSettings().build(Material(*networks, SPECIAL, *by_token, 0)).to(device).train()
-    settings = TrainSettings.model_validate({"batch": case.rows, "device": device.type, "fast": fast})
-    optimizer = build_optimizer(OptimizerSettings(), objective)
-    parts = split_parameters(OptimizerSettings(), objective)
-    step = Step(objective, optimizer, parts, settings, 0, device, say)
-    first = torch.arange(case.rows, device=device)
-    batches = [
-        Batch(
-            ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool), first, seed=0, padded=False
-        )
-        for ids in case.ring(device)
-    ]
-
-    def run(number: int) -> Tensor:
-        batch = replace(batches[number % RING], samples=first + number * case.rows)
-        sums, _ = step(batch, number, 1.0)
-        if step.accumulate > 1:
-            raise MemoryExhaustedError("the batch does not fit in one part")
-        return sums["total"]
-
-    return run
-
-
-def theirs(case: Case, device: torch.device, variant: str) -> Run:
-    from transformers_step import transformers_step
-
-    size = SIZES[case.size]
-    full, small = case.encoder, case.encoder.scaled(size.generator.width, size.generator.depth)
-    tokens = size.vocabulary, size.share, ORDINARY, SPECIAL.mask
-    chosen_only = variant == "transformers chosen"
-    step = transformers_step(full, small, *tokens, device, MODES[variant], chosen_only)
-    ring = case.ring(device)
-    return lambda number: step(ring[number % RING])
 
 
 class Variant:
@@ -206,8 +95,8 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-class DoesNotFit(Exception):
-    pass
+class DoesNotFitError(Exception):
+    """Not with everything that is to be on the device."""
 
 
 def in_turn(
@@ -230,7 +119,7 @@ def in_turn(
         problem = str(error).splitlines()[0][:200]
     else:
         return
-    raise DoesNotFit(problem)  # here, where the error no longer holds on to the networks
+    raise DoesNotFitError(problem)  # here, where the error no longer holds on to the networks
 
 
 def profile_of(variant: Variant, case: Case) -> tuple[str, dict[str, float]]:
@@ -243,14 +132,14 @@ def profile_of(variant: Variant, case: Case) -> tuple[str, dict[str, float]]:
 def measure(
     names: list[str], case: Case, arguments: argparse.Namespace, device: torch.device
 ) -> list[tuple[dict[str, Any], str]]:
-    with suppress(DoesNotFit):
+    with suppress(DoesNotFitError):
         return list(in_turn(names, case, arguments, device))
     found = []
     for name in names:
         free()
         try:
             found += list(in_turn([name], case, arguments, device))
-        except DoesNotFit as problem:
+        except DoesNotFitError as problem:
             found.append((asdict(case) | {"variant": name, "problem": f"out of memory ({problem})"}, ""))
     return found
 
@@ -312,7 +201,9 @@ def parse_case(text: str) -> tuple[str, int, int]:
     size, _, shape = text.partition(":")
     rows, _, length = shape.partition("x")
     if size not in SIZES or not (rows.isdigit() and length.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not SIZE:ROWSxLENGTH with a size of {', '.join(SIZES)}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not SIZE:ROWSxLENGTH with a size of {', '.join(SIZES)}"
+        )
     return size, int(rows), int(length)
 
 
@@ -337,9 +228,7 @@ def main() -> None:
     if arguments.loss_curves:
         from loss_curves import loss_curves
 
-        size = SIZES[cases[0].size]
-        networks = size.encoder, size.generator, MaskingSettings(share=size.share)
-        loss_curves(arguments, networks, cases[0].rows, cases[0].length)
+        loss_curves(arguments.loss_curves, cases[0], arguments.steps, arguments.out or "loss_curves")
         return
     side = {None: "", "ours": "electra", "theirs": "transformers"}[arguments.only]
     arguments.out = arguments.out or "throughput"

@@ -10,6 +10,7 @@ its parts (`electra`, `generator_predictions`, `generator_lm_head`): the step of
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ MASK_SHARE_OF_CHOSEN = 0.85
 DETECTION_WEIGHT = 50
 
 
-def transformers_config(settings: EncoderSettings, vocabulary: int):  # noqa: ANN201 (transformers is optional)
+def transformers_config(settings: EncoderSettings, vocabulary: int) -> Any:
     import transformers
 
     return transformers.ElectraConfig(
