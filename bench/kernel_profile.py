@@ -30,7 +30,7 @@ def group_of(name: str) -> str:
     return next(group for group, pattern in GROUPS.items() if re.search(pattern, name.lower()))
 
 
-def profile(title: str, run: Callable[[], None], cuda: bool) -> tuple[str, dict[str, float]]:
+def profile(title: str, run: Callable[[], object], cuda: bool) -> tuple[str, dict[str, float]]:
     """The report as text, and the milliseconds a step of every group. `run` is one step."""
     activity = torch.profiler.ProfilerActivity
     watched = [activity.CUDA, activity.CPU] if cuda else [activity.CPU]

@@ -7,7 +7,7 @@
 A case is size:rows x length; `--size` alone takes that size's usual one. Both sides: the same networks, embeddings tied,
 bfloat16 where there is a GPU, fused AdamW, clipping, random rows that lie on the device, a different batch each step.
 Warm-up and compiling are not timed. Variants take turns in blocks of steps; the median of the blocks is what is compared.
-Where they do not fit into memory together, each has the device alone ("alone"). The share of the peak counts the matrix
+What does not fit into memory beside the others has the device alone ("alone"). The share of the peak counts the matrix
 products that the step needs (electra.flops), the same number for every variant, though transformers' computes more.
 Memory is the peak that torch allocated above what lay there before, from building to the last step, recording included.
 
@@ -20,10 +20,12 @@ import argparse
 import gc
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from itertools import product
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,6 +35,7 @@ from electra.errors import MemoryExhaustedError
 from electra.train.guard import is_out_of_memory
 from pretraining_steps import MODES, PEER, SIZES, VARIANTS, Case, ours, theirs
 
+Result = TypeVar("Result")
 WARM_UP = 4  # the first step compiles, the second records
 
 
@@ -40,7 +43,8 @@ class Variant:
     """Built, compiled and warm; remembers what that took."""
 
     def __init__(self, name: str, case: Case, device: torch.device):
-        self.name, self.device, self.notes, self.number = name, device, [], 0
+        self.name, self.number = name, 0
+        self.notes: list[str] = []
         self.cuda = device.type == "cuda"
         self.seconds: list[float] = []
         before = torch.cuda.memory_allocated() if self.cuda else 0
@@ -86,62 +90,66 @@ class Variant:
         }
 
 
-def free() -> None:
-    """Recording freezes the garbage collector's objects, and compiled code holds on to what it was made for."""
-    torch.compiler.reset()
+def collect() -> None:
+    """Recording freezes the garbage collector's objects: thaw them, or nothing is ever freed."""
     gc.unfreeze()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-class DoesNotFitError(Exception):
-    """Not with everything that is to be on the device."""
-
-
-def in_turn(
-    names: list[str], case: Case, arguments: argparse.Namespace, device: torch.device
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """Rows of the table and profiles of variants that are all on the device at once."""
+def unless_full(action: Callable[[], Result]) -> tuple[Result | None, str]:
+    """What the action returns, or why there was not enough memory for it."""
     try:
-        variants = [Variant(name, case, device) for name in names]
-        for _ in range(arguments.repeats):
-            for variant in variants:
-                variant.seconds.append(variant.time(arguments.block))
-        for variant in variants:
-            row, text = variant.measured(case, len(names) > 1), ""
-            if arguments.profile:
-                text, row["groups_ms"] = profile_of(variant, case)
-            yield row, text
+        return action(), ""
     except (MemoryExhaustedError, RuntimeError) as error:
         if not isinstance(error, MemoryExhaustedError) and not is_out_of_memory(error):
             raise
-        problem = str(error).splitlines()[0][:200]
-    else:
-        return
-    raise DoesNotFitError(problem)  # here, where the error no longer holds on to the networks
+        problem = str(error).strip().splitlines()[0][:160]
+    collect()  # here, where the error no longer holds on to what it interrupted
+    return None, problem
+
+
+def measure(
+    names: list[str], case: Case, arguments: argparse.Namespace, device: torch.device
+) -> list[tuple[dict[str, Any], str]]:
+    """Rows of the table and profiles. What does not fit beside the others is measured alone afterwards; the two that are
+    compared come first."""
+    torch.compiler.reset()  # compiled code holds on to what it was made for
+    collect()
+    alive: dict[str, Variant] = {}
+    left: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: name not in ("electra", PEER)):
+        variant, left[name] = unless_full(partial(Variant, name, case, device))
+        if variant is not None:
+            alive[name] = variant
+    for _, name in product(range(arguments.repeats), list(alive)):
+        if name in alive:
+            seconds, left[name] = unless_full(partial(alive[name].time, arguments.block))
+            if seconds is None:
+                del alive[name]
+            else:
+                alive[name].seconds.append(seconds)
+    found = []
+    for variant in alive.values():
+        row, text = variant.measured(case, len(alive) > 1), ""
+        if arguments.profile:
+            text, row["groups_ms"] = profile_of(variant, case)
+        found.append((row, text))
+    alive, variant = {}, None
+    for name, problem in left.items():
+        if problem and len(names) > 1:
+            found += measure([name], case, arguments, device)
+        elif problem:
+            found.append((asdict(case) | {"variant": name, "problem": f"out of memory ({problem})"}, ""))
+    return found
 
 
 def profile_of(variant: Variant, case: Case) -> tuple[str, dict[str, float]]:
     from kernel_profile import profile
 
     title = f"{variant.name}, {case.size} {case.rows} x {case.length}, dropout {case.dropout}"
-    return profile(title, lambda: variant.time(1) and None, variant.cuda)
-
-
-def measure(
-    names: list[str], case: Case, arguments: argparse.Namespace, device: torch.device
-) -> list[tuple[dict[str, Any], str]]:
-    with suppress(DoesNotFitError):
-        return list(in_turn(names, case, arguments, device))
-    found = []
-    for name in names:
-        free()
-        try:
-            found += list(in_turn([name], case, arguments, device))
-        except DoesNotFitError as problem:
-            found.append((asdict(case) | {"variant": name, "problem": f"out of memory ({problem})"}, ""))
-    return found
+    return profile(title, partial(variant.time, 1), variant.cuda)
 
 
 HEADER = (
@@ -171,7 +179,6 @@ def throughput(cases: list[Case], names: list[str], arguments: argparse.Namespac
     print(HEADER, flush=True)
     rows, texts = [], []
     for case in cases:
-        free()
         found = measure(names, case, arguments, device)
         peer = next((row.get("ms") for row, _ in found if row["variant"] == PEER), None)
         for row, text in found:
@@ -224,7 +231,9 @@ def main() -> None:
     parser.add_argument("--out", help="name of the files under bench/results")
     arguments = parser.parse_args()
     shapes = arguments.case or [parse_case(SIZES[arguments.size].usual)]
-    cases = [Case(*shape, dropout) for shape in shapes for dropout in arguments.dropout]
+    cases = [
+        Case(size, rows, length, dropout) for size, rows, length in shapes for dropout in arguments.dropout
+    ]
     if arguments.loss_curves:
         from loss_curves import loss_curves
 
