@@ -213,7 +213,8 @@ def plan_steps(job: Job, budget: Budget, settings: PretrainSettings, flops_a_ste
 def seconds_a_step(settings: PretrainSettings) -> float:
     parts = build_parts(settings, verify=False)
     objective = parts.objective.to(choose_device(settings.train)).train()
-    return trial_seconds(settings, parts, build_optimizer(settings.optimizer, objective))
+    optimizer = build_optimizer(settings.optimizer, objective)
+    return trial_seconds(settings, parts, optimizer, say=lambda text: None)
 
 
 def probe_run(run: Path, table: LabelledTexts, length: int) -> float:

@@ -6,6 +6,7 @@ import resource
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,11 +18,12 @@ from electra.errors import CorruptError, ElectraError, MachineError
 from electra.pretrain import Parts, build_parts
 from electra.recipe import PretrainSettings, resolve
 from electra.train.checkpoint import save_checkpoint
-from electra.train.device import autocast, choose_device
+from electra.train.device import choose_device
 from electra.train.display import duration
 from electra.train.guard import check_space, explain_memory
-from electra.train.optim import build_optimizer
+from electra.train.optim import build_optimizer, split_parameters
 from electra.train.settings import memory_remedy
+from electra.train.step import Step
 from electra.train.trainer import checkpoint_groups
 
 TRIAL_STEPS = 3
@@ -51,7 +53,7 @@ def examine(recipe: str | None, words: list[str]) -> int:
         with explain_memory(memory_remedy(train.batch, train.accumulate)):
             objective = parts.objective.to(choose_device(train)).train()
             optimizer = build_optimizer(settings.optimizer, objective)
-            fine(trial_step(settings, parts, optimizer))
+            fine(trial_step(settings, parts, optimizer, lambda text: console.print(f"      {escape(text)}")))
         name = "one checkpoint"
         fine(trial_checkpoint(checkpoint_groups(objective, optimizer), existing_parent(Path(settings.run))))
         return 0
@@ -82,26 +84,27 @@ def check_shards(settings: PretrainSettings) -> tuple[Parts, str]:
     )
 
 
-def trial_seconds(settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer) -> float:
-    """The time of a step at full length: the shortest of a few."""
+def trial_seconds(
+    settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
+) -> float:
+    """The time of a step at full length: the shortest of a few, of which the first compiles and the second is recorded."""
+    trained = split_parameters(settings.optimizer, parts.objective)
     device = choose_device(settings.train)
-    batch = parts.loader.batch_at(0).to(device)
+    step = Step(parts.objective, optimizer, trained, settings.train, settings.seed, device, say)
+    batch = parts.loader.batch_at(0)
     times = []
-    for _ in range(TRIAL_STEPS):
+    for number in range(TRIAL_STEPS):
         started = time.monotonic()
-        for piece in batch.split(settings.train.accumulate):
-            with autocast(settings.train, device):
-                loss = parts.objective(piece)
-            loss.total.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.total.item()
+        sums, _ = step(batch, number, 0.0)
+        sums["total"].item()
         times.append(time.monotonic() - started)
     return min(times)
 
 
-def trial_step(settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer) -> str:
-    seconds, device = trial_seconds(settings, parts, optimizer), choose_device(settings.train)
+def trial_step(
+    settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
+) -> str:
+    seconds, device = trial_seconds(settings, parts, optimizer, say), choose_device(settings.train)
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**30
     else:

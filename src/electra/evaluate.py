@@ -15,7 +15,7 @@ from electra.objectives.losses import detection_loss
 from electra.pretrain import build_heldout
 from electra.recipe import build_objective
 from electra.runs import load_run
-from electra.train.device import choose_device
+from electra.train.device import choose_device, kernels
 from electra.train.trainer import add_sums
 
 MEANINGS = {
@@ -56,7 +56,7 @@ def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -
     trained.to(device).eval()
     ours: Sums = {}
     baseline: Sums = {}
-    with torch.no_grad():
+    with torch.no_grad(), kernels(settings.train.fast):
         for batch in build_heldout(settings, folder, special):
             batch = batch.to(device)
             add_sums(ours, trained(batch).sums)

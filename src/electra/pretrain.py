@@ -103,11 +103,8 @@ def build_heldout(
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
     folder = Path(settings.run)
-    with (
-        lock(folder),
-        guard.Signals() as signals,
-        guard.explain_memory(memory_remedy(settings.train.batch, settings.train.accumulate)),
-    ):
+    remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
+    with lock(folder), guard.Signals() as signals, guard.explain_memory(remedy), guard.explain_device():
         remove_leftovers(folder)
         refuse_other_settings(folder, settings)
         parts = build_parts(settings, fresh=not checkpoint.checkpoint_folders(folder / "checkpoints"))

@@ -56,7 +56,7 @@ def choose_backend(fast: Fast, device: torch.device, say: Callable[[str], None])
     if device.type == "cuda" and choice.HAS_TRITON:
         return "inductor"
     missing = "Triton is not installed" if device.type == "cuda" else "there is no CUDA device to compile for"
-    remedy = "pip install triton, or use" if device.type == "cuda" else "Use"
+    remedy = "Run pip install triton, or use" if device.type == "cuda" else "Use"
     if fast == "on":
         raise MachineError(f"train.fast=on, but {missing}. {remedy} train.fast=auto.")
     say(f"{missing}, so the step is not compiled and slower. To change that: pip install triton.")

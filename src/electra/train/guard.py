@@ -53,6 +53,21 @@ def explain_memory(remedy: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def explain_device() -> Iterator[None]:
+    """What CUDA says when a GPU fails (an assertion in a kernel, a lost device, a broken driver), as one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = next(iter(str(error).splitlines()), "")
+        if is_out_of_memory(error) or not said.lower().startswith(("cuda", "cudnn", "cublas")):
+            raise
+        raise MachineError(
+            f"the GPU failed: {said.rstrip('.')}. Everything up to the newest checkpoint is saved: run the same command "
+            "again."
+        ) from error
+
+
 class Signals:
     """SIGTERM and SIGINT ask for a stop at the next safe point; a second one ends the process at once."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from electra.batch import Batch
-from electra.errors import MemoryExhaustedError
+from electra.errors import MachineError, MemoryExhaustedError
 from electra.randomness import mix
 from electra.train.device import autocast, choose_backend, kernels, precision_remark
 from electra.train.guard import is_out_of_memory
@@ -23,6 +23,7 @@ from electra.train.recorded import Recorder, Tensors
 from electra.train.settings import TrainSettings, finer, memory_remedy
 
 Sums = dict[str, Tensor]
+Backend = str | Callable[..., Any] | None
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "triton")
 NO_COMPILER = "C compiler"
 TENSORS = ("ids", "segments", "is_real", "samples")
@@ -48,7 +49,7 @@ class Step:
         seed: int,
         device: torch.device,
         say: Callable[[str], None],
-        backend: str | None = None,
+        backend: Backend = None,
     ):
         self.objective, self.optimizer, self.parts = objective, optimizer, parts
         self.settings, self.seed, self.device, self.say = settings, seed, device, say
@@ -65,7 +66,7 @@ class Step:
         self.paused = 0.0
         self.changed = False
 
-    def compile(self, backend: str | None) -> Callable[[Batch], Any] | None:
+    def compile(self, backend: Backend) -> Callable[[Batch], Any] | None:
         if backend is None:
             return None
         return torch.compile(self.objective, fullgraph=True, dynamic=False, backend=backend)
@@ -116,10 +117,11 @@ class Step:
         return self.update(Batch(**tensors, seed=seed, padded=padded), accumulate)
 
     def update(self, batch: Batch, accumulate: int) -> tuple[Sums, Tensor]:
+        objective = self.objective if self.compiled is None else self.compiled
         sums: Sums = {}
         for piece in batch.split(accumulate):
             with autocast(self.settings, self.device):
-                loss = (self.compiled or self.objective)(piece)
+                loss = objective(piece)
             (loss.total / accumulate).backward()
             tokens = piece.is_real.sum()
             counted = {"total": loss.total.detach(), "parts": torch.ones_like(tokens), "tokens": tokens}
@@ -165,6 +167,10 @@ class Step:
 
     def go_on_uncompiled(self, reason: str, can_build: bool) -> None:
         """What nobody can build for the compiler (there is no C compiler), nobody can build for our own kernels either."""
+        if self.settings.fast == "on":
+            raise MachineError(
+                f"train.fast=on, but the step cannot be compiled: {reason}. Use train.fast=auto."
+            )
         self.compiled = None
         if not can_build:
             self.fast = "off"

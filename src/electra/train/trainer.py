@@ -107,7 +107,8 @@ def train(
         """Also asked on resuming: a signal during an evaluation puts it off to the next start."""
         due = step and (step % settings.evaluate_every == 0 or step == settings.steps)
         if due and log.last("heldout").get("step") != step:
-            held = evaluate(objective, heldout, settings, device, signals)
+            with kernels(update.fast):
+                held = evaluate(objective, heldout, settings, device, signals)
             if held and signals.received is None:
                 display.figures("heldout", step, held, 0)
                 log.write("heldout", step, held)
@@ -172,7 +173,8 @@ def train(
         states = {75: "preempted", 130: "interrupted", 6: "diverged"}
         state = states.get(getattr(error, "exit_code", 1), "failed")
         with suppress(OSError):
-            log.state(state, step, reason=str(error) or type(error).__name__, resume=run.resume_command)
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            log.state(state, step, reason=reason, resume=run.resume_command)
         raise
     finally:
         display.stop()
@@ -197,13 +199,27 @@ def evaluate(
     """Figures over the held-out rows, without dropout. A signal cuts it short: the checkpoint comes first."""
     sums: dict[str, Tensor] = {}
     objective.eval()
-    with torch.no_grad(), autocast(settings, device), kernels(settings.fast):
+    with torch.no_grad(), autocast(settings, device):
         for batch in heldout:
-            add_sums(sums, objective(batch.to(device)).sums)
+            add_sums(sums, sums_of(objective, batch.to(device)))
             if signals is not None and signals.received is not None:
                 break
     objective.train()
     return objective.figures(sums) if sums else {}
+
+
+def sums_of(objective: Any, batch: Batch) -> dict[str, Tensor]:
+    """In halves where memory is short: what a recorded step holds is not free for evaluation."""
+    try:
+        return objective(batch).sums
+    except torch.OutOfMemoryError:
+        if len(batch.ids) == 1:
+            raise
+    torch.cuda.empty_cache()
+    sums: dict[str, Tensor] = {}
+    for half in batch.split(2):
+        add_sums(sums, sums_of(objective, half))
+    return sums
 
 
 def add_sums(totals: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
