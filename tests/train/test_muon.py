@@ -18,6 +18,7 @@ from electra.train.checkpoint import checkpoint_folders
 from electra.train.muon import ROUNDS, Matrix, Muon, matrices_in_layers, orthogonalise
 from electra.train.optim import (
     OptimizerSettings,
+    Rates,
     build_optimizer,
     clip_gradients,
     optimizer_tensors,
@@ -386,16 +387,13 @@ def test_a_recorded_step_replays_to_the_same_weights():
     shares, results = (0.5, 1.0, 0.25, 0.75), []
     for net, record in ((model, False), (twin, True)):
         optimizer = build(net)
-        peaks = torch.tensor([group["peak"] for group in optimizer.param_groups], device="cuda")
-        rates = torch.zeros_like(peaks)
-        for group, rate in zip(optimizer.param_groups, rates.unbind(), strict=True):
-            group["lr"], group["capturable"] = rate, True
+        rates = Rates(optimizer, torch.device("cuda"))
         for parameter in net.parameters():
             parameter.grad = torch.zeros_like(parameter)
         for step, share in enumerate(shares):
             for number, parameter in enumerate(net.parameters()):
                 parameter.grad.copy_(random(*parameter.shape, seed=1000 * step + number))
-            rates.copy_(peaks * share)
+            rates.set(share)
             if not record or step == 0:
                 optimizer.step()
                 continue
