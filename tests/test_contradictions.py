@@ -33,6 +33,9 @@ DATA = "data=x"
         ("electric", ["masking.unit=word"], ["masking.unit=token"]),
         ("masked-lm", ["objective.random_share=0.2"], ["(0.85)", "(0.2)", "together at most 1"]),
         ("masked-lm+two-stage", ["generator.source=x"], ["has no generator", "Drop one"]),
+        ("electra-small", ["optimizer.momentum=0.9"], ["(0.9)", "optimizer.kind=muon", "optimizer.betas"]),
+        ("tiny+muon", ["optimizer.generator.kind=adamw"], ["unknown key optimizer.generator.kind"]),
+        ("tiny+muon", ["optimizer.momentum=1.0"], ["optimizer.momentum"]),
         (
             "generator-two-tower",
             ["generator.sharing=all", "generator.width=1.0"],

@@ -39,7 +39,7 @@ def test_the_step_on_the_gpu_equals_the_step_on_the_cpu():
 
 
 def run_to_the_end(
-    recipe: Path, prepared: Path, run: Path, device: str, stop_at: int | None = None
+    recipe: str, prepared: Path, run: Path, device: str, stop_at: int | None = None
 ) -> dict[str, bytes]:
     """In this process, so that shapes are checked too. `stop_at` plays an interruption."""
     from electra.pretrain import pretrain
@@ -48,7 +48,7 @@ def run_to_the_end(
 
     words = [f"data={prepared}", f"run={run}", "train.deterministic=true", f"train.device={device}"]
     words += ["train.fast=off"]  # the fast step cannot be compiled with the checks: test_fast_step.py
-    settings, _ = resolve(str(recipe), words)
+    settings, _ = resolve(recipe, words)
     if stop_at:
         saved = trainer.checkpoint.save_checkpoint
 
@@ -69,11 +69,12 @@ def run_to_the_end(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("joined", ["", "+muon", "+gdes+muon"])
 def test_training_learns_and_an_interrupted_run_ends_with_the_same_weights(
-    device, recipe, prepared, tmp_path
+    joined, device, recipe, prepared, tmp_path
 ):
-    whole = run_to_the_end(recipe, prepared, tmp_path / "whole", device)
-    parts = run_to_the_end(recipe, prepared, tmp_path / "parts", device, stop_at=12)
+    whole = run_to_the_end(f"{recipe}{joined}", prepared, tmp_path / "whole", device)
+    parts = run_to_the_end(f"{recipe}{joined}", prepared, tmp_path / "parts", device, stop_at=12)
     assert whole == parts
     losses = [
         record["mlm_loss"] for record in read_metrics(tmp_path / "whole") if record["kind"] == "heldout"

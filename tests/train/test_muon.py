@@ -1,27 +1,35 @@
-"""Muon against the same iteration in numpy, its singular values, batches, saved state, and a problem that it solves."""
+"""Muon against the same iteration in numpy, its singular values, batches, saved state, a problem that it solves, and its
+place among the settings."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from test_optim import original_adam
 from torch import nn, optim
 
 from conftest import TINY, make_batch, material
 from electra.model.generator import GeneratorSettings
 from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings
 from electra.objectives.electra import ElectraSettings
-from electra.train.muon import ROUNDS, Matrix, Muon, orthogonalise, split_parameters
-from electra.train.optim import optimizer_tensors
+from electra.train.checkpoint import checkpoint_folders
+from electra.train.muon import ROUNDS, Matrix, Muon, matrices_in_layers, orthogonalise
+from electra.train.optim import (
+    OptimizerSettings,
+    Rates,
+    build_optimizer,
+    clip_gradients,
+    optimizer_tensors,
+    set_rate,
+    split_parameters,
+)
+from helpers import electra_inside
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def set_rate(optimizer: optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def reference_orthogonalise(matrix: np.ndarray) -> np.ndarray:
@@ -60,15 +68,22 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def build(model: nn.Module, lr: float = 0.02, decay: float = 0.1) -> Muon:
-    matrices, rest = split_parameters(model)
-    others = optim.AdamW(rest, lr=lr, weight_decay=0.0)
-    for parameter in rest:
-        others.state[parameter] = {
-            "step": torch.zeros(()),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return Muon(matrices, others, lr, decay)
+    settings = OptimizerSettings(kind="muon", lr=lr, weight_decay=decay, bias_correction=True)
+    optimizer = build_optimizer(settings, model)
+    assert isinstance(optimizer, Muon)
+    return optimizer
+
+
+def alone(matrices: list[Matrix], lr: float) -> Muon:
+    """With next to nothing for the other optimizer."""
+    options = {"lr": lr, "peak": lr, "weight_decay": 0.0, "momentum": 0.95}
+    other = optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "peak": lr}], lr=lr)
+    return Muon([(matrices, options)], other)
+
+
+def other_parameters(model: nn.Module) -> list[nn.Parameter]:
+    mine = {id(matrix.parameter) for matrix in matrices_in_layers(model)}
+    return [parameter for parameter in model.parameters() if id(parameter) not in mine]
 
 
 def give_gradients(model: nn.Module, step: int) -> None:
@@ -80,14 +95,14 @@ def give_gradients(model: nn.Module, step: int) -> None:
 def test_the_update_equals_the_reference_in_numpy(dtype, tolerance):
     model = network(dtype)
     optimizer = build(model)
-    matrices, _ = split_parameters(model)
+    matrices = matrices_in_layers(model)
     before = [matrix.parameter.detach().double().numpy().copy() for matrix in matrices]
     rates, gradients = [0.02, 0.01, 0.03], [[] for _ in matrices]
     for step, rate in enumerate(rates):
         give_gradients(model, step)
         for kept, matrix in zip(gradients, matrices, strict=True):
             kept.append(matrix.parameter.grad.double().numpy().copy())
-        set_rate(optimizer, rate)
+        set_rate(optimizer, rate / 0.02)
         optimizer.step()
     for matrix, start, given in zip(matrices, before, gradients, strict=True):
         expected = reference_muon(start, given, rates, 0.1, matrix.parts, 0.95)
@@ -134,7 +149,8 @@ def test_a_batch_equals_its_matrices_one_by_one():
 
 def test_equal_sizes_lying_or_standing_are_one_batch():
     optimizer = build(network())
-    assert {sides: len(found) for sides, found in optimizer.matrices.items()} == {(6, 10): 4, (6, 6): 2}
+    sizes = {matrices[0].sides: len(matrices) for _, matrices in optimizer.batches}
+    assert len(optimizer.batches) == 2 and sizes == {(6, 10): 4, (6, 6): 2}
 
 
 def test_a_matrix_without_gradient_stays_and_one_of_zeros_only_decays():
@@ -154,16 +170,13 @@ def test_the_update_has_the_size_of_adamws():
     for shape in ((32, 32), (32, 128), (128, 32)):
         weight = nn.Parameter(torch.zeros(shape))
         weight.grad = random(*shape)
-        optimizer = Muon(
-            [Matrix(weight)], optim.SGD([nn.Parameter(torch.zeros(1))]), lr=1.0, weight_decay=0.0
-        )
-        optimizer.step()
+        alone([Matrix(weight)], lr=1.0).step()
         assert weight.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.15)
 
 
 def test_embeddings_heads_norms_and_biases_are_adamws():
     objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=0.5)))
-    matrices, rest = split_parameters(objective)
+    matrices, rest = matrices_in_layers(objective), other_parameters(objective)
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
     mine = {names[id(matrix.parameter)] for matrix in matrices}
     assert len(mine) == (2 + 2) * 4 and all(".layers." in name for name in mine)
@@ -176,13 +189,13 @@ def test_embeddings_heads_norms_and_biases_are_adamws():
 
 def test_a_shared_encoder_is_updated_once():
     objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=1, sharing="all")))
-    matrices, _ = split_parameters(objective)
+    matrices = matrices_in_layers(objective)
     assert len({id(matrix.parameter) for matrix in matrices}) == len(matrices) == 2 * 4
 
 
 def test_modernberts_gate_is_a_matrix_of_its_own():
     settings = ModernBertSettings(layers=1, hidden=8, heads=2, intermediate=12, embedding=8)
-    matrices, _ = split_parameters(ModernBert(settings, Embeddings(settings, 9)))
+    matrices = matrices_in_layers(ModernBert(settings, Embeddings(settings, 9)))
     assert sorted((matrix.sides, matrix.parts) for matrix in matrices) == [
         ((8, 8), 1), ((8, 8), 3), ((8, 12), 1), ((8, 12), 2),
     ]  # fmt: skip
@@ -190,17 +203,21 @@ def test_modernberts_gate_is_a_matrix_of_its_own():
 
 def test_others_are_updated_as_by_adamw_alone():
     model, twin = network(), network()
-    optimizer, (_, rest) = build(model), split_parameters(twin)
-    alone = optim.AdamW(rest, lr=0.02, weight_decay=0.0)
-    for step, rate in enumerate((0.02, 0.005)):
+    settings = OptimizerSettings(lr=0.02, weight_decay=0.1, bias_correction=True)
+    optimizer, adamw = build(model), build_optimizer(settings, twin)
+    for step, share in enumerate((1.0, 0.25)):
         give_gradients(model, step)
         give_gradients(twin, step)
-        set_rate(optimizer, rate)
-        set_rate(alone, rate)
+        set_rate(optimizer, share)
+        set_rate(adamw, share)
         optimizer.step()
-        alone.step()
-    _, ours = split_parameters(model)
-    assert all(torch.equal(one, other) for one, other in zip(ours, rest, strict=True))
+        adamw.step()
+    pairs = zip(other_parameters(model), other_parameters(twin), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert not any(
+        torch.equal(one.parameter, other.parameter)
+        for one, other in zip(matrices_in_layers(model), matrices_in_layers(twin), strict=True)
+    )
     optimizer.zero_grad()
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -235,14 +252,19 @@ def test_going_on_from_saved_state_is_the_same_to_the_bit():
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_the_rate_may_be_a_tensor():
+def test_the_rates_may_be_tensors():
+    """As a recorded step has them: one for each group, the inner AdamW's too, filled anew before each step."""
     model, twin = network(), network()
     number, tensor = build(model), build(twin)
-    for optimizer, rate in ((number, 0.03), (tensor, torch.tensor(0.03))):
-        optimizer.own["lr"] = rate
-    for step in range(2):
+    rates = torch.zeros(len(tensor.param_groups))
+    for group, rate in zip(tensor.param_groups, rates.unbind(), strict=True):
+        group["lr"] = rate
+    peaks = torch.tensor([group["peak"] for group in tensor.param_groups])
+    for step, share in enumerate((0.5, 1.0)):
         give_gradients(model, step)
         give_gradients(twin, step)
+        set_rate(number, share)
+        torch.mul(peaks, share, out=rates)
         number.step()
         tensor.step()
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
@@ -257,12 +279,10 @@ def test_least_squares_with_uneven_directions_is_solved():
     model.layers = nn.ModuleList([nn.Linear(16, 24, bias=False)])
     model.layers[0] = nn.ModuleDict({"map": model.layers[0]})
     nn.init.zeros_(model.layers[0]["map"].weight)
-    spare = nn.Parameter(torch.zeros(1))
-    matrices, _ = split_parameters(model)
-    optimizer = Muon(matrices, optim.SGD([spare]), lr=0.1, weight_decay=0.0)
+    optimizer = alone(matrices_in_layers(model), lr=0.1)
     losses = []
     for step in range(300):
-        set_rate(optimizer, 0.1 * (1 - step / 300))
+        set_rate(optimizer, 1 - step / 300)
         loss = (model.layers[0]["map"](inputs) - inputs @ truth).square().mean()
         loss.backward()
         optimizer.step()
@@ -286,6 +306,68 @@ def test_electra_learns_with_it():
     assert sum(losses[-5:]) / 5 < 0.85 * sum(losses[:5]) / 5
 
 
+@pytest.mark.parametrize("sharing", ["tied", "gdes", "all"])
+def test_an_objective_is_updated_as_in_numpy_with_a_rate_for_each_network(sharing):
+    """Three steps of a whole objective in float64: real gradients, clipped by network, embeddings shared in every way."""
+    width = 1.0 if sharing == "all" else 0.5
+    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=width, sharing=sharing)))
+    objective.double()
+    settings = OptimizerSettings(
+        kind="muon", momentum=0.9, lr=4e-3, weight_decay=0.1, decoupled=True,
+        generator={"lr": 1e-3, "weight_decay": 0.05, "clip": 0.5},
+    )  # fmt: skip
+    optimizer, parts = build_optimizer(settings, objective), split_parameters(settings, objective)
+    names = {id(parameter): name for name, parameter in objective.named_parameters()}
+    before = {name: p.detach().numpy().copy() for name, p in objective.named_parameters()}
+    gradients, shares, batch = {name: [] for name in before}, (0.5, 1.0, 0.75), make_batch()
+    for share in shares:
+        objective(batch).total.backward()
+        clip_gradients(parts)
+        for name, parameter in objective.named_parameters():
+            gradients[name].append(parameter.grad.numpy().copy())
+        set_rate(optimizer, share)
+        optimizer.step()
+        optimizer.zero_grad()
+    stacked = {names[id(matrix.parameter)]: matrix.parts for matrix in matrices_in_layers(objective)}
+    for name, parameter in objective.named_parameters():
+        adam = settings.generator if name.startswith("corruptor.") else settings
+        given = before[name], gradients[name], [share * adam.lr for share in shares]
+        decay = adam.weight_decay if parameter.ndim > 1 else 0.0
+        if name in stacked:
+            expected = reference_muon(*given, decay, stacked[name], 0.9)
+        else:
+            expected = original_adam(*given, decay)
+        np.testing.assert_allclose(parameter.detach().numpy(), expected, atol=1e-9, err_msg=name)
+    assert {name.startswith("corruptor.") for name in stacked} == (
+        {False} if sharing == "all" else {False, True}
+    )
+
+
+def test_what_does_not_learn_is_left_alone():
+    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=0.5, sharing="none")))
+    objective.corruptor.requires_grad_(False)
+    settings = OptimizerSettings(kind="muon", decoupled=True)
+    optimizer = build_optimizer(settings, objective)
+    learning = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {id(parameter) for parameter in held} == {id(parameter) for parameter in learning}
+    assert len(held) == len(learning) == len(optimizer.state)
+
+
+def test_the_recipe_trains_by_the_command_line_and_another_optimizer_is_refused(recipe, prepared, tmp_path):
+    words = ("pretrain", f"{recipe}+muon", f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=6")
+    done = electra_inside(*words)
+    assert done.returncode == 0, done.stderr
+    (*_, folder) = checkpoint_folders(tmp_path / "run" / "checkpoints")
+    saved = load_file(folder / "optimizer.safetensors")
+    inside = {name.rpartition(".")[2] for name in saved if ".layers.0.expand.weight." in name}
+    outside = {name.rpartition(".")[2] for name in saved if ".embeddings.words.weight." in name}
+    assert inside == {"momentum"} and outside == {"step", "exp_avg", "exp_avg_sq"}
+    assert all(tensor.abs().sum() > 0 for name, tensor in saved.items() if name.endswith("momentum"))
+    other = electra_inside(*words, "optimizer.kind=adamw")
+    assert other.returncode == 2 and "optimizer.kind: 'muon' -> 'adamw'" in other.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_bfloat16_on_the_gpu_is_near_float32_on_the_cpu():
@@ -295,3 +377,32 @@ def test_bfloat16_on_the_gpu_is_near_float32_on_the_cpu():
     assert nn.functional.cosine_similarity(found.flatten(1), expected.flatten(1)).min() > 0.99
     values = torch.linalg.svdvals(found)
     assert values.min() >= 0.7 and values.max() <= 1.3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_recorded_step_replays_to_the_same_weights():
+    """The rates are tensors, and change between the replays."""
+    model, twin = network().cuda(), network().cuda()
+    shares, results = (0.5, 1.0, 0.25, 0.75), []
+    for net, record in ((model, False), (twin, True)):
+        optimizer = build(net)
+        rates = Rates(optimizer, torch.device("cuda"))
+        for parameter in net.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for step, share in enumerate(shares):
+            for number, parameter in enumerate(net.parameters()):
+                parameter.grad.copy_(random(*parameter.shape, seed=1000 * step + number))
+            rates.set(share)
+            if not record or step == 0:
+                optimizer.step()
+                continue
+            if step == 1:
+                graph = torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph):
+                    optimizer.step()
+            graph.replay()
+        torch.cuda.synchronize()
+        results.append([*net.parameters(), *optimizer_tensors(optimizer, net).values()])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

@@ -63,16 +63,14 @@ class Matrix:
         return (parts.mT if rows > columns else parts).reshape(self.parameter.shape)
 
 
-def split_parameters(model: nn.Module) -> tuple[list[Matrix], list[nn.Parameter]]:
-    """The weights of linear maps inside the layers, and everything else (embeddings and their projection, heads, norms,
-    biases), which is AdamW's. A linear map says by `stacked` how many matrices its weight is made of."""
-    matrices = [
+def matrices_in_layers(model: nn.Module) -> list[Matrix]:
+    """The weights of linear maps inside the layers. Everything else (embeddings and their projection, heads, norms,
+    biases) is AdamW's. A linear map says by `stacked` how many matrices its weight is made of."""
+    return [
         Matrix(part.weight, getattr(part, "stacked", 1))
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear) and re.search(r"(^|\.)layers\.\d+\.", name)
     ]
-    taken = {id(matrix.parameter) for matrix in matrices}
-    return matrices, [parameter for parameter in model.parameters() if id(parameter) not in taken]
 
 
 def orthogonalise(x: Float[Tensor, "batch short long"]) -> Float[Tensor, "batch short long"]:
@@ -89,50 +87,50 @@ def orthogonalise(x: Float[Tensor, "batch short long"]) -> Float[Tensor, "batch 
 
 
 class Muon(optim.Optimizer):
-    """Muon for `matrices` and, in the same step, `others` (an AdamW over the other parameters): one optimizer from
-    outside. Groups and state of both are in `param_groups` and `state`, live, so that setting rates, saving and
-    restoring need not know that there are two."""
+    """Muon for groups of matrices, each with its `lr`, `weight_decay` and `momentum`, and in the same step `others`, an
+    AdamW over the other parameters whose state is there already: one optimizer from outside. Groups and state of both
+    are in `param_groups` and `state`, live, so that setting rates, saving and restoring need not know that there are
+    two. A step can be recorded as a CUDA graph: nothing in it asks the device for a value."""
 
-    def __init__(
-        self,
-        matrices: list[Matrix],
-        others: optim.Optimizer,
-        lr: float,
-        weight_decay: float,
-        momentum: float = 0.95,
-    ):
-        own = {"params": [matrix.parameter for matrix in matrices], "lr": lr, "weight_decay": weight_decay}
-        super().__init__([own], {"momentum": momentum})
-        self.matrices: dict[tuple[int, int], list[Matrix]] = defaultdict(list)
-        for matrix in matrices:
-            self.matrices[matrix.sides].append(matrix)
-            self.state[matrix.parameter] = {"momentum": torch.zeros_like(matrix.parameter)}
-        self.own, self.others = self.param_groups[0], others
+    def __init__(self, groups: list[tuple[list[Matrix], dict[str, Any]]], others: optim.Optimizer):
+        super().__init__(
+            [{"params": [m.parameter for m in matrices], **options} for matrices, options in groups], {}
+        )
+        self.batches: list[tuple[dict[str, Any], list[Matrix]]] = []
+        for (matrices, _), group in zip(groups, self.param_groups, strict=True):
+            by_sides: dict[tuple[int, int], list[Matrix]] = defaultdict(list)
+            for matrix in matrices:
+                by_sides[matrix.sides].append(matrix)
+                self.state[matrix.parameter] = {"momentum": torch.zeros_like(matrix.parameter)}
+            self.batches.extend((group, same) for same in by_sides.values())
+        self.others = others
         self.param_groups.extend(others.param_groups)
         self.state.update(others.state)
+        # torch warns where an AdamW that may be recorded steps outside of a recording: ours does both.
+        others._warned_capturable_if_run_uncaptured = True
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert closure is None
         self.others.step()
-        for matrices in self.matrices.values():
+        for group, matrices in self.batches:
             if found := [matrix for matrix in matrices if matrix.parameter.grad is not None]:
-                self.update(found)
+                update(found, [self.state[matrix.parameter]["momentum"] for matrix in found], group)
 
-    def update(self, matrices: list[Matrix]) -> None:
-        """Matrices of equal sides. `lr` may be a tensor on the device: nothing here asks for its value."""
-        beta, lr, decay = self.own["momentum"], self.own["lr"], self.own["weight_decay"]
-        parameters: list[Tensor] = [matrix.parameter for matrix in matrices]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
-        torch._foreach_lerp_(momenta, gradients, 1 - beta)
-        ahead = torch._foreach_lerp(gradients, momenta, beta)
 
-        lying = [matrix.lying(direction) for matrix, direction in zip(matrices, ahead, strict=True)]
-        size = UPDATE_SIZE * math.sqrt(matrices[0].sides[1])
-        updates = orthogonalise(torch.cat(lying)) * (-lr * size)
-        pieces = updates.split([matrix.parts for matrix in matrices])
-        torch._foreach_mul_(parameters, 1 - lr * decay)
-        torch._foreach_add_(
-            parameters, [matrix.standing(piece) for matrix, piece in zip(matrices, pieces, strict=True)]
-        )
+def update(matrices: list[Matrix], momenta: list[Tensor], group: dict[str, Any]) -> None:
+    """Matrices of equal sides. `lr` may be a tensor on the device."""
+    beta, lr, decay = group["momentum"], group["lr"], group["weight_decay"]
+    parameters: list[Tensor] = [matrix.parameter for matrix in matrices]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_lerp_(momenta, gradients, 1 - beta)
+    ahead = torch._foreach_lerp(gradients, momenta, beta)
+
+    lying = [matrix.lying(direction) for matrix, direction in zip(matrices, ahead, strict=True)]
+    size = UPDATE_SIZE * math.sqrt(matrices[0].sides[1])
+    updates = orthogonalise(torch.cat(lying)) * (-lr * size)
+    pieces = updates.split([matrix.parts for matrix in matrices])
+    torch._foreach_mul_(parameters, 1 - lr * decay)
+    torch._foreach_add_(
+        parameters, [matrix.standing(piece) for matrix, piece in zip(matrices, pieces, strict=True)]
+    )

@@ -1,16 +1,17 @@
-"""AdamW with and without bias correction, no decay on LayerNorm and bias, global clipping."""
+"""AdamW with and without bias correction, alone or beside Muon; no decay on LayerNorm and bias; global clipping."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
 from electra.config import Settings
+from electra.train.muon import Matrix, Muon, matrices_in_layers
 
 # Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
 FAR_STEP = 1e9
-
+MOMENTUM = 0.95
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -33,10 +34,24 @@ class AdamSettings(Settings):
 class OptimizerSettings(AdamSettings):
     """With `decoupled` the generator has an Adam of its own (`optimizer.generator`) and each network's gradient is clipped
     by itself: Adam divides by the size of the gradient, so the weights of the losses cannot balance the two (Dong et al.,
-    2023). Shared embeddings belong to the discriminator, disentangled ones to the generator."""
+    2023). Shared embeddings belong to the discriminator, disentangled ones to the generator.
 
+    `kind = "muon"` updates the matrices inside the layers by Muon (`momentum` is its own; rate, decay and clipping are
+    those of the network) and everything else by Adam as ever."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    momentum: Beta = MOMENTUM
     decoupled: bool = False
     generator: AdamSettings = AdamSettings()
+
+    @model_validator(mode="after")
+    def momentum_is_muons(self) -> "OptimizerSettings":
+        if self.kind != "muon" and self.momentum != MOMENTUM:
+            raise ValueError(
+                f'momentum ({self.momentum}) is for kind = "muon" alone; AdamW has betas. '
+                "Add optimizer.kind=muon, or set optimizer.betas"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -60,22 +75,28 @@ def split_parameters(
     return [(settings, main), (settings.generator, generator)]
 
 
-def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> optim.AdamW:
+def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> optim.Optimizer:
     """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
     p <- p - lr (m / (sqrt(v) + eps) + decay * p)."""
-    groups = []
+    for_muon = {id(m.parameter): m for m in matrices_in_layers(model)} if settings.kind == "muon" else {}
+    adam_groups: list[dict[str, Any]] = []
+    muon_groups: list[tuple[list[Matrix], dict[str, Any]]] = []
     for adam, parameters in split_parameters(settings, model):
-        shared = {"lr": adam.lr, "peak": adam.lr, "betas": adam.betas, "eps": adam.eps}
-        matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
-        corrects = {"bias_correction": adam.bias_correction}
-        groups.append(shared | corrects | {"params": matrices, "weight_decay": adam.weight_decay})
-        groups.append(shared | corrects | {"params": vectors, "weight_decay": 0.0})
-    optimizer = optim.AdamW([group for group in groups if group["params"]], fused=True)
+        rate = {"lr": adam.lr, "peak": adam.lr}
+        decayed = {"weight_decay": adam.weight_decay}
+        shared = rate | {"betas": adam.betas, "eps": adam.eps, "bias_correction": adam.bias_correction}
+        rest = [p for p in parameters if id(p) not in for_muon]
+        adam_groups.append(shared | decayed | {"params": [p for p in rest if p.ndim > 1]})
+        adam_groups.append(shared | {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0})
+        matrices = [for_muon[id(p)] for p in parameters if id(p) in for_muon]
+        muon_groups.append((matrices, rate | decayed | {"momentum": settings.momentum}))
+    optimizer = optim.AdamW([group for group in adam_groups if group["params"]], fused=True)
     start_state(optimizer)
-    return optimizer
+    muon_groups = [(matrices, options) for matrices, options in muon_groups if matrices]
+    return Muon(muon_groups, optimizer) if muon_groups else optimizer
 
 
-def start_state(optimizer: optim.Optimizer) -> None:
+def start_state(optimizer: optim.AdamW) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {

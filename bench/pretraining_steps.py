@@ -1,0 +1,120 @@
+"""The pre-training steps that throughput.py compares, by size: ours, and the same on transformers' modules."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from electra import flops
+from electra.batch import Batch, SpecialIds
+from electra.errors import MemoryExhaustedError
+from electra.model.encoder import EncoderSettings
+from electra.model.generator import GeneratorSettings
+from electra.objectives.corruption import MaskingSettings, SamplingSettings
+from electra.objectives.corruptor import Material
+from electra.objectives.electra import ElectraSettings
+from electra.train.optim import OptimizerSettings, build_optimizer, split_parameters
+from electra.train.settings import TrainSettings
+from electra.train.step import Step
+
+SPECIAL = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
+ORDINARY = 999
+RING = 8
+PEER = "transformers compiled"
+MODES = {
+    "transformers": None,
+    PEER: "default",
+    "transformers graphs": "reduce-overhead",
+    "transformers chosen": "default",
+}
+VARIANTS = ("electra", "electra plain", *MODES)
+
+
+@dataclass(frozen=True)
+class Size:
+    encoder: EncoderSettings
+    generator: GeneratorSettings
+    share: float
+    vocabulary: int
+    usual: str
+
+
+def sizes(layers: int, hidden: int, embedding: int) -> EncoderSettings:
+    heads = hidden // 64
+    return EncoderSettings(
+        layers=layers, hidden=hidden, heads=heads, intermediate=4 * hidden, embedding=embedding
+    )
+
+
+SIZES = {
+    "tiny": Size(sizes(1, 64, 32), GeneratorSettings(width=0.5), 0.15, 2000, "tiny:4x32"),
+    "small": Size(sizes(12, 256, 128), GeneratorSettings(), 0.15, 30_522, "small:128x128"),
+    "base": Size(sizes(12, 768, 768), GeneratorSettings(width=1 / 3), 0.15, 30_522, "base:64x512"),
+    "large": Size(sizes(24, 1024, 1024), GeneratorSettings(), 0.25, 30_522, "large:32x512"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    size: str
+    rows: int
+    length: int
+    dropout: float
+
+    @property
+    def encoder(self) -> EncoderSettings:
+        quiet = {"dropout": self.dropout, "attention_dropout": self.dropout}
+        return SIZES[self.size].encoder.model_copy(update=quiet)
+
+    def flops_per_token(self) -> float:
+        size = SIZES[self.size]
+        settings = ElectraSettings(), self.encoder, size.generator, MaskingSettings(share=size.share)
+        return flops.Work(*settings, size.vocabulary, self.length, self.rows, 1).per_token()
+
+    def ring(self, device: torch.device) -> list[Tensor]:
+        random = torch.Generator().manual_seed(0)
+        shape = RING, self.rows, self.length
+        ids = torch.randint(ORDINARY, SIZES[self.size].vocabulary, shape, generator=random)
+        ids[:, :, 0], ids[:, :, -1] = SPECIAL.cls, SPECIAL.sep
+        return list(ids.to(device))
+
+
+Run = Callable[[int], Tensor]  # one update by its number; the loss, not waited for
+
+
+def ours(case: Case, device: torch.device, fast: str, say: Callable[[str], None]) -> Run:
+    size = SIZES[case.size]
+    by_token = torch.zeros(size.vocabulary, dtype=torch.bool), torch.zeros(size.vocabulary)
+    networks = case.encoder, size.generator, MaskingSettings(share=size.share), SamplingSettings()
+    objective = ElectraSettings().build(Material(*networks, SPECIAL, *by_token, 0)).to(device).train()
+    settings = TrainSettings.model_validate({"batch": case.rows, "device": device.type, "fast": fast})
+    optimizer = build_optimizer(OptimizerSettings(), objective)
+    parts = split_parameters(OptimizerSettings(), objective)
+    step = Step(objective, optimizer, parts, settings, 0, device, say)
+    first = torch.arange(case.rows, device=device)
+    batches = [
+        Batch(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool), first, seed=0, padded=False)
+        for ids in case.ring(device)
+    ]
+
+    def run(number: int) -> Tensor:
+        batch = replace(batches[number % RING], samples=first + number * case.rows)
+        sums, _ = step(batch, number, 1.0)
+        if step.accumulate > 1:
+            raise MemoryExhaustedError("the batch does not fit in one part")
+        return sums["total"]
+
+    return run
+
+
+def theirs(case: Case, device: torch.device, variant: str) -> Run:
+    from transformers_step import transformers_step
+
+    size = SIZES[case.size]
+    full, small = case.encoder, case.encoder.scaled(size.generator.width, size.generator.depth)
+    tokens = size.vocabulary, size.share, ORDINARY, SPECIAL.mask
+    chosen_only = variant == "transformers chosen"
+    step = transformers_step(full, small, *tokens, device, MODES[variant], chosen_only)
+    ring = case.ring(device)
+    return lambda number: step(ring[number % RING])
