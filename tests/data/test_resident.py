@@ -16,6 +16,9 @@ from electra.data.resident import STEPS_AHEAD, Resident, place_corpus
 from electra.data.rows import RowsSettings, build_rows
 from electra.data.shards import Shard
 from electra.errors import MachineError
+from electra.pretrain import pretrain
+from electra.recipe import resolve
+from electra.train.checkpoint import checkpoint_folders
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -101,6 +104,19 @@ def test_a_corpus_is_placed_where_it_fits(monkeypatch):
 def test_moving_a_batch_to_where_it_lies_copies_nothing():
     batch = make_loader("segments").batch_at(0)
     assert batch.to("cpu").ids is batch.ids and batch.to(CPU).samples is batch.samples
+
+
+def test_a_run_ends_with_the_same_weights_wherever_its_corpus_lies(recipe, prepared, tmp_path, capsys):
+    def run(corpus: str, folder: str) -> bytes:
+        words = [f"data={prepared}", f"run={tmp_path / folder}", f"train.corpus={corpus}"]
+        pretrain(resolve(str(recipe), [*words, "train.steps=8", "schedule.warmup=2", "train.device=cpu"])[0])
+        return (checkpoint_folders(tmp_path / folder / "checkpoints")[-1] / "model.safetensors").read_bytes()
+
+    streamed = run("stream", "streamed")
+    assert "rows, streamed from disk" in capsys.readouterr().err
+    assert run("device", "resident") == streamed
+    assert "MiB on cpu" in capsys.readouterr().err
+    assert run("stream", "resident") == streamed  # a run may go on with another value
 
 
 @pytest.mark.gpu
