@@ -1,10 +1,14 @@
 """Batch: what data hands to objectives."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+TENSORS = ("ids", "segments", "is_real", "samples")
 
 
 @dataclass(frozen=True)
@@ -35,18 +39,20 @@ class Batch:
         return replace(self, ids=ids)
 
     def to(self, device: torch.device | str) -> "Batch":
-        if self.ids.device == torch.device(device):
-            return self
-        move = {
-            name: getattr(self, name).to(device, non_blocking=True)
-            for name in ("ids", "segments", "is_real", "samples")
-        }
-        return replace(self, **move)
+        """What lies there already is not copied, also where "cuda" stands for "cuda:0"."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "Batch":
+        """In memory from which a GPU copies while the host goes on."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in TENSORS}
+        return replace(self, **changed)
 
     def split(self, parts: int) -> list["Batch"]:
         """Consecutive parts of equal size. Randomness belongs to samples, so a part is corrupted as in the whole."""
         if parts == 1:
             return [self]
-        names = ("ids", "segments", "is_real", "samples")
-        pieces = zip(*(getattr(self, name).chunk(parts) for name in names), strict=True)
-        return [replace(self, **dict(zip(names, piece, strict=True))) for piece in pieces]
+        pieces = zip(*(getattr(self, name).chunk(parts) for name in TENSORS), strict=True)
+        return [replace(self, **dict(zip(TENSORS, piece, strict=True))) for piece in pieces]

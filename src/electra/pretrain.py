@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import electra
 from electra import config, flops
 from electra.batch import SpecialIds
 from electra.data.loader import HeldOut, Loader
+from electra.data.resident import Resident, place_corpus
 from electra.data.rows import NoRows, Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
@@ -38,7 +40,8 @@ class Parts:
 
     objective: Any
     manifest: Manifest
-    loader: Loader
+    loader: Loader | Resident
+    loader_note: str
     heldout: HeldOut
 
 
@@ -50,20 +53,16 @@ def build_parts(settings: PretrainSettings, verify: bool = True, fresh: bool = T
     tokenizer = load_tokenizer(folder)
     special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
-    loader = Loader(
-        rows,
-        settings.rows.length,
-        settings.train.batch,
-        settings.train.steps,
-        settings.seed,
-        workers=settings.train.workers,
-    )
+    train, device = settings.train, choose_device(settings.train)
+    pin = device.type == "cuda"
+    streamed = Loader(rows, train.batch, train.steps, settings.seed, workers=train.workers, pin=pin)
+    loader, note = place_corpus(streamed, data.manifest.vocab_size, train.corpus, device)
     heldout = build_heldout(settings, folder, special, verify)
     counts = data.token_counts() if settings.generator.kind == "unigram" and fresh else None
     objective = build_objective(settings, tokenizer, counts)
     if fresh:
         take_weights(settings, objective, data.manifest.tokenizer_sha256)
-    return Parts(objective, data.manifest, loader, heldout)
+    return Parts(objective, data.manifest, loader, note, heldout)
 
 
 def take_weights(settings: PretrainSettings, objective: Any, tokenizer_sha256: str) -> None:
@@ -94,10 +93,10 @@ def build_heldout(
     """Empty where nothing was held out: training works, its held-out figures are missing."""
     part = settings.train.batch // settings.train.accumulate
     limit = settings.train.evaluate_rows
-    rows: Rows = NoRows(special)
+    rows: Rows = NoRows(special, settings.rows.length)
     if read_manifest(folder).splits["heldout"].shards:
         rows = build_rows(settings.rows, open_data(folder, "heldout", verify), special, settings.seed)
-    return HeldOut(rows, settings.rows.length, part, limit, settings.seed)
+    return HeldOut(rows, part, limit, settings.seed)
 
 
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
@@ -113,6 +112,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
             "tokenizer_sha256": parts.manifest.tokenizer_sha256,
         }
         refuse_other_data(folder, fingerprint)
+        print(parts.loader_note, file=sys.stderr)
         write_atomically(folder / CONFIG, config.to_toml(settings).encode())
         write_json(folder / "environment.json", environment() | fingerprint)
         write_atomically(folder / "tokenizer.json", (Path(settings.data) / "tokenizer.json").read_bytes())

@@ -51,11 +51,12 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     low = np.uint64((1 << half) - 1)
     shift = np.uint64(half)
+    keys = [np.uint64(mix(key, number)) for number in range(4)]
 
     def encipher(x: np.ndarray) -> np.ndarray:
         left, right = x >> shift, x & low
-        for number in range(4):
-            noise = _scramble_array(right + np.uint64(mix(key, number)))
+        for own in keys:
+            noise = _scramble_array(right + own)
             left, right = right, left ^ (noise & low)
         return (left << shift) | right
 

@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_reference import RowByRow
 
 from conftest import SPECIAL
-from electra.data.loader import HeldOut, Loader
+from electra.batch import Batch
+from electra.data.loader import HeldOut, Loader, collate
 from electra.data.rows import PackedRows, RowsSettings, SegmentRows, build_rows, plan_segments
 from electra.data.shards import Shard, TokenData
 from electra.randomness import permute
@@ -27,11 +30,14 @@ def make_data(documents_of_shards: list[list[list[int]]]) -> TokenData:
 
 
 def all_rows(rows, length):
-    for index in range(len(rows)):
-        ids, segments = np.zeros(length, np.int64), np.zeros(length, np.int64)
-        real = rows.fill(index, ids, segments)
-        assert 2 <= real <= length and not ids[real:].any() and not segments[real:].any()
-        assert ids[0] == SPECIAL.cls
+    every = np.arange(len(rows))
+    batch = collate(rows, every, every, seed=0)
+    for ids, segments, is_real in zip(
+        *map(np.asarray, (batch.ids, batch.segments, batch.is_real)), strict=True
+    ):
+        real = is_real.sum()
+        assert 2 <= real <= length == len(ids) and is_real[:real].all()
+        assert not ids[real:].any() and not segments[real:].any() and ids[0] == SPECIAL.cls
         yield ids[:real], segments[:real]
 
 
@@ -100,12 +106,36 @@ def test_a_line_longer_than_a_row_is_carried_over_and_not_dropped():
 def make_loader(**changes) -> Loader:
     data = make_data([[[7, 9, 4], [30], [5, 5]] * 20, [[12] * 9] * 15])
     rows = build_rows(RowsSettings(kind="segments", length=16), data, SPECIAL, 3)
-    return Loader(**({"rows": rows, "length": 16, "batch": 8, "steps": 200, "seed": 3} | changes))
+    return Loader(**({"rows": rows, "batch": 8, "steps": 200, "seed": 3} | changes))
 
 
 def collected(loader: Loader, first: int, count: int) -> np.ndarray:
     batches = loader.batches(first)
     return np.concatenate([next(batches).ids.numpy() for _ in range(count)])
+
+
+def same(batch: Batch, expected: Batch) -> bool:
+    """To the bit, and of the same types."""
+    return all(
+        (found == wanted).all() and found.dtype == wanted.dtype
+        if torch.is_tensor(wanted)
+        else found == wanted
+        for found, wanted in zip(dataclasses.astuple(batch), dataclasses.astuple(expected), strict=True)
+    )
+
+
+@given(
+    corpora, st.sampled_from(["packed", "segments"]), st.integers(8, 32), st.integers(0, 5), st.integers(1, 4)
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_made_at_once_are_the_rows_made_one_by_one(documents, kind, length, seed, world):
+    rows = build_rows(RowsSettings(kind=kind, length=length), make_data(documents), SPECIAL, seed)
+    steps = 2 + len(rows) // 12  # more than an epoch
+    for rank in range(world):
+        loader = Loader(rows, 12, steps, seed, rank, world)
+        expected = RowByRow(rows)
+        for step, batch in enumerate(loader.batches(0)):
+            assert same(batch, expected.batch(loader, step))
 
 
 def test_the_first_thousand_rows_are_the_same_for_any_number_of_loader_workers():
@@ -150,7 +180,7 @@ def test_permute_mixes_well():
 
 def test_held_out_batches_are_the_same_every_time_and_spread_over_all_rows():
     rows = make_loader().rows
-    heldout = HeldOut(rows, 16, batch=8, limit=20, seed=1)
+    heldout = HeldOut(rows, batch=8, limit=20, seed=1)
     once, again = ([dataclasses.astuple(batch)[0] for batch in heldout] for _ in range(2))
     assert all((a == b).all() for a, b in zip(once, again, strict=True))
     chosen = np.concatenate(heldout.parts)

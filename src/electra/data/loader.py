@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from electra.batch import Batch
 from electra.data.rows import Rows
@@ -18,24 +19,25 @@ from electra.randomness import mix, permute
 
 
 class Loader:
-    """Batches of `batch` rows a step, of which this process (`rank` of `world`) gets its consecutive part."""
+    """Batches of `batch` rows a step, of which this process (`rank` of `world`) gets its consecutive part.
+    `pin`: in memory from which a GPU copies while everybody goes on."""
 
     def __init__(
         self,
         rows: Rows,
-        length: int,
         batch: int,
         steps: int,
         seed: int,
         rank: int = 0,
         world: int = 1,
         workers: int = 1,
+        pin: bool = False,
     ):
         assert batch % world == 0, "the global batch divides evenly among processes"
         if not len(rows):
             raise DataError("the prepared text makes no rows. Prepare more text.")
-        self.rows, self.length, self.batch, self.steps, self.seed = rows, length, batch, steps, seed
-        self.rank, self.world, self.workers = rank, world, workers
+        self.rows, self.batch, self.steps, self.seed = rows, batch, steps, seed
+        self.rank, self.world, self.workers, self.pin = rank, world, workers, pin
 
     def samples(self, step: int) -> np.ndarray:
         share = self.batch // self.world
@@ -52,9 +54,8 @@ class Loader:
 
     def batch_at(self, step: int) -> Batch:
         samples = self.samples(step)
-        return collate(
-            self.rows, self.row_indices(samples), self.length, samples, self.seed, step / self.steps
-        )
+        batch = collate(self.rows, self.row_indices(samples), samples, self.seed, step / self.steps)
+        return batch.pinned() if self.pin else batch
 
     def batches(self, first_step: int) -> Iterator[Batch]:
         """The batch of every step from `first_step` to the last, computed ahead by `workers` threads."""
@@ -66,35 +67,36 @@ class Loader:
                 yield ahead.pop(0).result()
 
 
-def collate(
-    rows: Rows, indices: np.ndarray, length: int, samples: np.ndarray, seed: int, progress: float = 1.0
+def collate(rows: Rows, indices: np.ndarray, samples: np.ndarray, seed: int, progress: float = 1.0) -> Batch:
+    first, real = rows.lengths(indices)
+    padded = bool((real < rows.length).any())
+    move = torch.from_numpy
+    ids, key = move(rows.ids(indices)), mix(seed, "corruption")
+    return lay_out(ids, move(first), move(real), move(samples), key, padded, progress)
+
+
+def lay_out(
+    ids: Tensor, first: Tensor, real: Tensor, samples: Tensor, seed: int, padded: bool, progress: float
 ) -> Batch:
-    ids = np.full((len(indices), length), rows.special.pad, np.int64)
-    segments = np.zeros_like(ids)
-    real = np.array([rows.fill(int(row), ids[n], segments[n]) for n, row in enumerate(indices)])
-    is_real = np.arange(length) < real[:, None]
-    return Batch(
-        ids=torch.from_numpy(ids),
-        segments=torch.from_numpy(segments),
-        is_real=torch.from_numpy(is_real),
-        samples=torch.from_numpy(samples),
-        seed=mix(seed, "corruption"),
-        padded=bool((real < length).any()),
-        progress=progress,
-    )
+    """The batch of `ids`, of which `real` are real in each row, and `first` of those in the first segment; on the
+    device of the tensors."""
+    places = torch.arange(ids.shape[1], device=ids.device)
+    is_real = places < real[:, None]
+    segments = (is_real & (places >= first[:, None])).long()
+    return Batch(ids, segments, is_real, samples, seed, padded, progress)
 
 
 class HeldOut:
     """The same rows with the same corruption at every evaluation: at most `limit` rows, spread evenly over all."""
 
-    def __init__(self, rows: Rows, length: int, batch: int, limit: int, seed: int):
+    def __init__(self, rows: Rows, batch: int, limit: int, seed: int):
         chosen = np.linspace(0, len(rows) - 1, min(limit, len(rows))).round().astype(np.int64)
-        self.rows, self.length, self.seed = rows, length, seed
+        self.rows, self.seed = rows, seed
         self.parts = np.array_split(chosen, -(-len(chosen) // batch)) if len(chosen) else []
 
     def __iter__(self) -> Iterator[Batch]:
         for part in self.parts:
-            yield collate(self.rows, part, self.length, part, mix(self.seed, "heldout"))
+            yield collate(self.rows, part, part, mix(self.seed, "heldout"))
 
     def __len__(self) -> int:
         return len(self.parts)

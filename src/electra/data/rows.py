@@ -5,6 +5,7 @@ the original's examples of one or two segments, each within one document. Both g
 so that the order can be a pure function of (seed, step).
 """
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from electra.batch import SpecialIds
 from electra.config import Settings
-from electra.data.shards import TokenData
+from electra.data.shards import Shard, TokenData
 from electra.randomness import mix
 
 SINGLE_SEGMENT_SHARE = 0.1
@@ -28,14 +29,20 @@ class RowsSettings(Settings):
 
 
 class Rows(Protocol):
-    """Random access to rows: `fill` writes row `index` into arrays of padding and of zeros, and returns how many tokens
-    of it are real."""
+    """Random access to rows, many at once: what is asked of row `indices[n]` is answered in place n."""
 
     special: SpecialIds
+    length: int
 
     def __len__(self) -> int: ...
 
-    def fill(self, index: int, ids: np.ndarray, segments: np.ndarray) -> int: ...
+    def lengths(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many tokens of each row are in its first segment, and how many are real; the special ones count."""
+        ...
+
+    def ids(self, indices: np.ndarray) -> np.ndarray:
+        """Rows of `length` ids (int64), padded at the end."""
+        ...
 
 
 def build_rows(settings: RowsSettings, data: TokenData, special: SpecialIds, seed: int) -> Rows:
@@ -49,48 +56,60 @@ def build_rows(settings: RowsSettings, data: TokenData, special: SpecialIds, see
 class NoRows:
     """What is held out where nothing is."""
 
-    def __init__(self, special: SpecialIds):
-        self.special = special
+    def __init__(self, special: SpecialIds, length: int):
+        self.special, self.length = special, length
 
     def __len__(self) -> int:
         return 0
 
-    def fill(self, index: int, ids: np.ndarray, segments: np.ndarray) -> int:
+    def lengths(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise AssertionError("there are no rows")
+
+    def ids(self, indices: np.ndarray) -> np.ndarray:
         raise AssertionError("there are no rows")
 
 
 class PackedRows:
-    """Row i holds tokens i*(length-1) … (i+1)*(length-1) of the stream, behind a [CLS]. Within a shard document d
-    occupies its tokens and one [SEP]; the last row of a shard may be short."""
+    """Row i holds tokens i*(length-1) … (i+1)*(length-1) of the stream, behind a [CLS]. A document occupies its tokens
+    and one [SEP] there; the last row of a shard may be short, and the next shard begins with a row of its own."""
 
     def __init__(self, data: TokenData, length: int, special: SpecialIds):
-        self.shards, self.special, self.content = data.shards, special, length - 1
-        # Ends of documents in the stream: each document is one token longer there, for its [SEP].
-        self.ends = [shard.documents + np.arange(1, len(shard.documents) + 1) for shard in data.shards]
-        rows = [-(-int(ends[-1]) // self.content) if len(ends) else 0 for ends in self.ends]
-        self.first_row = np.concatenate([[0], np.cumsum(rows)])
+        self.shards, self.special, self.length, self.content = data.shards, special, length, length - 1
+        # Ends of documents in the shard's stream: each document is one token longer there, for its [SEP].
+        ends = [shard.documents + np.arange(1, len(shard.documents) + 1) for shard in data.shards]
+        sizes = np.array([int(own[-1]) if len(own) else 0 for own in ends])
+        self.first_row = cumulated(-(-sizes // self.content))
+        self.first_document = cumulated([len(own) for own in ends])
+        self.begins = self.first_row[:-1] * self.content
+        self.stops = self.begins + sizes
+        self.ends = np.concatenate([begin + own for begin, own in zip(self.begins, ends, strict=True)])
 
     def __len__(self) -> int:
         return int(self.first_row[-1])
 
-    def fill(self, index: int, ids: np.ndarray, segments: np.ndarray) -> int:
-        number = int(np.searchsorted(self.first_row, index, side="right")) - 1
-        shard, ends = self.shards[number], self.ends[number]
-        start = (index - int(self.first_row[number])) * self.content
-        stop = min(start + self.content, int(ends[-1]))
-        first = int(np.searchsorted(ends, start, side="right"))
-        last = int(np.searchsorted(ends, stop, side="left"))
-        real = stop - start + 1
-        ids[0] = self.special.cls
-        # A [SEP] stands at the last stream position of each document; before it, `documents passed` of them.
-        separators = ends[first : last + 1] - 1 - start
-        separators = separators[separators < stop - start]
-        is_token = np.ones(stop - start, dtype=bool)
-        is_token[separators] = False
-        body = ids[1:real]
-        body[~is_token] = self.special.sep
-        body[is_token] = shard.tokens[start - first : start - first + int(is_token.sum())]
-        return real
+    def lengths(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        real = 1 + np.minimum(self.content, self.stops[self.shard_of(indices)] - indices * self.content)
+        return real, real
+
+    def ids(self, indices: np.ndarray) -> np.ndarray:
+        shard, start, body = self.shard_of(indices), indices * self.content, np.arange(self.content)
+        stop = np.minimum(start + self.content, self.stops[shard])
+        # Documents first … last - 1 end in the row, each with a [SEP]; `passed` of these are not after a place.
+        first, last = (np.searchsorted(self.ends, edge, side="right") for edge in (start, stop))
+        count = last - first
+        row = np.repeat(np.arange(len(indices)), count)
+        end = self.ends[np.arange(len(row)) + np.repeat(last - np.cumsum(count), count)]
+        is_separator = np.zeros((len(indices), self.content), bool)
+        is_separator[row, end - 1 - start[row]] = True
+        passed = np.cumsum(is_separator, axis=1)
+        offset = start - self.begins[shard] - (first - self.first_document[shard])
+        tokens = gather(self.shards, shard, offset[:, None] + body - passed)
+        tokens[is_separator] = self.special.sep
+        tokens[body >= (stop - start)[:, None]] = self.special.pad
+        return np.insert(tokens, 0, self.special.cls, axis=1)
+
+    def shard_of(self, indices: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.first_row, indices, side="right") - 1
 
 
 class SegmentRows:
@@ -100,33 +119,50 @@ class SegmentRows:
     and once the second segment has begun no later line goes back to the first, so that text stays in order."""
 
     def __init__(self, data: TokenData, length: int, special: SpecialIds, seed: int):
-        self.shards, self.special = data.shards, special
+        self.shards, self.special, self.length = data.shards, special, length
         plans = [
             plan_segments(
                 shard.lines, shard.documents, length, np.random.default_rng(mix(seed, "segments", number))
             )
             for number, shard in enumerate(data.shards)
         ]
-        self.plan = np.concatenate(plans) if plans else np.zeros((0, 3), np.int64)
-        self.first_row = np.concatenate([[0], np.cumsum([len(plan) for plan in plans])])
+        self.plan = np.concatenate(plans)
+        self.first_row = cumulated([len(plan) for plan in plans])
 
     def __len__(self) -> int:
         return len(self.plan)
 
-    def fill(self, index: int, ids: np.ndarray, segments: np.ndarray) -> int:
-        shard = self.shards[int(np.searchsorted(self.first_row, index, side="right")) - 1]
-        start, middle, stop = (int(edge) for edge in self.plan[index])
-        first, second = middle - start, stop - middle
-        ids[0] = self.special.cls
-        ids[1 : 1 + first] = shard.tokens[start:middle]
-        ids[1 + first] = self.special.sep
-        if not second:
-            return first + 2
-        real = first + second + 3
-        ids[2 + first : real - 1] = shard.tokens[middle:stop]
-        ids[real - 1] = self.special.sep
-        segments[2 + first : real] = 1
-        return real
+    def lengths(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        start, middle, stop = self.plan[indices].T
+        first = middle - start + 2
+        return first, first + np.where(stop > middle, stop - middle + 1, 0)
+
+    def ids(self, indices: np.ndarray) -> np.ndarray:
+        """[CLS] first segment [SEP], and where there is a second one: second segment [SEP]. The text of the two is
+        consecutive, so that a place of the row is one token further in the text before the inner [SEP] than after."""
+        shard = np.searchsorted(self.first_row, indices, side="right") - 1
+        (first, real), row, places = self.lengths(indices), np.arange(len(indices)), np.arange(self.length)
+        start = self.plan[indices, 0]
+        ids = gather(self.shards, shard, (start - 1)[:, None] + places - (places >= first[:, None]))
+        ids[:, 0] = self.special.cls
+        ids[row, first - 1] = ids[row, real - 1] = self.special.sep
+        ids[places >= real[:, None]] = self.special.pad
+        return ids
+
+
+def cumulated(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Where each part begins, and at last the whole."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def gather(shards: tuple[Shard, ...], numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The tokens at `positions[n]` of shard `numbers[n]`, as int64. Positions beyond the shard give some token of it:
+    they belong to padding."""
+    tokens = np.empty(positions.shape, np.int64)
+    for number in np.unique(numbers):
+        here = numbers == number
+        tokens[here] = shards[number].tokens.take(positions[here], mode="clip")
+    return tokens
 
 
 def plan_segments(

@@ -19,6 +19,7 @@ FREE_TO_CHANGE = (
     "train.keep",
     "train.keep_every",
     "train.workers",
+    "train.corpus",
 )
 
 
@@ -42,6 +43,7 @@ class TrainSettings(Settings):
     keep: int = Field(2, ge=2)
     keep_every: int = Field(0, ge=0)
     workers: int = Field(1, ge=1)
+    corpus: Literal["auto", "device", "stream"] = "auto"
 
     @model_validator(mode="after")
     def accumulate_divides_batch(self) -> "TrainSettings":
