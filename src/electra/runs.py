@@ -160,5 +160,6 @@ def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) ->
         )
         raise SettingsError(
             f"the network of {name} does not fit this recipe's ({shown}). Use the recipe it was trained with, or the "
-            "generator.width and generator.depth that make the same sizes."
+            "generator.width and generator.depth that make the same sizes. (In an exported ModernBERT words are as wide as "
+            "the layers; the run it is from has them as they were.)"
         ) from None

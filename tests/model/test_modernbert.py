@@ -12,6 +12,7 @@ from electra.interop import modernbert as export
 from electra.interop.folder import network_tensors
 from electra.model import packed
 from electra.model.modernbert import (
+    DetectionHead,
     Embeddings,
     ModernBert,
     ModernBertSettings,
@@ -124,6 +125,29 @@ def test_token_logits_equal_modernbert_for_masked_lm():
         hidden = encoder(batch.ids, batch.segments, batch.is_real)
         logits = head(hidden, encoder.embeddings.words.weight)
         expected = model(batch.ids, batch.is_real.long()).logits
+    assert (logits - expected)[batch.is_real].abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("layers", [3, 4], ids=["the last layer is local", "the last layer is global"])
+def test_the_first_vector_alone_is_the_first_of_all(padded, layers):
+    encoder, batch = ours(SMALL.model_copy(update={"layers": layers})), make_batch(padded=padded)
+    given = batch.ids, batch.segments, batch.is_real if padded else None
+    with torch.no_grad():
+        whole, first = encoder(*given), encoder(*given, True)
+    assert first.shape == (6, 1, SMALL.hidden)
+    torch.testing.assert_close(first, whole[:, :1], atol=1e-6, rtol=1e-6)
+
+
+def test_detection_logits_equal_modernbert_for_token_classification():
+    encoder, head, batch = ours(PROJECTED), noisy(DetectionHead(PROJECTED)), make_batch()
+    config = export.config_json(PROJECTED, VOCABULARY, SPECIAL, "ModernBertForTokenClassification")
+    config = transformers.ModernBertConfig(**{k: v for k, v in config.items() if k != "model_type"})
+    model = transformers.ModernBertForTokenClassification(config).eval()
+    model.load_state_dict(network_tensors(encoder, head, "ModernBertForTokenClassification"))
+    with torch.no_grad():
+        logits = head(encoder(batch.ids, batch.segments, batch.is_real))
+        expected = model(batch.ids, batch.is_real.long()).logits.squeeze(-1)
     assert (logits - expected)[batch.is_real].abs().max() <= 1e-5
 
 

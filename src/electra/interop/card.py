@@ -49,7 +49,7 @@ tags: [{", ".join(dict.fromkeys(("electra", encoder, kind)))}]
 
 # {NAMES[encoder]} {kind}
 
-Pre-trained by replaced token detection with the `electra` toolkit; the figures below are those of step {figures.get("step", 0):,}.
+Pre-trained with the `electra` toolkit; the figures below are those of step {figures.get("step", 0):,}.
 
 {USES.get(f"{encoder} {kind}") or USES[kind]}
 

@@ -292,8 +292,10 @@ def load(folder: Path, kind: Kind) -> Loaded:
         case "generator":
             head = build_token_head(settings, vocab_size)
     top = head_tensors(settings, tensors, architecture(settings, kind))
-    if head is not None and not top:
-        raise DataError(f"{folder} holds no {kind}: its network has another head, or none.")
+    if head is not None and not head.state_dict().keys() <= top.keys():
+        raise DataError(
+            f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is from."
+        )
     try:
         encoder.load_state_dict(encoder_tensors(folder, settings, tensors))
         if head is not None:
