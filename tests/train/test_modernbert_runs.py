@@ -216,6 +216,13 @@ def test_keys_and_kinds_that_do_not_go_together_are_refused():
         resolve("electra-small", ["data=x", "encoder.kind=bert"])
 
 
+def test_its_operations_are_counted_but_not_as_the_paper_would():
+    done = electra("flops", "modernbert-small", "--json")
+    counted = json.loads(done.stdout)
+    assert set(counted["parts"]) == {"generator", "token head", "discriminator", "detection head"}
+    assert 6e7 < counted["token"] < 8e7 and "paper_run" not in counted
+
+
 def test_joined_to_a_recipe_it_keeps_the_sizes():
     settings, _ = resolve("tiny+modernbert", ["data=x"])
     assert (settings.encoder.kind, settings.encoder.layers, settings.encoder.hidden) == ("modernbert", 4, 64)
