@@ -45,7 +45,7 @@ def test_it_learns(run):
 def test_an_interrupted_run_ends_with_the_same_weights(run, tmp_path):
     again = tmp_path / "run"
     shutil.copytree(run, again)
-    first, *later = checkpoint_folders(again / "checkpoints")
+    _, *later = checkpoint_folders(again / "checkpoints")
     assert later
     for folder in later:
         shutil.rmtree(folder)
