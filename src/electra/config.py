@@ -139,6 +139,8 @@ def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
 def describe(problem: Any, known: list[str]) -> str:
     path = without_tags([str(part) for part in problem["loc"]], known)
     if problem["type"] == "extra_forbidden":
+        if path in known:
+            return f"unknown key {path}: it belongs to another {path.rpartition('.')[0]}.kind."
         near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(
             path.rpartition(".")[2], [key.rpartition(".")[2] for key in known], n=1
         )

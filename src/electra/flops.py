@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from electra.errors import SettingsError
+from electra.model.choice import AnySettings
 from electra.model.encoder import EncoderSettings
 from electra.model.generator import GeneratorSettings
 from electra.model.modernbert import ModernBertSettings
@@ -32,8 +33,6 @@ PAPER_OUTPUT_SHARE = 0.15625
 PAPER_PASSES = 2
 DROPOUT, LAYER_NORM, GELU, SOFTMAX = 4, 5, 8, 5  # operations an element, as the paper counts them
 TRAINING_PASSES = 3
-
-AnyEncoder = EncoderSettings | ModernBertSettings
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class Work:
     """What is computed: an objective over rows of `length` tokens of a vocabulary, `batch` rows a step."""
 
     objective: Any
-    encoder: AnyEncoder
+    encoder: AnySettings
     generator: GeneratorSettings
     masking: MaskingSettings
     vocabulary: int
@@ -163,7 +162,7 @@ class Work:
                 return sizes.training(self.batch, self.steps, corrected=corrected)
         raise SettingsError(f"the paper's accounting has no count for objective.kind={self.objective.kind}.")
 
-    def paper_sizes(self, encoder: AnyEncoder, share: float) -> PaperSizes:
+    def paper_sizes(self, encoder: AnySettings, share: float) -> PaperSizes:
         if isinstance(encoder, ModernBertSettings):
             raise SettingsError(
                 "the paper's accounting is of BERT's blocks and has no count for ModernBERT's."
@@ -245,7 +244,7 @@ def chosen_share(mask_share: float, length: int) -> float:
     return max(1, round(mask_share * length)) / length
 
 
-def encoder_forward(settings: AnyEncoder, length: int) -> float:
+def encoder_forward(settings: AnySettings, length: int) -> float:
     """A token through an encoder: projections 4h², feed-forward 2hi (3hi with a gate), scores and mixing 2h for each key
     that is seen. A local layer needs the keys of its window, whatever a kernel without windows computes."""
     hidden, layers = settings.hidden, settings.layers
@@ -267,11 +266,11 @@ def keys_nearby(length: int, reach: int) -> float:
     return 2 * reach + 1 - reach * (reach + 1) / length
 
 
-def token_head_forward(settings: AnyEncoder, vocabulary: int) -> float:
+def token_head_forward(settings: AnySettings, vocabulary: int) -> float:
     return 2.0 * settings.embedding * (settings.hidden + vocabulary)
 
 
-def detection_head_forward(settings: AnyEncoder) -> float:
+def detection_head_forward(settings: AnySettings) -> float:
     return 2.0 * settings.hidden * (settings.hidden + 1)
 
 

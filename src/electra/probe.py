@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from electra.batch import SpecialIds
 from electra.errors import DataError
 from electra.finetune.table import read_rows
-from electra.model.encoder import Encoder
+from electra.model.choice import AnyEncoder
 from electra.randomness import mix
 
 ROWS_AT_ONCE = 64
@@ -54,7 +54,7 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
 
 
 def probe_accuracy(
-    table: LabelledTexts, encoder: Encoder, tokenizer: Tokenizer, special: SpecialIds, length: int
+    table: LabelledTexts, encoder: AnyEncoder, tokenizer: Tokenizer, special: SpecialIds, length: int
 ) -> float:
     features = text_vectors(table.texts, encoder, tokenizer, special, length)
     judge = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
@@ -63,7 +63,7 @@ def probe_accuracy(
 
 
 def text_vectors(
-    texts: list[str], encoder: Encoder, tokenizer: Tokenizer, special: SpecialIds, length: int
+    texts: list[str], encoder: AnyEncoder, tokenizer: Tokenizer, special: SpecialIds, length: int
 ) -> np.ndarray:
     """The last layer's vectors, averaged over the text, beside that of [CLS]. Texts are cut at `length` tokens."""
     device = next(encoder.parameters()).device

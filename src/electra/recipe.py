@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from electra import config
 from electra.data.rows import RowsSettings
 from electra.data.tokenizer import continuing_tokens, special_ids
+from electra.model.choice import EncoderChoice
 from electra.model.encoder import EncoderSettings
 from electra.model.generator import GeneratorSettings
 from electra.objectives.choice import ObjectiveSettings
@@ -33,7 +34,7 @@ class PretrainSettings(config.Settings):
     run: str
     start: str = ""
     seed: int = Field(0, ge=0)
-    encoder: EncoderSettings = EncoderSettings()
+    encoder: EncoderChoice = EncoderSettings()
     generator: GeneratorSettings = GeneratorSettings()
     masking: MaskingSettings = MaskingSettings()
     sampling: SamplingSettings = SamplingSettings()
@@ -46,9 +47,11 @@ class PretrainSettings(config.Settings):
     @model_validator(mode="before")
     @classmethod
     def electra_by_default(cls, tree: Any) -> Any:
-        if isinstance(tree, dict) and isinstance(tree.get("objective"), dict):
-            return tree | {"objective": {"kind": "electra"} | tree["objective"]}
-        return tree
+        """Of all kinds of encoders and objectives the paper's, where a recipe names none."""
+        if not isinstance(tree, dict):
+            return tree
+        chosen = {name: tree[name] for name in ("encoder", "objective") if isinstance(tree.get(name), dict)}
+        return tree | {name: {"kind": "electra"} | part for name, part in chosen.items()}
 
     @model_validator(mode="after")
     def parts_agree(self) -> "PretrainSettings":

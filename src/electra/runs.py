@@ -13,8 +13,7 @@ from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import DataError, SettingsError
 from electra.interop import card, hf
 from electra.interop.names import encoder_tensors
-from electra.model.encoder import DisentangledEmbeddings, Embeddings, Encoder
-from electra.model.heads import DetectionHead
+from electra.model.choice import AnyEncoder, DetectionHead, DisentangledEmbeddings, encoder_alone
 from electra.recipe import PretrainSettings, build_objective
 from electra.train import checkpoint
 from electra.train.runlog import read_metrics
@@ -42,7 +41,7 @@ def load_run(folder: Path) -> tuple[PretrainSettings, Any]:
 
 def export_parts(
     settings: PretrainSettings,
-    networks: dict[str, tuple[Encoder, torch.nn.Module]],
+    networks: dict[str, tuple[AnyEncoder, torch.nn.Module]],
     run: Path,
     out: Path,
     figures: dict[str, Any],
@@ -51,12 +50,17 @@ def export_parts(
     tokenizer = load_tokenizer(run / "tokenizer.json")
     special = special_ids(tokenizer)
     written = []
+    top: torch.nn.Module | None
     for name, (encoder, head) in networks.items():
         kind: hf.Kind = "discriminator" if isinstance(head, DetectionHead) else "generator"
         target = out if len(networks) == 1 else out / name
-        text = card.model_card(kind, config.to_toml(settings), figures)
-        parts = kind, encoder, head, tokenizer, special, text
-        written.append(hf.write_folder(target, *parts, objective=settings.objective.kind))
+        top, note = head, ""
+        if not hf.has_form(encoder.settings, kind):
+            kind, top = "encoder", None
+            note = f" (the encoder alone: ModernBERT has no token head on words of {encoder.settings.embedding} units)"
+        text = card.model_card(kind, settings.encoder.kind, config.to_toml(settings), figures)
+        parts = kind, encoder, top, tokenizer, special, text
+        written.append(hf.write_folder(target, *parts, objective=settings.objective.kind) + note)
     return written
 
 
@@ -120,7 +124,7 @@ def load_generator(model: Path) -> hf.Loaded:
     return hf.load_generator(inside(model, "generator"))
 
 
-def load_encoder(model: Path) -> tuple[Encoder, Tokenizer]:
+def load_encoder(model: Path) -> tuple[AnyEncoder, Tokenizer]:
     """The main encoder of a run folder, or the encoder of a folder in transformers' format."""
     if (model / CONFIG).is_file():
         _, objective = load_run(model)
@@ -128,20 +132,20 @@ def load_encoder(model: Path) -> tuple[Encoder, Tokenizer]:
     return hf.load_encoder(inside(model, "discriminator", "recovery", "generator"))
 
 
-def standalone(encoder: Encoder) -> Encoder:
+def standalone(encoder: AnyEncoder) -> AnyEncoder:
     """An encoder that needs no other: a disentangled one reads its generator's word table, which would stay behind when it
     is moved to another device."""
     if not isinstance(encoder.embeddings, DisentangledEmbeddings):
         return encoder
-    alone = Encoder(encoder.settings, Embeddings(encoder.settings, len(encoder.embeddings.table)))
+    alone = encoder_alone(encoder.settings, len(encoder.embeddings.table))
     alone.load_state_dict(encoder_tensors(encoder))
     return alone.eval()
 
 
 def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) -> None:
     """The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
-    weights = encoder_tensors(source) if isinstance(source, Encoder) else source.state_dict()
-    if isinstance(target, Encoder) and isinstance(target.embeddings, DisentangledEmbeddings):
+    weights = encoder_tensors(source) if isinstance(source, AnyEncoder) else source.state_dict()
+    if isinstance(target, AnyEncoder) and isinstance(target.embeddings, DisentangledEmbeddings):
         table = weights.pop("embeddings.words.weight")
         weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
     try:
@@ -149,10 +153,13 @@ def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) ->
     except RuntimeError as error:
         sizes = [getattr(part, "settings", None) for part in (source, target)]
         shown = (
-            " and ".join(f"{it.layers} layers of {it.hidden}" for it in sizes if it)
+            " and ".join(
+                f"{it.kind}: {it.layers} layers of {it.hidden}, words of {it.embedding}" for it in sizes if it
+            )
             or str(error).splitlines()[-1]
         )
         raise SettingsError(
             f"the network of {name} does not fit this recipe's ({shown}). Use the recipe it was trained with, or the "
-            "generator.width and generator.depth that make the same sizes."
+            "generator.width and generator.depth that make the same sizes. (In an exported ModernBERT words are as wide as "
+            "the layers; the run it is from has them as they were.)"
         ) from None

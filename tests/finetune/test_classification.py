@@ -15,7 +15,7 @@ from electra.finetune.classification import build_classification, fit
 from electra.finetune.features import collate
 from electra.finetune.loop import Finetuned
 from electra.finetune.task import Inputs
-from electra.interop import names
+from electra.interop import electra, names
 from electra.model.encoder import Embeddings, Encoder, initialise
 
 PAIR = ClassificationSettings(text=("a", "b"), labels=("no", "yes", "maybe"))
@@ -51,15 +51,15 @@ def test_logits_are_those_of_transformers(tokenizer, kind, padded):
         intermediate_size=64, max_position_embeddings=40, num_labels=3,
     )  # fmt: skip
     theirs = transformers.ElectraForSequenceClassification(sizes).eval()
-    body = {f"electra.{k}": v for k, v in names.encoder_to_transformers(ours.encoder.state_dict()).items()}
+    body = {f"electra.{k}": v for k, v in electra.encoder_to_transformers(ours.encoder.state_dict()).items()}
     theirs.load_state_dict(body, strict=False)
     inputs = as_inputs(padded)
     mask = torch.ones_like(inputs.ids) if inputs.is_real is None else inputs.is_real.long()
     given = {"input_ids": inputs.ids, "token_type_ids": inputs.segments, "attention_mask": mask}
     with torch.no_grad():
         if kind == "transformers":
-            table = names.TASK_HEADS["ElectraForSequenceClassification"]
-            head = names.head_to_transformers(ours.head.state_dict(), table)
+            table = electra.HEADS["ElectraForSequenceClassification"]
+            head = names.renamed(ours.head.state_dict(), table)
             missing, unexpected = theirs.load_state_dict(head, strict=False)
             assert not unexpected and not [name for name in missing if name.startswith("classifier")]
             expected = theirs(**given).logits

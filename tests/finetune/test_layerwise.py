@@ -18,6 +18,17 @@ NAMES += ["encoder.embeddings.words.weight", "encoder.embeddings.norm.bias"]
 @pytest.mark.parametrize(
     ("kind", "exponents"), [("exact", [0, 1, 2, 12, 13, 13, 13]), ("original", [0, 2, 3, 13, 14, 14, 14])]
 )
+def test_modernberts_last_norm_learns_with_its_top_layer(kind, exponents):
+    top, norm = (
+        depth_factor(f"encoder.{name}.weight", 12, 0.8, kind) for name in ("layers.11.expand", "final_norm")
+    )
+    assert top == norm
+    assert depth_factor("encoder.norm.weight", 12, 0.8, kind) == pytest.approx(0.8 ** exponents[-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "exponents"), [("exact", [0, 1, 2, 12, 13, 13, 13]), ("original", [0, 2, 3, 13, 14, 14, 14])]
+)
 def test_each_depth_has_its_rate(kind, exponents):
     factors = [depth_factor(name, 12, 0.8, kind) for name in NAMES]
     assert factors == pytest.approx([0.8**exponent for exponent in exponents], rel=1e-12)

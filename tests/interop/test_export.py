@@ -94,15 +94,15 @@ def test_an_export_whose_tokenizer_would_be_read_otherwise_is_not_kept(finished_
 
 
 def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeypatch):
-    honest = hf.discriminator_tensors
+    honest = hf.network_tensors
 
-    def harmed(encoder, head):
-        tensors = honest(encoder, head)
+    def harmed(*parts):
+        tensors = honest(*parts)
         return tensors | {
             "electra.embeddings.LayerNorm.bias": tensors["electra.embeddings.LayerNorm.bias"] + 0.1
         }
 
-    monkeypatch.setattr(hf, "discriminator_tensors", harmed)
+    monkeypatch.setattr(hf, "network_tensors", harmed)
     settings, objective = load_run(finished_run)
     with pytest.raises(CorruptError, match="other logits"):
         main = {"discriminator": (objective.discriminator, objective.detection_head)}

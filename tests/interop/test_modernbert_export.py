@@ -7,8 +7,8 @@ import torch
 
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.errors import CorruptError, DataError, MachineError, SettingsError
-from electra.interop import modernbert
-from electra.interop.hf import PROBE, probe_batch
+from electra.interop import hf, modernbert
+from electra.interop.hf import PROBE, our_logits, probe_batch
 from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings, TokenHead, initialise
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
@@ -38,9 +38,9 @@ def build(settings, tokenizer):
 
 def write(out, settings, tokenizer, with_head):
     encoder, head = build(settings, tokenizer)
-    head = head if with_head else None
-    line = modernbert.write_modernbert(out, encoder, head, tokenizer, special_ids(tokenizer), "a card")
-    return encoder, head, line
+    kind, top = ("generator", head) if with_head else ("encoder", None)
+    line = hf.write_folder(out, kind, encoder, top, tokenizer, special_ids(tokenizer), "a card")
+    return encoder, top, line
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, NARROW], ids=["same width", "narrow words"])
@@ -54,9 +54,11 @@ def test_the_encoder_loads_with_auto_model_and_has_our_states(settings, tokenize
         theirs = model(ids, is_real.long()).last_hidden_state
         ours = encoder(ids, torch.zeros_like(ids), is_real)
     assert (ours - theirs)[is_real].abs().max() <= 1e-5
-    again = modernbert.load_modernbert(tmp_path / "out")
-    assert again.head is None and again.encoder.settings.embedding == settings.hidden
-    assert (again.answer(ids, is_real) - ours)[is_real].abs().max() <= 1e-5
+    again, _ = hf.load_encoder(tmp_path / "out")
+    assert again.settings.embedding == settings.hidden
+    assert (our_logits(again, None, ids, is_real) - ours)[is_real].abs().max() <= 1e-5
+    with pytest.raises(DataError, match="holds no discriminator"):
+        hf.load_discriminator(tmp_path / "out")
 
 
 def test_the_generator_fills_masks_in_a_pipeline(tokenizer, tmp_path):
@@ -65,7 +67,7 @@ def test_the_generator_fills_masks_in_a_pipeline(tokenizer, tmp_path):
     text = "The barak walks the [MASK]."
     answers = transformers.pipeline("fill-mask", str(tmp_path / "out"))(text)
     ids = torch.tensor([tokenizer.encode(text).ids])
-    logits = modernbert.answer(encoder, head, ids, torch.ones_like(ids, dtype=torch.bool))
+    logits = our_logits(encoder, head, ids, torch.ones_like(ids, dtype=torch.bool))
     place = ids[0].tolist().index(special_ids(tokenizer).mask)
     assert answers[0]["token"] == logits[0, place].argmax().item()
     assert answers[0]["score"] == pytest.approx(logits[0, place].softmax(0).max().item(), abs=1e-5)
@@ -73,7 +75,7 @@ def test_the_generator_fills_masks_in_a_pipeline(tokenizer, tmp_path):
 
 def test_what_was_written_and_read_back_is_what_there_was(tokenizer, tmp_path):
     encoder, head, _ = write(tmp_path / "out", SETTINGS, tokenizer, with_head=True)
-    again = modernbert.load_modernbert(tmp_path / "out")
+    again = hf.load_generator(tmp_path / "out")
     assert again.encoder.settings == SETTINGS
     for module, other in ((encoder, again.encoder), (head, again.head)):
         stored = other.state_dict()
@@ -91,16 +93,16 @@ def test_a_folder_written_by_transformers_loads_here(tokenizer, tmp_path):
     model = transformers.ModernBertForMaskedLM(config).eval()
     model.save_pretrained(tmp_path / "theirs")
     tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
-    loaded = modernbert.load_modernbert(tmp_path / "theirs")
+    loaded = hf.load_generator(tmp_path / "theirs")
     ids, is_real = probe_batch(tokenizer, special, 64)
     with torch.no_grad():
         expected = model(ids, is_real.long()).logits
-    assert (loaded.answer(ids, is_real) - expected)[is_real].abs().max() <= 1e-5
+    assert (our_logits(loaded.encoder, loaded.head, ids, is_real) - expected)[is_real].abs().max() <= 1e-5
     assert loaded.encoder.settings.global_every == 2
 
 
 def test_configs_of_transformers_4_and_5_are_read(tokenizer):
-    config = modernbert.config_json(SETTINGS, 300, special_ids(tokenizer), masked_lm=True)
+    config = modernbert.config_json(SETTINGS, 300, special_ids(tokenizer), "ModernBertForMaskedLM")
     new = ("layer_types", "rope_parameters")
     old = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
     for left_out in ((), new, old):
@@ -115,7 +117,7 @@ def test_configs_of_transformers_4_and_5_are_read(tokenizer):
         ({"hidden_activation": "silu"}, "hidden_activation=silu is not supported"),
         ({"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, r"layers \[3\] attend"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "type 'yarn' is not supported"),
-        ({"model_type": "bert"}, "type 'bert', not modernbert"),
+        ({"model_type": "bert"}, "type 'bert', not electra or modernbert"),
     ],
 )
 def test_what_we_cannot_compute_is_refused(change, says, tokenizer, tmp_path):
@@ -123,7 +125,7 @@ def test_what_we_cannot_compute_is_refused(change, says, tokenizer, tmp_path):
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError, match=says):
-        modernbert.load_modernbert(tmp_path / "out")
+        hf.load_encoder(tmp_path / "out")
 
 
 def test_weights_that_do_not_fit_are_refused(tokenizer, tmp_path):
@@ -132,10 +134,10 @@ def test_weights_that_do_not_fit_are_refused(tokenizer, tmp_path):
     config = json.loads(path.read_text()) | {"intermediate_size": 50}
     path.write_text(json.dumps(config))
     with pytest.raises(CorruptError, match="does not fit its config.json"):
-        modernbert.load_modernbert(tmp_path / "out")
+        hf.load_encoder(tmp_path / "out")
     path.write_text("{")
     with pytest.raises(CorruptError, match="cannot be read"):
-        modernbert.load_modernbert(tmp_path / "out")
+        hf.load_encoder(tmp_path / "out")
 
 
 def test_a_token_head_on_narrow_words_is_refused_with_a_way_out(tokenizer, tmp_path):
@@ -149,8 +151,8 @@ def test_an_export_with_other_numbers_is_not_kept(tokenizer, tmp_path, monkeypat
     """As if the names of two tensors were swapped."""
     honest = modernbert.encoder_to_transformers
 
-    def harmed(encoder):
-        tensors = honest(encoder)
+    def harmed(tensors):
+        tensors = honest(tensors)
         return tensors | {"final_norm.weight": tensors["embeddings.norm.weight"].clone()}
 
     monkeypatch.setattr(modernbert, "encoder_to_transformers", harmed)
@@ -161,15 +163,15 @@ def test_an_export_with_other_numbers_is_not_kept(tokenizer, tmp_path, monkeypat
 
 def test_an_export_that_transformers_would_read_otherwise_is_not_kept(tokenizer, tmp_path, monkeypatch):
     """Our reader is content: only reading with both finds out."""
-    honest, described = modernbert.config_json, modernbert.tokenizer_config
+    honest, described = modernbert.config_json, hf.tokenizer_config
     monkeypatch.setattr(modernbert, "settings_from_config", lambda config: SETTINGS)
     monkeypatch.setattr(modernbert, "config_json", lambda *a: honest(*a) | {"norm_eps": 0.1})
     with pytest.raises(CorruptError, match="transformers gets other"):
         write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     monkeypatch.setattr(modernbert, "config_json", honest)
     other = {"padding_side": "left"}
-    monkeypatch.setattr(modernbert, "tokenizer_config", lambda *a: described(*a) | other)
-    with pytest.raises(CorruptError, match="reads the probe otherwise"):
+    monkeypatch.setattr(hf, "tokenizer_config", lambda *a: described(*a) | other)
+    with pytest.raises(CorruptError, match="was not kept"):
         write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     assert not list(tmp_path.iterdir())
 

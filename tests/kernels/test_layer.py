@@ -109,20 +109,17 @@ def test_long_rows_take_another_attention_and_give_the_same(monkeypatch, short):
 
 
 def test_gelu_is_exact_to_seven_digits():
-    """Read off a product with a matrix of one row and one column."""
-    x = torch.linspace(-9, 9, 4001, device=DEVICE)[:, None]
-    one, zero = torch.ones(1, 1, device=DEVICE), torch.zeros(1, device=DEVICE)
-    before, found = layer_launch.widen(x, one, zero)
+    x = torch.linspace(-9, 9, 4001, device=DEVICE)
+    found = layer_launch.gelu(x)
     wide = x.double().requires_grad_()
     expected = torch.nn.functional.gelu(wide)
     expected.sum().backward()
-    assert torch.equal(before, x)
     assert (found - expected).abs().max() < 4e-7
-    sums = layer_launch.Sums(len(x), x.device, 1)
-    slope, again = layer_launch.narrow_backward(torch.ones_like(x), one, x, sums.partial)
-    assert (slope - wide.grad).abs().max() < 4e-7
-    assert torch.equal(again, found)
-    assert sums.add_up().item() == pytest.approx(wide.grad.sum().item(), rel=1e-5)
+    partial = torch.zeros(4, 1, device=DEVICE)
+    slope, again = layer_launch.gelu_backward(torch.ones_like(x)[:, None], x[:, None], partial)
+    assert (slope[:, 0] - wide.grad).abs().max() < 4e-7
+    assert torch.equal(again[:, 0], found)
+    assert partial.sum().item() == pytest.approx(wide.grad.sum().item(), rel=1e-5)
 
 
 def drawn(seed: int) -> torch.Tensor:
@@ -162,8 +159,8 @@ def test_attention_with_dropout_is_attention_on_average():
     """The same row many times: each has its own drops."""
     rows = 300
     projected = torch.randn(16, 3 * 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    expected, _ = layer_launch.attention(projected, None, None, 1, 1, 0.0)
-    many, _ = layer_launch.attention(projected.repeat(rows, 1), None, drawn(0), rows, 1, 0.3)
+    expected = layer_launch.attention(projected, None, None, 1, 1, 0.0)
+    many = layer_launch.attention(projected.repeat(rows, 1), None, drawn(0), rows, 1, 0.3)
     many = many.view(rows, 16, 16)
     off = (many.mean(0) - expected) / (many.std(0) / rows**0.5)
     assert many.std(0).min() > 0
@@ -234,20 +231,19 @@ from triton.compiler import ASTSource
 from electra.kernels import layer_triton as kernels
 from electra.kernels.layer_launch import LAUNCH
 KINDS = {"eps": "fp32", "scale": "fp32", "sharpness": "fp32", "seed": "*i64", "is_real": "*i1", "partial": "*fp32",
-         "gamma": "*fp32", "beta": "*fp32", "logarithms": "*fp32"}
-SCALARS = {"rows", "hidden", "columns", "depth", "width", "batch", "seq", "threshold"}
+         "gamma": "*fp32", "beta": "*fp32"}
+SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold"}
 heads = {"HEADS": 4, "SIZE": 64, "SEQ": 128, "MASKED": True, "DROPS": True}
 norm = {"STREAM": 1, "DROPS": True, "HIDDEN": 256}
 jobs = (
     (kernels.add_norm_forward, norm | {"ROWS": LAUNCH.norm_forward[0]}, LAUNCH.norm_forward[1]),
     (kernels.add_norm_backward, norm | {"ROWS": LAUNCH.norm_backward[0]}, LAUNCH.norm_backward[1]),
-    (kernels.widen_forward, LAUNCH.widen.fit(1024), LAUNCH.widen.warps, LAUNCH.widen.stages),
-    (kernels.narrow_backward, LAUNCH.narrow.fit(1024), LAUNCH.narrow.warps, LAUNCH.narrow.stages),
+    (kernels.gelu_forward, {"BLOCK": LAUNCH.gelu_forward[0]}, LAUNCH.gelu_forward[1]),
+    (kernels.gelu_backward, dict(zip(("ROWS", "WIDTH"), LAUNCH.gelu_backward)), LAUNCH.gelu_backward[2]),
     (kernels.attention_forward, heads, *LAUNCH.attention_forward),
     (kernels.attention_backward, heads, *LAUNCH.attention_backward),
 )
 for kernel, fixed, warps, *stages in jobs:
-    fixed = {name: value for name, value in fixed.items() if name.isupper()}
     names = kernel.arg_names
     kind = lambda name: "constexpr" if name in fixed else "i32" if name in SCALARS else KINDS.get(name, "*bf16")
     source = ASTSource(kernel, {n: kind(n) for n in names}, {(names.index(n),): v for n, v in fixed.items()},

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from conftest import SPECIAL, TINY, VOCABULARY, make_batch
-from electra.interop import hf, names
+from electra.interop import electra, hf
+from electra.interop.folder import network_tensors
 from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
 from electra.model.heads import DetectionHead, TokenHead
 
@@ -14,7 +15,7 @@ SAME_WIDTH = TINY.model_copy(update={"embedding": TINY.hidden})
 
 
 def hf_config(settings: EncoderSettings, kind: hf.Kind) -> "transformers.ElectraConfig":
-    config = hf.config_json(settings, VOCABULARY, SPECIAL, kind)
+    config = electra.config_json(settings, VOCABULARY, SPECIAL, kind)
     return transformers.ElectraConfig(**{key: value for key, value in config.items() if key != "model_type"})
 
 
@@ -41,7 +42,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor, where: torch.Te
 def test_our_weights_in_transformers_give_the_same_states(settings):
     encoder, batch = our_encoder(settings), make_batch()
     theirs = transformers.ElectraModel(hf_config(settings, "discriminator")).eval()
-    theirs.load_state_dict(names.encoder_to_transformers(encoder.state_dict()))
+    theirs.load_state_dict(electra.encoder_to_transformers(encoder.state_dict()))
     with torch.no_grad():
         ours = encoder(batch.ids, batch.segments, batch.is_real)
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state
@@ -52,7 +53,7 @@ def test_our_weights_in_transformers_give_the_same_states(settings):
 def test_transformers_weights_here_give_the_same_states(settings):
     theirs = noisy(transformers.ElectraModel(hf_config(settings, "discriminator")))
     encoder, batch = Encoder(settings, Embeddings(settings, VOCABULARY)).eval(), make_batch()
-    encoder.load_state_dict(names.encoder_from_transformers(theirs.state_dict()))
+    encoder.load_state_dict(electra.encoder_from_transformers(theirs.state_dict()))
     with torch.no_grad():
         ours = encoder(batch.ids, batch.segments, batch.is_real)
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state
@@ -62,7 +63,7 @@ def test_transformers_weights_here_give_the_same_states(settings):
 def test_detection_logits_equal_electra_for_pre_training():
     encoder, head, batch = our_encoder(TINY), noisy(DetectionHead(TINY)), make_batch()
     theirs = transformers.ElectraForPreTraining(hf_config(TINY, "discriminator")).eval()
-    theirs.load_state_dict(hf.discriminator_tensors(encoder, head))
+    theirs.load_state_dict(network_tensors(encoder, head, "ElectraForPreTraining"))
     with torch.no_grad():
         ours = head(encoder(batch.ids, batch.segments, batch.is_real))
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments).logits
@@ -72,7 +73,7 @@ def test_detection_logits_equal_electra_for_pre_training():
 def test_token_logits_equal_electra_for_masked_lm():
     encoder, head, batch = our_encoder(TINY), noisy(TokenHead(TINY, VOCABULARY)), make_batch()
     theirs = transformers.ElectraForMaskedLM(hf_config(TINY, "generator")).eval()
-    missing = theirs.load_state_dict(hf.generator_tensors(encoder, head), strict=False)
+    missing = theirs.load_state_dict(network_tensors(encoder, head, "ElectraForMaskedLM"), strict=False)
     assert missing.missing_keys == ["generator_lm_head.weight"] and not missing.unexpected_keys
     theirs.tie_weights()
     with torch.no_grad():
@@ -84,13 +85,13 @@ def test_token_logits_equal_electra_for_masked_lm():
 def test_gradients_equal_transformers():
     encoder, batch = our_encoder(TINY), make_batch()
     theirs = transformers.ElectraModel(hf_config(TINY, "discriminator")).eval()
-    theirs.load_state_dict(names.encoder_to_transformers(encoder.state_dict()))
+    theirs.load_state_dict(electra.encoder_to_transformers(encoder.state_dict()))
     weights = torch.randn(TINY.hidden, generator=torch.Generator().manual_seed(0))
     (encoder(batch.ids, batch.segments, batch.is_real) @ weights)[batch.is_real].sum().backward()
     (theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state @ weights)[
         batch.is_real
     ].sum().backward()
-    ours = names.encoder_to_transformers({name: p.grad for name, p in encoder.named_parameters()})
+    ours = electra.encoder_to_transformers({name: p.grad for name, p in encoder.named_parameters()})
     for name, parameter in theirs.named_parameters():
         torch.testing.assert_close(
             ours[name], parameter.grad, atol=2e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"

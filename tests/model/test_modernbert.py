@@ -9,8 +9,10 @@ from torch.nn import functional
 from conftest import SPECIAL, VOCABULARY, make_batch
 from electra.batch import Batch
 from electra.interop import modernbert as export
+from electra.interop.folder import network_tensors
 from electra.model import packed
 from electra.model.modernbert import (
+    DetectionHead,
     Embeddings,
     ModernBert,
     ModernBertSettings,
@@ -65,7 +67,7 @@ def ours(settings: ModernBertSettings) -> ModernBert:
 
 
 def theirs(settings: ModernBertSettings, implementation: str = "sdpa") -> "transformers.ModernBertModel":
-    config = export.config_json(settings, VOCABULARY, SPECIAL, masked_lm=False)
+    config = export.config_json(settings, VOCABULARY, SPECIAL, "ModernBertModel")
     config = transformers.ModernBertConfig(**{k: v for k, v in config.items() if k != "model_type"})
     config._attn_implementation = implementation
     return transformers.ModernBertModel(config).eval()
@@ -77,7 +79,7 @@ def theirs(settings: ModernBertSettings, implementation: str = "sdpa") -> "trans
 def test_our_weights_in_transformers_give_the_same_states(settings, implementation, padded):
     encoder, batch = ours(settings), make_batch(padded=padded)
     model = theirs(settings, implementation)
-    model.load_state_dict(export.encoder_to_transformers(encoder))
+    model.load_state_dict(export.encoder_to_transformers(encoder.state_dict()))
     with torch.no_grad():
         states = encoder(batch.ids, batch.segments, batch.is_real if padded else None)
         expected = model(batch.ids, batch.is_real.long()).last_hidden_state
@@ -99,13 +101,13 @@ def test_transformers_weights_here_give_the_same_states(implementation):
 @IMPLEMENTATIONS
 def test_gradients_equal_transformers(implementation):
     encoder, batch, model = ours(SMALL), make_batch(), theirs(SMALL, implementation)
-    model.load_state_dict(export.encoder_to_transformers(encoder))
+    model.load_state_dict(export.encoder_to_transformers(encoder.state_dict()))
     weights = torch.randn(SMALL.hidden, generator=torch.Generator().manual_seed(0))
     (encoder(batch.ids, batch.segments, batch.is_real) @ weights)[batch.is_real].sum().backward()
     expected = model(batch.ids, batch.is_real.long()).last_hidden_state
     (expected @ weights)[batch.is_real].sum().backward()
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
-    renamed = export.rename_to_transformers(gradients)
+    renamed = export.encoder_to_transformers(gradients)
     for name, parameter in model.named_parameters():
         scale = parameter.grad.abs().max().item()
         assert (renamed[name] - parameter.grad).abs().max().item() <= 1e-5 * max(1.0, scale), name
@@ -113,16 +115,39 @@ def test_gradients_equal_transformers(implementation):
 
 def test_token_logits_equal_modernbert_for_masked_lm():
     encoder, head, batch = ours(SMALL), noisy(TokenHead(SMALL, VOCABULARY)), make_batch()
-    config = export.config_json(SMALL, VOCABULARY, SPECIAL, masked_lm=True)
+    config = export.config_json(SMALL, VOCABULARY, SPECIAL, "ModernBertForMaskedLM")
     config = transformers.ModernBertConfig(**{k: v for k, v in config.items() if k != "model_type"})
     model = transformers.ModernBertForMaskedLM(config).eval()
-    missing = model.load_state_dict(export.masked_lm_tensors(encoder, head), strict=False)
+    missing = model.load_state_dict(network_tensors(encoder, head, "ModernBertForMaskedLM"), strict=False)
     assert missing.missing_keys == ["decoder.weight"] and not missing.unexpected_keys
     model.tie_weights()
     with torch.no_grad():
         hidden = encoder(batch.ids, batch.segments, batch.is_real)
         logits = head(hidden, encoder.embeddings.words.weight)
         expected = model(batch.ids, batch.is_real.long()).logits
+    assert (logits - expected)[batch.is_real].abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("layers", [3, 4], ids=["the last layer is local", "the last layer is global"])
+def test_the_first_vector_alone_is_the_first_of_all(padded, layers):
+    encoder, batch = ours(SMALL.model_copy(update={"layers": layers})), make_batch(padded=padded)
+    given = batch.ids, batch.segments, batch.is_real if padded else None
+    with torch.no_grad():
+        whole, first = encoder(*given), encoder(*given, True)
+    assert first.shape == (6, 1, SMALL.hidden)
+    torch.testing.assert_close(first, whole[:, :1], atol=1e-6, rtol=1e-6)
+
+
+def test_detection_logits_equal_modernbert_for_token_classification():
+    encoder, head, batch = ours(PROJECTED), noisy(DetectionHead(PROJECTED)), make_batch()
+    config = export.config_json(PROJECTED, VOCABULARY, SPECIAL, "ModernBertForTokenClassification")
+    config = transformers.ModernBertConfig(**{k: v for k, v in config.items() if k != "model_type"})
+    model = transformers.ModernBertForTokenClassification(config).eval()
+    model.load_state_dict(network_tensors(encoder, head, "ModernBertForTokenClassification"))
+    with torch.no_grad():
+        logits = head(encoder(batch.ids, batch.segments, batch.is_real))
+        expected = model(batch.ids, batch.is_real.long()).logits.squeeze(-1)
     assert (logits - expected)[batch.is_real].abs().max() <= 1e-5
 
 

@@ -3,19 +3,23 @@
 import subprocess
 import sys
 
+import pytest
+
 from helpers import environment
 
+SIZES = "layers=2, hidden=16, heads=1, intermediate=16, embedding=8, dropout=0, attention_dropout=0"
 CODE = """
 from dataclasses import replace
 import torch
 from electra.batch import Batch, SpecialIds
 from electra.model.encoder import EncoderSettings
+from electra.model.modernbert import ModernBertSettings
 from electra.model.generator import GeneratorSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings
 from electra.objectives.corruptor import Material
 from electra.objectives.electra import ElectraSettings
 
-small = EncoderSettings(layers=1, hidden=16, heads=1, intermediate=16, embedding=8, dropout=0, attention_dropout=0)
+small = ENCODER
 parts = small, GeneratorSettings(width=0.5), MaskingSettings(), SamplingSettings(start_temperature=2.0)
 by_token = torch.zeros(60, dtype=torch.bool), torch.zeros(60)
 objective = ElectraSettings().build(Material(*parts, SpecialIds(0, 1, 2, 3, 4), *by_token, 0))
@@ -30,9 +34,11 @@ print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """
 
 
-def test_the_whole_step_is_one_graph_and_stays_one_while_the_run_goes_on():
+@pytest.mark.parametrize("encoder", [f"EncoderSettings({SIZES})", f"ModernBertSettings({SIZES}, window=6)"])
+def test_the_whole_step_is_one_graph_and_stays_one_while_the_run_goes_on(encoder):
     """Nothing in the forward asks the host, so a compiler can take it whole. Progress, samples and temperature change with
     every step: a second graph may be made for their changing, not one for each."""
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment())
+    code = CODE.replace("ENCODER", encoder)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) <= 2

@@ -7,23 +7,32 @@ from scipy import stats
 
 from conftest import SPECIAL, TINY, make_batch, material
 from electra.model.generator import GeneratorSettings, build_pair
+from electra.model.modernbert import ModernBertSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings, choose, mark, sample, span_starts
 from electra.objectives.electra import ElectraSettings
 from electra.randomness import uniform
 
 VOCABULARY = 150
 QUIET = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
+MODERN = ModernBertSettings(
+    layers=4, hidden=32, heads=2, intermediate=48, embedding=16, positions=40, window=6, global_every=2
+)
+ENCODERS = pytest.mark.parametrize("encoder", [QUIET, MODERN], ids=["electra", "modernbert"])
 
 
-def build(kind):
+def build(kind, encoder=QUIET):
     settings = GeneratorSettings(kind=kind, width=0.5, depth=0.5)
-    return ElectraSettings().build(material(VOCABULARY, QUIET, settings))
+    return ElectraSettings().build(material(VOCABULARY, encoder, settings))
 
 
+@ENCODERS
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("kind", "sees_left", "sees_right"), [("two_tower", 1, 1), ("autoregressive", 1, 0)])
-def test_generators_that_read_the_text_never_see_the_token_they_predict(kind, sees_left, sees_right, padded):
-    objective, batch = build(kind).double().eval(), make_batch(vocabulary=VOCABULARY, padded=padded)
+def test_generators_that_read_the_text_never_see_the_token_they_predict(
+    kind, sees_left, sees_right, padded, encoder
+):
+    objective = build(kind, encoder).double().eval()
+    batch = make_batch(vocabulary=VOCABULARY, padded=padded)
     places = torch.arange(batch.ids.shape[1]).expand_as(batch.ids)
     before = objective.corruptor.generator(batch, places)
     assert torch.isfinite(before).all()
@@ -36,8 +45,9 @@ def test_generators_that_read_the_text_never_see_the_token_they_predict(kind, se
         assert changed[t + 1] == bool(sees_left) and changed[t - 1] == bool(sees_right)
 
 
-def test_padding_changes_nothing_for_one_sided_networks():
-    objective = build("two_tower").double().eval()
+@ENCODERS
+def test_padding_changes_nothing_for_one_sided_networks(encoder):
+    objective = build("two_tower", encoder).double().eval()
     batch = make_batch(vocabulary=VOCABULARY)
     places = torch.arange(batch.ids.shape[1]).expand_as(batch.ids)
     whole = objective.corruptor.generator(batch, places)
@@ -74,13 +84,34 @@ def test_a_generator_that_does_not_learn_has_no_gradient_no_dropout_and_no_part_
         assert first == second  # dropout would make them differ
 
 
-def test_disentangled_sharing_keeps_the_towers_words_apart_from_the_discriminators():
+@ENCODERS
+def test_disentangled_sharing_keeps_the_towers_words_apart_from_the_discriminators(encoder):
     discriminator, generator = build_pair(
-        QUIET, GeneratorSettings(kind="two_tower", sharing="gdes"), VOCABULARY, torch.zeros(VOCABULARY)
+        encoder, GeneratorSettings(kind="two_tower", sharing="gdes"), VOCABULARY, torch.zeros(VOCABULARY)
     )
     assert generator.left.embeddings is generator.right.embeddings
     names = {name for name, _ in discriminator.named_parameters() if "embeddings" in name}
     assert "embeddings.delta" in names and "embeddings.words.weight" not in names
+
+
+def test_a_disentangled_modernbert_reads_the_generators_words_and_never_pulls_at_them():
+    objective = ElectraSettings(generator_weight=0).build(
+        material(VOCABULARY, MODERN, GeneratorSettings(width=0.5, sharing="gdes"))
+    )
+    table = objective.corruptor.generator.encoder.embeddings.table
+    assert torch.equal(objective.discriminator.embeddings.table, table)
+    objective(make_batch(vocabulary=VOCABULARY)).total.backward()
+    assert table.grad is None or not table.grad.any()
+    assert objective.discriminator.embeddings.delta.grad.any()
+
+
+@pytest.mark.parametrize(("sharing", "width"), [("none", 0.5), ("tied", 0.5), ("all", 1.0)])
+def test_a_modernbert_pair_shares_what_it_is_told_to(sharing, width):
+    settings = GeneratorSettings(width=width, sharing=sharing)
+    discriminator, generator = build_pair(MODERN, settings, VOCABULARY, torch.zeros(VOCABULARY))
+    assert (generator.encoder is discriminator) == (sharing == "all")
+    assert (generator.encoder.embeddings is discriminator.embeddings) == (sharing != "none")
+    assert generator.encoder.settings.kind == "modernbert"
 
 
 def test_greedy_takes_the_most_likely_and_top_k_one_of_the_k_most_likely():

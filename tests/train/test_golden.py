@@ -25,7 +25,7 @@ If you meant to change none of these (a refactoring, a faster kernel), this is a
 VARIANTS = ["masked-lm", "masked-lm+whole-word", "electra-15", "replace-mlm", "all-tokens", "corrective"]
 VARIANTS += ["electric", "adversarial", "two-stage", "frozen-generator", "replaced-span", "selection", "gdes"]
 VARIANTS += ["generator-uniform", "generator-unigram", "generator-two-tower", "generator-autoregressive"]
-VARIANTS += ["muon"]
+VARIANTS += ["muon", "modernbert"]
 
 
 def compare_with_stored(name, run, records):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 RECIPES = ["masked-lm", "masked-lm+whole-word", "electra-15", "replace-mlm", "all-tokens", "corrective"]
 RECIPES += ["electric", "adversarial", "two-stage", "frozen-generator", "replaced-span", "selection", "gdes"]
 RECIPES += ["whole-word", "generator-uniform", "generator-unigram", "generator-two-tower"]
-RECIPES += ["generator-autoregressive", "muon"]
+RECIPES += ["generator-autoregressive", "muon", "modernbert"]
 MINUTES = ["train.steps=200", "schedule.warmup=20", "train.log_every=10", "train.evaluate_every=200"]
 
 

@@ -19,9 +19,11 @@ from electra.data.tokenizer import special_ids
 from electra.finetune import metrics
 from electra.finetune.class_rows import ClassificationSettings, row_texts, table_problems
 from electra.finetune.columns import column_of, label_list, label_name, number, read_label
-from electra.finetune.heads import LinearHead, TransformersHead
+from electra.finetune.heads import LinearHead, ModernBertHead, TransformersHead
 from electra.finetune.task import Example, Outputs, Row
+from electra.model.choice import AnySettings
 from electra.model.encoder import EncoderSettings
+from electra.model.modernbert import ModernBertSettings
 
 
 def build_classification(
@@ -57,7 +59,7 @@ class Classification:
         tokenizer.encode_special_tokens = True  # a text that says "[SEP]" means the word
         self.labels = settings.labels
         self.numbers = {name: index for index, name in enumerate(settings.labels)}
-        self.architecture = "ElectraForSequenceClassification" if settings.head == "transformers" else ""
+        self.architecture = "ForSequenceClassification" if settings.head == "transformers" else ""
 
     @property
     def outputs(self) -> int:
@@ -112,9 +114,13 @@ class Classification:
 
     # The network's side
 
-    def head(self, encoder: EncoderSettings) -> nn.Module:
-        make = TransformersHead if self.settings.head == "transformers" else LinearHead
-        return make(encoder, self.outputs)
+    def head(self, encoder: AnySettings) -> nn.Module:
+        match self.settings.head, encoder:
+            case "transformers", EncoderSettings():
+                return TransformersHead(encoder, self.outputs)
+            case "transformers", ModernBertSettings():
+                return ModernBertHead(encoder, self.outputs)
+        return LinearHead(encoder, self.outputs)
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
         kind = torch.long if self.settings.kind == "classification" else torch.float32

@@ -4,7 +4,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.finetune.task import Inputs
+from electra.model.choice import AnySettings
 from electra.model.encoder import EncoderSettings
+from electra.model.modernbert import LabelHead, ModernBertSettings
 
 
 class TransformersHead(nn.Module):
@@ -24,12 +26,25 @@ class TransformersHead(nn.Module):
         return {"logits": self.output(self.dropout(x))}
 
 
+class ModernBertHead(nn.Module):
+    """transformers' ModernBertForSequenceClassification on the vector of [CLS]."""
+
+    reads_first_only = True
+
+    def __init__(self, settings: ModernBertSettings, outputs: int):
+        super().__init__()
+        self.label = LabelHead(settings, outputs)
+
+    def forward(self, hidden: Tensor, inputs: Inputs) -> dict[str, Tensor]:
+        return {"logits": self.label(hidden[:, 0])}
+
+
 class LinearHead(nn.Module):
     """The original's: dropout, one dense layer."""
 
     reads_first_only = True
 
-    def __init__(self, settings: EncoderSettings, outputs: int):
+    def __init__(self, settings: AnySettings, outputs: int):
         super().__init__()
         self.dropout = nn.Dropout(settings.dropout)
         self.output = nn.Linear(settings.hidden, outputs)

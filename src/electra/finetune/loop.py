@@ -18,7 +18,7 @@ from electra.finetune.method import MethodSettings
 from electra.finetune.optimise import build_layerwise
 from electra.finetune.step import Step
 from electra.finetune.task import Example, Inputs, Outputs, Row, Task
-from electra.model.encoder import Encoder
+from electra.model.choice import AnyEncoder
 from electra.randomness import mix
 from electra.train.device import autocast, choose_device
 from electra.train.display import Display
@@ -31,7 +31,7 @@ SECONDS_BETWEEN_LINES = 10.0
 class Finetuned(nn.Module):
     """An encoder with a task's head."""
 
-    def __init__(self, encoder: Encoder, head: nn.Module):
+    def __init__(self, encoder: AnyEncoder, head: nn.Module):
         super().__init__()
         self.encoder, self.head = encoder, head
         self.first_only = bool(getattr(head, "reads_first_only", False))

@@ -3,7 +3,7 @@
 With n layers and decay d the head learns at lr, the top layer at lr d, the layer below at lr d², … and the embeddings with
 their projection at lr d^(n+1): what pre-training has learned changes the less the deeper it lies. "original" is the code
 behind the paper's results, whose exponents are all larger by one below the head (top layer d², embeddings d^(n+2)): the
-rest of a pooling layer that was taken out.
+rest of a pooling layer that was taken out. ModernBERT's last norm learns with its top layer.
 """
 
 import re
@@ -23,6 +23,8 @@ def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float
         return 1.0
     if match := re.match(r"encoder\.layers\.(\d+)\.", name):
         return decay ** (layers - int(match[1]) + extra)
+    if name.startswith("encoder.final_norm."):
+        return decay ** (1 + extra)
     return decay ** (layers + 1 + extra)
 
 

@@ -15,10 +15,11 @@ from electra.data.tokenizer import special_ids
 from electra.errors import SettingsError
 from electra.finetune import span_decode, squad_metrics, squad_rows
 from electra.finetune.span_decode import Window
-from electra.finetune.span_heads import JointHead, PlainHead, span_loss
+from electra.finetune.span_heads import JointHead, ModernBertPlainHead, PlainHead, span_loss
 from electra.finetune.squad_rows import Answer
 from electra.finetune.task import Example, Outputs, Row
-from electra.model.encoder import EncoderSettings
+from electra.model.choice import AnySettings
+from electra.model.modernbert import ModernBertSettings
 
 _AT_ONCE = 1024
 """Texts handed to the tokenizer in one go: its full encodings are large."""
@@ -72,7 +73,7 @@ class SpanTask:
         self.length = length
         self.special = special_ids(tokenizer)
         self.labels: Sequence[str] = ()
-        self.architecture = "ElectraForQuestionAnswering" if settings.head == "plain" else ""
+        self.architecture = "ForQuestionAnswering" if settings.head == "plain" else ""
 
     def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
         return squad_rows.problems(splits, self.settings.has_unanswerable)
@@ -123,11 +124,13 @@ class SpanTask:
             target = None if spans is None else target_in(spans, first, size, len(before))
             yield Example([*before, *ids[here], self.special.sep], len(before), row, target, window)
 
-    def head(self, encoder: EncoderSettings) -> nn.Module:
-        match self.settings.head:
-            case "plain":
+    def head(self, encoder: AnySettings) -> nn.Module:
+        match self.settings.head, encoder:
+            case "plain", ModernBertSettings():
+                return ModernBertPlainHead(encoder)
+            case "plain", _:
                 return PlainHead(encoder.hidden)
-            case "joint":
+            case _:
                 return JointHead(encoder.hidden, self.settings.beam, self.settings.has_unanswerable)
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from electra.finetune.task import Inputs
+from electra.model.modernbert import LabelHead, ModernBertSettings
 
 WIDTH = 512
 """Of the hidden layers of the joint head, whatever the size of the encoder."""
@@ -43,8 +44,23 @@ class PlainHead(nn.Module):
         self.qa_outputs.glorot = True  # type: ignore[assignment]
 
     def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
-        start, end = widened(self.qa_outputs(hidden)).unbind(-1)
-        return {"start_logits": start, "end_logits": end, "allowed": pointable(inputs)}
+        return pointed(self.qa_outputs(hidden), inputs)
+
+
+class ModernBertPlainHead(nn.Module):
+    """The same with the head of ModernBertForQuestionAnswering."""
+
+    def __init__(self, settings: ModernBertSettings):
+        super().__init__()
+        self.label = LabelHead(settings, 2)
+
+    def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
+        return pointed(self.label(hidden), inputs)
+
+
+def pointed(logits: Float[Tensor, "batch seq 2"], inputs: Inputs) -> dict[str, Tensor]:
+    start, end = widened(logits).unbind(-1)
+    return {"start_logits": start, "end_logits": end, "allowed": pointable(inputs)}
 
 
 class JointHead(nn.Module):

@@ -20,7 +20,9 @@ from electra.finetune.spans import NONE, count_spans, legal, to_spans
 from electra.finetune.tag_rows import TaggingSettings, find_problems, is_texts, train_labels
 from electra.finetune.task import Example, Inputs, Outputs, Row
 from electra.finetune.words import WordPieces, split_words
+from electra.model.choice import AnySettings
 from electra.model.encoder import EncoderSettings
+from electra.model.modernbert import LabelHead, ModernBertSettings
 
 IGNORED = -100
 
@@ -38,6 +40,17 @@ class TaggingHead(nn.Module):
         return {"logits": self.classifier(self.dropout(hidden))}
 
 
+class ModernBertTaggingHead(nn.Module):
+    """As in transformers' ModernBertForTokenClassification."""
+
+    def __init__(self, encoder: ModernBertSettings, labels: int) -> None:
+        super().__init__()
+        self.label = LabelHead(encoder, labels)
+
+    def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
+        return {"logits": self.label(hidden)}
+
+
 def build_tagging(
     settings: TaggingSettings, tokenizer: Tokenizer, length: int, splits: Mapping[str, Sequence[Row]]
 ) -> "Tagging":
@@ -53,7 +66,7 @@ def build_tagging(
 class Tagging:
     """A `Task`."""
 
-    architecture = "ElectraForTokenClassification"
+    architecture = "ForTokenClassification"
 
     def __init__(self, settings: TaggingSettings, tokenizer: Tokenizer, length: int) -> None:
         self.settings, self.tokenizer, self.length = settings, tokenizer, length
@@ -99,8 +112,12 @@ class Tagging:
                 target[positions] = tags[own.start : own.stop]
             yield Example(ids, len(ids), row, target, (own.start, positions))
 
-    def head(self, encoder: EncoderSettings) -> TaggingHead:
-        return TaggingHead(encoder, len(self.labels))
+    def head(self, encoder: AnySettings) -> nn.Module:
+        match encoder:
+            case EncoderSettings():
+                return TaggingHead(encoder, len(self.labels))
+            case ModernBertSettings():
+                return ModernBertTaggingHead(encoder, len(self.labels))
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
         tags = torch.full((len(examples), length), IGNORED)

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from electra.config import Settings
-from electra.model.encoder import EncoderSettings
+from electra.model.choice import AnySettings
 
 Row = Mapping[str, Any]
 """One line of a table: column name -> value."""
@@ -51,7 +51,8 @@ class Task(Protocol):
     """A kind of task with its settings and labels filled in."""
 
     architecture: str
-    """The transformers class that reads the export, or "" where none has this head."""
+    """What follows "Electra" or "ModernBert" in the transformers class that reads the export ("ForTokenClassification"),
+    or "" where none has this head."""
 
     @property
     def settings(self) -> Settings:
@@ -71,7 +72,7 @@ class Task(Protocol):
         """Examples, and how many rows had to be cut to fit."""
         ...
 
-    def head(self, encoder: EncoderSettings) -> nn.Module:
+    def head(self, encoder: AnySettings) -> nn.Module:
         """A module: (hidden [batch seq hidden], Inputs) -> dict of tensors whose first dimension is the batch. One that
         looks at the first token alone says `reads_first_only = True` and is given [batch 1 hidden], which is cheaper.
         """

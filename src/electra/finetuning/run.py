@@ -39,7 +39,7 @@ from electra.finetuning.start import (
     usable_length,
 )
 from electra.interop.card import task_card
-from electra.interop.tasks import write_task_folder
+from electra.interop.tasks import architecture, write_task_folder
 from electra.train import guard
 from electra.train.display import duration
 
@@ -101,7 +101,8 @@ def run_one(
     more = {f"outputs-{split}.safetensors": save(pack(found)) for split, found in outputs.items()}
     more[RESULT] = json.dumps(result, indent=1).encode()
     note = {"model": start.path, "seed": seed, "scores": scores}
-    card = task_card(plan.name, task.architecture, scores["dev"], config.to_toml(method))
+    name = architecture(start.settings, task)
+    card = task_card(plan.name, name, scores["dev"], config.to_toml(method))
     model.cpu()
     write_task_folder(folder, model, task, method, start.tokenizer, note, card, more)
     return result

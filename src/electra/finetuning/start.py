@@ -16,7 +16,7 @@ from electra.finetune.plan import Plan, Splits
 from electra.finetune.task import Example
 from electra.interop.folder import encoder_tensors, read_folder
 from electra.interop.names import encoder_tensors as our_tensors
-from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
+from electra.model.choice import AnySettings, encoder_alone, initialise
 from electra.randomness import mix
 from electra.runs import CONFIG, inside, load_encoder
 
@@ -26,7 +26,7 @@ class Start:
     """The encoder that fine-tuning starts from, by our names."""
 
     path: str
-    settings: EncoderSettings
+    settings: AnySettings
     vocab_size: int
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer
@@ -41,7 +41,7 @@ class Start:
 
 
 def load_start(model: Path) -> Start:
-    """A run folder, our export, or any ELECTRA folder of transformers: pre-trained, bare or fine-tuned on another task."""
+    """A run folder, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned on another task."""
     if not model.is_dir():
         raise DataError(f"{model} is neither a run folder nor a model folder.")
     if (model / CONFIG).is_file():
@@ -50,7 +50,7 @@ def load_start(model: Path) -> Start:
         return Start(str(model), encoder.settings, vocabulary_size(tokenizer), tensors, tokenizer)
     folder = inside(model, "discriminator", "recovery", "generator")
     sizes, vocab_size, stored, tokenizer = read_folder(folder)
-    return Start(str(model), sizes, vocab_size, encoder_tensors(folder, stored), tokenizer)
+    return Start(str(model), sizes, vocab_size, encoder_tensors(folder, sizes, stored), tokenizer)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def build_model(plan: Plan, task: AnyTask, start: Start, seed: int) -> Finetuned
     """The pre-trained encoder under a head that depends on the seed alone."""
     dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
     settings = start.settings.model_copy(update=dropout)
-    encoder = Encoder(settings, Embeddings(settings, start.vocab_size))
+    encoder = encoder_alone(settings, start.vocab_size)
     initialise(encoder, settings, mix(seed, "encoder"))
     if plan.method.pretrained:
         encoder.load_state_dict(start.tensors)

@@ -8,8 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from electra.batch import SpecialIds
-from electra.model.encoder import Encoder
-from electra.model.heads import DetectionHead
+from electra.model.choice import AnyEncoder, DetectionHead
 
 ROWS_AT_ONCE = 32
 
@@ -25,7 +24,7 @@ class ScoredToken:
 
 
 def detect(
-    text: str, encoder: Encoder, head: DetectionHead, tokenizer: Tokenizer, special: SpecialIds
+    text: str, encoder: AnyEncoder, head: DetectionHead, tokenizer: Tokenizer, special: SpecialIds
 ) -> list[ScoredToken]:
     """P(replaced) of every token."""
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -40,7 +39,7 @@ def detect(
 
 
 def read_logits(
-    texts: Sequence[Sequence[int]], encoder: Encoder, head: DetectionHead, special: SpecialIds
+    texts: Sequence[Sequence[int]], encoder: AnyEncoder, head: DetectionHead, special: SpecialIds
 ) -> list[np.ndarray]:
     """The head's logit for every token of every text, given as ids without [CLS] and [SEP]. A text longer than the
     network's positions is read in windows that overlap by half, and each token is taken from where it has most context
@@ -66,7 +65,7 @@ def read_logits(
 
 
 def read_rows(
-    rows: Sequence[Sequence[int]], encoder: Encoder, head: DetectionHead, special: SpecialIds
+    rows: Sequence[Sequence[int]], encoder: AnyEncoder, head: DetectionHead, special: SpecialIds
 ) -> np.ndarray:
     device = next(encoder.parameters()).device
     width = max(map(len, rows)) + 2

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from electra.batch import SpecialIds
 from electra.errors import DataError
 from electra.inspector.analyse import read_logits
-from electra.model.encoder import Encoder
-from electra.model.heads import DetectionHead
+from electra.model.choice import AnyEncoder, DetectionHead
 
 LISTS_AT_ONCE = 64
 
@@ -31,7 +30,7 @@ class Scored:
 
 
 def score_texts(
-    texts: Sequence[str], encoder: Encoder, head: DetectionHead, tokenizer: Tokenizer, special: SpecialIds
+    texts: Sequence[str], encoder: AnyEncoder, head: DetectionHead, tokenizer: Tokenizer, special: SpecialIds
 ) -> list[Scored]:
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     energies = read_logits([encoding.ids for encoding in encodings], encoder, head, special)

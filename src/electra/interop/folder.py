@@ -1,24 +1,27 @@
-"""Reading folders in transformers' format: settings, tensors, tokenizer. No transformers needed."""
+"""Folders in transformers' format: which encoders have one, and reading settings, tensors and tokenizer from them. No
+transformers needed."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer
 from electra.errors import CorruptError, DataError, ElectraError
-from electra.interop import names
-from electra.model.encoder import EncoderSettings
+from electra.interop import electra, modernbert, names
+from electra.model.choice import AnyEncoder, AnySettings
 
 WEIGHTS = "model.safetensors"
+FORMATS: dict[str, ModuleType] = {"electra": electra, "modernbert": modernbert}
 
 
-def read_folder(folder: Path) -> tuple[EncoderSettings, int, dict[str, Tensor], Tokenizer]:
+def read_folder(folder: Path) -> tuple[AnySettings, int, dict[str, Tensor], Tokenizer]:
     """config.json through an allow-list of keys (nothing in it can name code), weights from safetensors only."""
     vocabulary = folder / "vocab.txt"
     for name in ("config.json", WEIGHTS, "tokenizer.json"):
@@ -28,20 +31,10 @@ def read_folder(folder: Path) -> tuple[EncoderSettings, int, dict[str, Tensor], 
             )
     try:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
-        if config.get("model_type") != "electra":
-            raise DataError(f"{folder} holds a model of type {config.get('model_type')!r}, not electra.")
-        if config.get("hidden_act", "gelu") != "gelu":
-            raise DataError(f"{folder} has hidden_act {config['hidden_act']!r}; only gelu is read.")
-        settings = EncoderSettings(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            heads=config["num_attention_heads"],
-            intermediate=config["intermediate_size"],
-            embedding=config["embedding_size"],
-            positions=config["max_position_embeddings"],
-            dropout=config.get("hidden_dropout_prob", 0.1),
-            attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-        )
+        if config.get("model_type") not in FORMATS:
+            known = " or ".join(FORMATS)
+            raise DataError(f"{folder} holds a model of type {config.get('model_type')!r}, not {known}.")
+        settings = FORMATS[config["model_type"]].settings_from_config(config)
         tensors = load_file(folder / WEIGHTS)
         return settings, config["vocab_size"], tensors, folder_tokenizer(folder)
     except ElectraError:
@@ -64,10 +57,33 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     )
 
 
-def encoder_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The encoder of any ELECTRA class by our names, whatever head it has; ElectraModel stores no prefix."""
-    body = {name.removeprefix("electra."): t for name, t in tensors.items() if name.startswith("electra.")}
+def network_tensors(encoder: AnyEncoder, head: nn.Module | None, architecture: str) -> dict[str, Tensor]:
+    """By transformers' names. A head that no class there has ("") keeps its own."""
+    form = FORMATS[encoder.settings.kind]
+    body = form.encoder_to_transformers(names.encoder_tensors(encoder))
+    top = {} if head is None else head.state_dict()
+    if architecture:
+        top = names.renamed(top, form.HEADS[architecture])
+    else:
+        top = {f"{names.OWN_HEAD}{name}": tensor for name, tensor in top.items()}
+    prefix = "" if head is None else form.PREFIX
+    return {f"{prefix}{name}": tensor for name, tensor in body.items()} | top
+
+
+def encoder_tensors(folder: Path, settings: AnySettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The encoder of any class by our names, whatever head it has; a class without one stores no prefix."""
+    form = FORMATS[settings.kind]
+    body = {name.removeprefix(form.PREFIX): t for name, t in tensors.items() if name.startswith(form.PREFIX)}
     try:
-        return names.encoder_from_transformers(body or tensors)
+        return form.encoder_from_transformers(body or tensors)
     except KeyError as error:
         raise CorruptError(f"{folder}/{WEIGHTS} has no {error}.") from None
+
+
+def head_tensors(
+    settings: AnySettings, tensors: Mapping[str, Tensor], architecture: str
+) -> dict[str, Tensor]:
+    if architecture:
+        return names.renamed_back(tensors, FORMATS[settings.kind].HEADS[architecture])
+    own = names.OWN_HEAD
+    return {name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)}

@@ -21,15 +21,27 @@ from torch import Tensor, nn
 
 from electra.batch import SpecialIds
 from electra.data.tokenizer import vocabulary_size
-from electra.errors import CorruptError, MachineError
+from electra.errors import CorruptError, DataError, MachineError, SettingsError
 from electra.files import sync_folder, write_synced
-from electra.interop import names
-from electra.interop.folder import WEIGHTS, encoder_tensors, read_folder
-from electra.model.encoder import LAYER_NORM_EPS, TYPES, Embeddings, Encoder, EncoderSettings
-from electra.model.heads import DetectionHead, TokenHead
+from electra.interop.folder import (
+    FORMATS,
+    WEIGHTS,
+    encoder_tensors,
+    head_tensors,
+    network_tensors,
+    read_folder,
+)
+from electra.model.choice import (
+    AnyEncoder,
+    AnySettings,
+    TokenHead,
+    build_detection_head,
+    build_token_head,
+    encoder_alone,
+)
+from electra.model.modernbert import ModernBertSettings
 
-Kind = Literal["discriminator", "generator"]
-ARCHITECTURES: dict[Kind, str] = {"discriminator": "ElectraForPreTraining", "generator": "ElectraForMaskedLM"}
+Kind = Literal["discriminator", "generator", "encoder"]
 OBJECTIVE = "pretraining_objective"
 TOLERANCE = 1e-4
 PROBE = (
@@ -41,89 +53,71 @@ PROBE = (
 )
 
 
-def config_json(
-    settings: EncoderSettings, vocab_size: int, special: SpecialIds, architecture: str
-) -> dict[str, Any]:
-    return {
-        "architectures": [architecture],
-        "model_type": "electra",
-        "vocab_size": vocab_size,
-        "embedding_size": settings.embedding,
-        "hidden_size": settings.hidden,
-        "num_hidden_layers": settings.layers,
-        "num_attention_heads": settings.heads,
-        "intermediate_size": settings.intermediate,
-        "max_position_embeddings": settings.positions,
-        "type_vocab_size": TYPES,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": settings.dropout,
-        "attention_probs_dropout_prob": settings.attention_dropout,
-        "layer_norm_eps": LAYER_NORM_EPS,
-        "initializer_range": 0.02,
-        "pad_token_id": special.pad,
-        "tie_word_embeddings": True,
-        "dtype": "float32",
-    }
+def architecture(settings: AnySettings, kind: Kind) -> str:
+    """The class of transformers that reads it."""
+    form = FORMATS[settings.kind]
+    match kind:
+        case "discriminator":
+            return form.DISCRIMINATOR
+        case "generator":
+            return f"{form.CLASS}ForMaskedLM"
+        case "encoder":
+            return f"{form.CLASS}Model"
 
 
-def tokenizer_config(tokenizer: Tokenizer, special: SpecialIds, positions: int) -> dict[str, Any]:
+def has_form(settings: AnySettings, kind: Kind) -> bool:
+    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one on a narrower
+    word table has no place there."""
+    narrow = isinstance(settings, ModernBertSettings) and settings.embedding != settings.hidden
+    return kind != "generator" or not narrow
+
+
+def tokenizer_config(tokenizer: Tokenizer, special: SpecialIds, settings: AnySettings) -> dict[str, Any]:
     tokens = {
         f"{name}_token": tokenizer.id_to_token(getattr(special, name))
         for name in ("pad", "unk", "cls", "sep", "mask")
     }
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": positions,
-        "model_input_names": inputs,
+        "model_max_length": settings.positions,
+        "model_input_names": FORMATS[settings.kind].INPUTS,
         "clean_up_tokenization_spaces": False,
     } | tokens
-
-
-def discriminator_tensors(encoder: Encoder, head: DetectionHead) -> dict[str, Tensor]:
-    body = {
-        f"electra.{k}": v for k, v in names.encoder_to_transformers(names.encoder_tensors(encoder)).items()
-    }
-    top = names.head_to_transformers(head.state_dict(), names.DETECTION_HEAD)
-    return body | {f"discriminator_predictions.{k}": v for k, v in top.items()}
-
-
-def generator_tensors(encoder: Encoder, head: TokenHead) -> dict[str, Tensor]:
-    """The output matrix is the word table; transformers ties the two itself and wants it stored once."""
-    body = {
-        f"electra.{k}": v for k, v in names.encoder_to_transformers(names.encoder_tensors(encoder)).items()
-    }
-    return body | names.head_to_transformers(head.state_dict(), names.TOKEN_HEAD)
 
 
 def write_folder(
     out: Path,
     kind: Kind,
-    encoder: Encoder,
-    head: nn.Module,
+    encoder: AnyEncoder,
+    head: nn.Module | None,
     tokenizer: Tokenizer,
     special: SpecialIds,
     card: str,
     objective: str = "electra",
 ) -> str:
     """Returns what can be said of it."""
+    settings = encoder.settings
+    if not has_form(settings, kind):
+        raise SettingsError(
+            f"ModernBERT has no form for a token head on words of {settings.embedding} units under layers of "
+            f"{settings.hidden}. Export the encoder alone, or train with embedding equal to hidden."
+        )
     vocab_size = len(encoder.embeddings.table)
     if vocabulary_size(tokenizer) != vocab_size:
         raise CorruptError(f"the tokenizer has {vocabulary_size(tokenizer)} ids, the network {vocab_size}.")
-    match head:
-        case DetectionHead():
-            tensors = discriminator_tensors(encoder, head)
-        case TokenHead():
-            tensors = generator_tensors(encoder, head)
-    config = config_json(encoder.settings, vocab_size, special, ARCHITECTURES[kind]) | {OBJECTIVE: objective}
-    content = folder_content(config, tensors, tokenizer, special, card)
+    name = architecture(settings, kind)
+    config = FORMATS[settings.kind].config_json(settings, vocab_size, special, name) | {OBJECTIVE: objective}
+    tensors = network_tensors(encoder, head, name)
+    content = folder_content(settings, config, tensors, tokenizer, special, card)
     checked_by = write_checked(
         out, content, lambda folder: check_folder(folder, kind, encoder, head, tokenizer, special)
     )
-    return f"{out}: same ids and same logits as ours, read back by {checked_by}"
+    same = "states" if head is None else "logits"
+    return f"{out}: same ids and same {same} as ours, read back by {checked_by}"
 
 
 def folder_content(
+    settings: AnySettings,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     tokenizer: Tokenizer,
@@ -131,11 +125,10 @@ def folder_content(
     card: str,
 ) -> dict[str, bytes]:
     """The files that transformers reads, and README.md."""
-    positions = config["max_position_embeddings"]
     files = {
         "config.json": json.dumps(config, indent=2, ensure_ascii=False),
         "tokenizer.json": tokenizer.to_str(pretty=True),
-        "tokenizer_config.json": json.dumps(tokenizer_config(tokenizer, special, positions), indent=2),
+        "tokenizer_config.json": json.dumps(tokenizer_config(tokenizer, special, settings), indent=2),
         "README.md": card,
     }
     content = {name: text.encode() for name, text in files.items()}
@@ -177,39 +170,48 @@ def probe_batch(tokenizer: Tokenizer, special: SpecialIds, positions: int) -> tu
     return ids, torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
 
 
-def our_logits(encoder: Encoder, head: nn.Module, ids: Tensor, is_real: Tensor) -> Tensor:
+def our_logits(encoder: AnyEncoder, head: nn.Module | None, ids: Tensor, is_real: Tensor) -> Tensor:
+    """States where there is no head."""
     training = encoder.training
     encoder.eval()
     with torch.no_grad():
         hidden = encoder(ids, torch.zeros_like(ids), is_real)
-        logits = head(hidden, encoder.embeddings.table) if isinstance(head, TokenHead) else head(hidden)
+        if isinstance(head, TokenHead):
+            logits = head(hidden, encoder.embeddings.table)
+        else:
+            logits = hidden if head is None else head(hidden)
     encoder.train(training)
     return logits
 
 
 def check_folder(
-    folder: Path, kind: Kind, encoder: Encoder, head: nn.Module, tokenizer: Tokenizer, special: SpecialIds
+    folder: Path,
+    kind: Kind,
+    encoder: AnyEncoder,
+    head: nn.Module | None,
+    tokenizer: Tokenizer,
+    special: SpecialIds,
 ) -> str:
     """What was written gives the same ids and logits: read back by ourselves, and by transformers where installed.
     Returns who has read it back."""
     device = encoder.embeddings.table.device
     ids, is_real = (t.to(device) for t in probe_batch(tokenizer, special, encoder.settings.positions))
     expected = our_logits(encoder, head, ids, is_real).cpu()[is_real.cpu()]
-    again = load_discriminator(folder) if kind == "discriminator" else load_generator(folder)
+    again = load(folder, kind)
     require_equal(
         expected, our_logits(again.encoder, again.head, ids.cpu(), is_real.cpu())[is_real.cpu()], "our reader"
     )
     theirs = transformers_reader()
     if theirs is None:
         return "electra alone (transformers is not installed)"
-    their_ids, their_logits = theirs(folder, kind)
+    their_ids, their_logits = theirs(folder, architecture(encoder.settings, kind))
     our_ids = [row[mask].tolist() for row, mask in zip(ids, is_real, strict=True)]
     for text, ours, row in zip(PROBE, our_ids, their_ids, strict=True):
         if row != ours:
             raise CorruptError(
                 f"transformers' tokenizer reads {text!r} otherwise than ours. The export was not kept."
             )
-    require_equal(expected, their_logits[is_real.cpu()], "transformers")
+    require_equal(expected, their_logits[is_real.cpu()].view_as(expected), "transformers")
     return "electra and transformers"
 
 
@@ -221,23 +223,19 @@ def require_equal(expected: Tensor, found: Tensor, who: str) -> None:
         )
 
 
-def transformers_reader() -> Callable[[Path, Kind], tuple[list[list[int]], Tensor]] | None:
+def transformers_reader() -> Callable[[Path, str], tuple[list[list[int]], Tensor]] | None:
     try:
         import transformers
     except ImportError:
         return None
 
-    def read(folder: Path, kind: Kind) -> tuple[list[list[int]], Tensor]:
-        classes = {
-            "discriminator": transformers.AutoModelForPreTraining,
-            "generator": transformers.AutoModelForMaskedLM,
-        }
+    def read(folder: Path, name: str) -> tuple[list[list[int]], Tensor]:
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = classes[kind].from_pretrained(folder, local_files_only=True).eval()
+            model = getattr(transformers, name).from_pretrained(folder, local_files_only=True).eval()
             inputs = tokenizer(list(PROBE), padding=True, truncation=True, return_tensors="pt")
             with torch.no_grad():
-                logits = model(**inputs).logits
+                logits = model(**inputs)[0]
         rows = [
             row[mask.bool()].tolist()
             for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
@@ -265,49 +263,44 @@ def quiet(transformers: Any) -> Iterator[None]:
 class Loaded:
     """An encoder with its head, ready to use, and the tokenizer it was trained with."""
 
-    encoder: Encoder
+    encoder: AnyEncoder
     head: Any
     tokenizer: Tokenizer
 
 
-def load_encoder(folder: Path) -> tuple[Encoder, Tokenizer]:
+def load_encoder(folder: Path) -> tuple[AnyEncoder, Tokenizer]:
     """The encoder of any such folder, whatever stands on top of it there."""
-    settings, vocab_size, tensors, tokenizer = read_folder(folder)
-    encoder = Encoder(settings, Embeddings(settings, vocab_size))
-    try:
-        encoder.load_state_dict(encoder_tensors(folder, tensors))
-    except RuntimeError as error:
-        first = str(error).splitlines()[-1].strip()
-        raise CorruptError(f"{folder}/{WEIGHTS} does not fit its config.json: {first}") from None
-    return encoder.eval(), tokenizer
+    loaded = load(folder, "encoder")
+    return loaded.encoder, loaded.tokenizer
 
 
 def load_discriminator(folder: Path) -> Loaded:
-    settings, vocab_size, tensors, tokenizer = read_folder(folder)
-    head = DetectionHead(settings)
-    encoder = Encoder(settings, Embeddings(settings, vocab_size))
-    return fill(
-        folder, Loaded(encoder, head, tokenizer), tensors, "discriminator_predictions.", names.DETECTION_HEAD
-    )
+    return load(folder, "discriminator")
 
 
 def load_generator(folder: Path) -> Loaded:
+    return load(folder, "generator")
+
+
+def load(folder: Path, kind: Kind) -> Loaded:
     settings, vocab_size, tensors, tokenizer = read_folder(folder)
-    head = TokenHead(settings, vocab_size)
-    encoder = Encoder(settings, Embeddings(settings, vocab_size))
-    return fill(folder, Loaded(encoder, head, tokenizer), tensors, "", names.TOKEN_HEAD)
-
-
-def fill(
-    folder: Path, model: Loaded, tensors: Mapping[str, Tensor], prefix: str, table: Mapping[str, str]
-) -> Loaded:
-    top = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    encoder = encoder_alone(settings, vocab_size)
+    head: nn.Module | None = None
+    match kind:
+        case "discriminator":
+            head = build_detection_head(settings)
+        case "generator":
+            head = build_token_head(settings, vocab_size)
+    top = head_tensors(settings, tensors, architecture(settings, kind))
+    if head is not None and not head.state_dict().keys() <= top.keys():
+        raise DataError(
+            f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is from."
+        )
     try:
-        model.encoder.load_state_dict(encoder_tensors(folder, tensors))
-        model.head.load_state_dict(names.head_from_transformers(top, table))
-    except (RuntimeError, KeyError) as error:
+        encoder.load_state_dict(encoder_tensors(folder, settings, tensors))
+        if head is not None:
+            head.load_state_dict(top)
+    except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise CorruptError(f"{folder}/{WEIGHTS} does not fit its config.json: {first}") from None
-    model.encoder.eval()
-    model.head.eval()
-    return model
+    return Loaded(encoder.eval(), head.eval() if head is not None else None, tokenizer)

@@ -23,17 +23,16 @@ from electra.finetune.kinds import AnyTask, build_task, settings_class
 from electra.finetune.loop import Finetuned
 from electra.finetune.method import MethodSettings
 from electra.finetune.task import Inputs
-from electra.interop import names
-from electra.interop.folder import WEIGHTS, encoder_tensors, read_folder
-from electra.interop.hf import (
-    PROBE,
-    config_json,
-    folder_content,
-    quiet,
-    require_equal,
-    write_checked,
+from electra.interop.folder import (
+    FORMATS,
+    WEIGHTS,
+    encoder_tensors,
+    head_tensors,
+    network_tensors,
+    read_folder,
 )
-from electra.model.encoder import Embeddings, Encoder
+from electra.interop.hf import PROBE, folder_content, quiet, require_equal, write_checked
+from electra.model.choice import AnySettings, encoder_alone
 
 TASK_FILE = "task.json"
 FIELDS = ("logits", "start_logits", "end_logits")
@@ -48,6 +47,11 @@ class LoadedTask:
     note: Mapping[str, Any]
 
 
+def architecture(settings: AnySettings, task: AnyTask) -> str:
+    """The class of transformers that reads the encoder with the task's head, or "" where there is none."""
+    return f"{FORMATS[settings.kind].CLASS}{task.architecture}" if task.architecture else ""
+
+
 def write_task_folder(
     out: Path,
     model: Finetuned,
@@ -59,17 +63,19 @@ def write_task_folder(
     more: Mapping[str, bytes],
 ) -> str:
     """`note` goes into task.json beside the settings, `more` are further files. Returns what can be said of the folder."""
-    encoder = model.encoder
+    encoder, settings = model.encoder, model.encoder.settings
     special, vocab_size = special_ids(tokenizer), len(encoder.embeddings.table)
     if vocabulary_size(tokenizer) > vocab_size:
         raise CorruptError(f"the tokenizer has {vocabulary_size(tokenizer)} ids, the network {vocab_size}.")
-    settings = config_json(encoder.settings, vocab_size, special, task.architecture or "ElectraModel")
-    content = folder_content(settings | label_map(task), tensors_of(model, task), tokenizer, special, card)
-    described = {"format": 1, "architecture": task.architecture, "task": config.dump(task.settings)}
+    form, name = FORMATS[settings.kind], architecture(settings, task)
+    described = form.config_json(settings, vocab_size, special, name or f"{form.CLASS}Model")
+    tensors = network_tensors(encoder, model.head, name)
+    content = folder_content(settings, described | label_map(task), tensors, tokenizer, special, card)
+    described = {"format": 1, "architecture": name, "task": config.dump(task.settings)}
     described |= {"method": config.dump(method), **note}
     content[TASK_FILE] = (json.dumps(described, indent=1, ensure_ascii=False) + "\n").encode()
     said = write_checked(out, content | dict(more), lambda folder: check_task_folder(folder, model, task))
-    if not task.architecture:
+    if not name:
         return f"{out}: transformers has no such head; its AutoModel reads the encoder, electra reads all ({said})"
     return f"{out}: same ids and same logits as ours, read back by {said}"
 
@@ -91,16 +97,6 @@ def label_map(task: AnyTask) -> dict[str, Any]:
     return found
 
 
-def tensors_of(model: Finetuned, task: AnyTask) -> dict[str, Tensor]:
-    body = names.encoder_to_transformers(names.encoder_tensors(model.encoder))
-    top = model.head.state_dict()
-    if task.architecture:
-        head = names.head_to_transformers(top, names.TASK_HEADS[task.architecture])
-    else:
-        head = {f"{names.OWN_HEAD}{name}": tensor for name, tensor in top.items()}
-    return {f"electra.{name}": tensor for name, tensor in body.items()} | head
-
-
 def load_task_folder(folder: Path) -> LoadedTask:
     if not (folder / TASK_FILE).is_file():
         raise DataError(
@@ -116,26 +112,14 @@ def load_task_folder(folder: Path) -> LoadedTask:
         raise CorruptError(f"{folder / TASK_FILE} cannot be read: {str(error).splitlines()[0]}.") from None
     sizes, vocab_size, tensors, tokenizer = read_folder(folder)
     task = build_task(settings, tokenizer, min(settings.length, sizes.positions), {})
-    model = Finetuned(Encoder(sizes, Embeddings(sizes, vocab_size)), task.head(sizes))
+    model = Finetuned(encoder_alone(sizes, vocab_size), task.head(sizes))
     try:
-        model.encoder.load_state_dict(encoder_tensors(folder, tensors))
-        model.head.load_state_dict(head_tensors(tensors, task))
+        model.encoder.load_state_dict(encoder_tensors(folder, sizes, tensors))
+        model.head.load_state_dict(head_tensors(sizes, tensors, architecture(sizes, task)))
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise CorruptError(f"{folder}/{WEIGHTS} does not fit {TASK_FILE}: {first}") from None
     return LoadedTask(model.eval(), task, method, tokenizer, described)
-
-
-def head_tensors(tensors: Mapping[str, Tensor], task: AnyTask) -> dict[str, Tensor]:
-    if not task.architecture:
-        return {
-            name.removeprefix(names.OWN_HEAD): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(names.OWN_HEAD)
-        }
-    table = names.TASK_HEADS[task.architecture]
-    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith("electra.")}
-    return names.head_from_transformers(rest, table) if table else rest
 
 
 def check_task_folder(folder: Path, model: Finetuned, task: AnyTask) -> str:
@@ -150,11 +134,12 @@ def check_task_folder(folder: Path, model: Finetuned, task: AnyTask) -> str:
         import transformers
     except ImportError:
         return "electra alone (transformers is not installed)"
-    if not task.architecture:
+    name = architecture(model.encoder.settings, task)
+    if not name:
         return "read back by electra"
     with quiet(transformers):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        network = getattr(transformers, task.architecture).from_pretrained(folder, local_files_only=True)
+        network = getattr(transformers, name).from_pretrained(folder, local_files_only=True)
         given = tokenizer(
             list(PROBE),
             list(reversed(PROBE)),
@@ -165,15 +150,15 @@ def check_task_folder(folder: Path, model: Finetuned, task: AnyTask) -> str:
         )
         with torch.no_grad():
             theirs = network.eval()(**given)
-    same = given["input_ids"].equal(inputs.ids) and given["token_type_ids"].equal(inputs.segments)
-    if not same:
+    segments = given.get("token_type_ids", inputs.segments)  # ModernBERT has none
+    if not given["input_ids"].equal(inputs.ids) or not segments.equal(inputs.segments):
         raise CorruptError(
             "transformers' tokenizer reads the probe otherwise than ours. The folder was not kept."
         )
-    compared = [name for name in FIELDS if name in expected]
-    assert compared, f"no output of {task.architecture} to compare"
-    for name in compared:
-        ours, other = expected[name], getattr(theirs, name)
+    compared = [field for field in FIELDS if field in expected]
+    assert compared, f"no output of {name} to compare"
+    for field in compared:
+        ours, other = expected[field], getattr(theirs, field)
         if (
             ours.shape[:2] == inputs.ids.shape
         ):  # a figure for each token: what stands in padding is nobody's business

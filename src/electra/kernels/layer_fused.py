@@ -16,8 +16,8 @@ from electra.kernels.layer_launch import (
     add_norm_backward,
     attention,
     attention_backward,
-    narrow_backward,
-    widen,
+    gelu,
+    gelu_backward,
 )
 
 
@@ -47,8 +47,8 @@ def end_forward(
     into_output, output_bias, into_wide, wide_bias, into_narrow, narrow_bias = halves
     product = torch.addmm(output_bias, mixed, into_output.t())
     first, middle = add_norm(product, rows, norms[0], norms[1], seed, 1, dropout, eps)
-    wide, activated = widen(middle, into_wide, wide_bias)
-    product = torch.addmm(narrow_bias, activated, into_narrow.t())
+    wide = torch.addmm(wide_bias, middle, into_wide.t())
+    product = torch.addmm(narrow_bias, gelu(wide), into_narrow.t())
     second, result = add_norm(product, middle, norms[2], norms[3], seed, 2, dropout, eps)
     return [result, first, middle, wide, second]
 
@@ -63,7 +63,7 @@ def end_backward(
     into_output, _, into_wide, _, into_narrow, _ = halves
     of_first, of_second, of_wide, *_ = sums.parts
     residual, product = add_norm_backward(upstream, second, norms[2], seed, 2, dropout, eps, of_second)
-    slope, activated = narrow_backward(product, into_narrow, wide, of_wide)
+    slope, activated = gelu_backward(product @ into_narrow, wide, of_wide)
     narrow_gradient = weight_gradient(product, activated)
     wide_gradient = weight_gradient(slope, middle)
     residual.addmm_(slope, into_wide)
@@ -81,9 +81,9 @@ def layer(
     eight in the precision of products."""
     rows = x.to(halves[0].dtype).reshape(-1, x.shape[2])
     projected = torch.addmm(halves[1], rows, halves[0].t())
-    mixed, logarithms = attention(projected, is_real, seed, len(x), heads, attention_dropout)
+    mixed = attention(projected, is_real, seed, len(x), heads, attention_dropout)
     result, *kept = end_forward(mixed, rows, seed, halves[2:], parameters[8:], dropout, eps)
-    return [result.view(x.shape), projected, mixed, logarithms, *kept]
+    return [result.view(x.shape), projected, mixed, *kept]
 
 
 def layer_backward(
@@ -92,17 +92,16 @@ def layer_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of x, of the four weights, and of all vectors end to end, in the order of end_backward, then that of the
     query-key-value bias."""
-    projected, mixed, logarithms, *rest = kept
+    projected, mixed, *rest = kept
     batch, hidden, dtype = len(x), x.shape[2], projected.dtype
     rows = x.to(dtype).reshape(-1, hidden)
-    sums = Sums(len(rows), x.device, 3 * hidden, 3 * hidden, len(halves[5]), 3 * hidden)
+    sums = Sums(x.device, 3 * hidden, 3 * hidden, len(halves[5]), 3 * hidden)
     upstream = upstream.to(dtype).reshape(-1, hidden)
     residual, of_mixed, weights = end_backward(
         upstream, mixed, seed, rest, halves[2:], norms, dropout, eps, sums
     )
-    values = mixed, logarithms, of_mixed
     slope = attention_backward(
-        projected, is_real, seed, *values, batch, heads, attention_dropout, sums.parts[3]
+        projected, is_real, seed, of_mixed, batch, heads, attention_dropout, sums.parts[3]
     )
     qkv_gradient = weight_gradient(slope, rows)
     residual.addmm_(slope, halves[0])
@@ -114,11 +113,9 @@ def layer_shapes(
     dropout: float, attention_dropout: float, eps: float,
 ) -> list[Tensor]:  # fmt: skip
     tokens, hidden = x.shape[0] * x.shape[1], x.shape[2]
-    half = halves[0].new_empty
-    widths = hidden, hidden, len(halves[5]), hidden
-    logarithms = half(tokens * heads, dtype=torch.float32)
-    before = half(x.shape), half(tokens, 3 * hidden), half(tokens, hidden), logarithms
-    return [*before, *(half(tokens, width) for width in widths)]
+    widths = 3 * hidden, hidden, hidden, hidden, len(halves[5]), hidden
+    kept = [halves[0].new_empty(tokens, width) for width in widths]
+    return [halves[0].new_empty(x.shape), *kept]
 
 
 def layer_backward_shapes(
@@ -140,7 +137,7 @@ def remember_layer(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 
 def differentiate_layer(ctx: Any, upstream: list[Tensor | None]) -> tuple[Any, ...]:
     x, is_real, seed, *saved = ctx.saved_tensors
-    given = x, is_real, seed, saved[:7], saved[7:15], saved[15:]
+    given = x, is_real, seed, saved[:6], saved[6:14], saved[14:]
     of_x, of_qkv, *weights, vectors = _layer_backward(upstream[0], *given, *ctx.settings)
     hidden = x.shape[2]
     ends, qkv_bias = vectors.split([len(vectors) - 3 * hidden, 3 * hidden])
@@ -174,7 +171,7 @@ def end_op_backward(
 ) -> list[Tensor]:  # fmt: skip
     hidden, dtype = mixed.shape[2], halves[0].dtype
     given = upstream.to(dtype).reshape(-1, hidden), mixed.to(dtype).reshape(-1, hidden)
-    sums = Sums(len(given[0]), mixed.device, 3 * hidden, 3 * hidden, len(halves[3]))
+    sums = Sums(mixed.device, 3 * hidden, 3 * hidden, len(halves[3]))
     residual, of_mixed, weights = end_backward(*given, seed, kept, halves, norms, dropout, eps, sums)
     return [residual.view(mixed.shape), of_mixed.view(mixed.shape), *weights, sums.add_up()]
 

@@ -9,23 +9,8 @@ from torch import Tensor
 from electra.kernels import layer_triton as kernels
 from electra.kernels.choice import is_roomy, processors
 
-PROGRAMS = 2  # a processor, for kernels that add up columns
-
-
-class Product(NamedTuple):
-    """The tile of a matrix product."""
-
-    rows: int = 128
-    width: int = 128
-    depth: int = 64
-    warps: int = 4
-    stages: int = 3
-
-    def fit(self, width: int) -> dict[str, int]:
-        """Not wider than the matrix, nor narrower than tensor cores are."""
-        narrow = min(self.width, max(16, triton.next_power_of_2(width)))
-        sizes = {"ROWS": self.rows, "WIDTH": narrow, "DEPTH": self.depth}
-        return sizes | {"num_warps": self.warps, "num_stages": self.stages}
+PROGRAMS = 4  # a processor at most, for kernels that add up columns
+NORM_PROGRAMS = 2
 
 
 class Launch(NamedTuple):
@@ -33,8 +18,8 @@ class Launch(NamedTuple):
 
     norm_forward: tuple[int, int] = (8, 4)  # rows of 256, warps
     norm_backward: tuple[int, int] = (16, 4)
-    widen: Product = Product()
-    narrow: Product = Product()
+    gelu_forward: tuple[int, int] = (1024, 4)  # elements, warps
+    gelu_backward: tuple[int, int, int] = (16, 256, 8)  # rows, columns, warps
     attention_forward: tuple[int, int] = (8, 2)  # warps, stages
     attention_backward: tuple[int, int] = (8, 2)
     add_up: tuple[int, int] = (16, 4)  # columns, warps
@@ -83,7 +68,7 @@ def add_norm_backward(
     tile, warps = rows_a_tile(LAUNCH.norm_backward[0], hidden), LAUNCH.norm_backward[1]
     of_residual = torch.empty_like(total)
     of_product = torch.empty_like(total) if share > 0 else of_residual
-    kernels.add_norm_backward[(PROGRAMS * processors(total.device),)](
+    kernels.add_norm_backward[(NORM_PROGRAMS * processors(total.device),)](
         upstream, total, gamma, seed, of_residual, of_product, partial,
         rows, hidden, partial.stride(0), eps, *Drop.of(share),
         STREAM=stream, DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
@@ -91,50 +76,47 @@ def add_norm_backward(
     return of_residual, of_product
 
 
-def widen(given: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """given weightᵀ + bias, and GELU of it."""
-    (rows, depth), width = given.shape, len(weight)
-    tiles = LAUNCH.widen.fit(width)
-    before, after = given.new_empty(rows, width), given.new_empty(rows, width)
-    kernels.widen_forward[(triton.cdiv(rows, tiles["ROWS"]) * triton.cdiv(width, tiles["WIDTH"]),)](
-        given, weight, bias, before, after, rows, width, depth, **tiles
+def gelu(before: Tensor) -> Tensor:
+    block, warps = LAUNCH.gelu_forward
+    after = torch.empty_like(before)
+    kernels.gelu_forward[(triton.cdiv(before.numel(), block),)](
+        before, after, before.numel(), BLOCK=block, num_warps=warps
     )
-    return before, after
+    return after
 
 
-def narrow_backward(
-    upstream: Tensor, weight: Tensor, before: Tensor, partial: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradient of `before`, back through the product with `weight` and through GELU, and GELU of it once more."""
-    (rows, depth), width = upstream.shape, before.shape[1]
-    tiles = LAUNCH.narrow.fit(width)
-    slope, after = torch.empty_like(before), torch.empty_like(before)
-    kernels.narrow_backward[(triton.cdiv(rows, tiles["ROWS"]) * triton.cdiv(width, tiles["WIDTH"]),)](
-        upstream, weight, before, slope, after, partial, rows, width, depth, partial.stride(0), **tiles
-    )
-    return slope, after
+def gelu_backward(upstream: Tensor, before: Tensor, partial: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient, in the place of `upstream`, and GELU itself."""
+    rows, width = before.shape
+    tile, most, warps = LAUNCH.gelu_backward
+    columns = min(most, triton.next_power_of_2(width))
+    across = triton.cdiv(width, columns)
+    after = torch.empty_like(before)
+    kernels.gelu_backward[(max(1, len(partial) // across), across)](
+        upstream, before, upstream, after, partial, rows, width, partial.stride(0),
+        ROWS=tile, WIDTH=columns, num_warps=warps,
+    )  # fmt: skip
+    return upstream, after
 
 
 def attention(
     projected: Tensor, is_real: Tensor | None, seed: Tensor | None, batch: int, heads: int, share: float
-) -> tuple[Tensor, Tensor]:
-    """Mixed values, and the logarithms that the way back needs. `projected` holds queries, keys and values side by side, a
-    token a row."""
+) -> Tensor:
+    """`projected` holds queries, keys and values side by side, a token a row."""
     tokens, width = projected.shape
     seq, hidden = tokens // batch, width // 3
     warps, stages = LAUNCH.attention_forward
     mixed = projected.new_empty(tokens, hidden)
-    logarithms = projected.new_empty(tokens * heads, dtype=torch.float32)
     kernels.attention_forward[(batch, heads)](
-        projected, is_real, seed, mixed, logarithms, seq, (hidden // heads) ** -0.5, *Drop.of(share),
+        projected, is_real, seed, mixed, seq, (hidden // heads) ** -0.5, *Drop.of(share),
         **attention_sizes(seq, hidden, heads, is_real, share), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return mixed, logarithms
+    return mixed
 
 
 def attention_backward(
-    projected: Tensor, is_real: Tensor | None, seed: Tensor | None, mixed: Tensor, logarithms: Tensor,
-    upstream: Tensor, batch: int, heads: int, share: float, partial: Tensor,
+    projected: Tensor, is_real: Tensor | None, seed: Tensor | None, upstream: Tensor, batch: int, heads: int,
+    share: float, partial: Tensor,
 ) -> Tensor:  # fmt: skip
     tokens, width = projected.shape
     seq, hidden = tokens // batch, width // 3
@@ -142,9 +124,9 @@ def attention_backward(
         LAUNCH.attention_backward if is_roomy(projected.device) else (LAUNCH.attention_backward[0], 1)
     )
     slope = torch.empty_like(projected)
-    programs = min(batch, max(1, 2 * PROGRAMS * processors(projected.device) // heads))
+    programs = min(batch, max(1, len(partial) // heads))
     kernels.attention_backward[(programs, heads)](
-        projected, is_real, seed, mixed, logarithms, upstream, slope, partial,
+        projected, is_real, seed, upstream, slope, partial,
         batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *Drop.of(share),
         **attention_sizes(seq, hidden, heads, is_real, share), num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -164,12 +146,11 @@ def attention_sizes(
 
 
 class Sums:
-    """Room for the column sums of a backward pass over `rows`: a line for each program, summed once. Where a kernel has
-    fewer programs than another, its lines stay zero."""
+    """Room for the column sums of a backward pass: a line for each program, summed once. Where a kernel has fewer programs
+    than another, its lines stay zero."""
 
-    def __init__(self, rows: int, device: torch.device, *lengths: int):
-        lines = max(2 * PROGRAMS * processors(device), triton.cdiv(rows, LAUNCH.narrow.rows))
-        self.partial = torch.zeros(lines, sum(lengths), device=device)
+    def __init__(self, device: torch.device, *lengths: int):
+        self.partial = torch.zeros(PROGRAMS * processors(device), sum(lengths), device=device)
         self.parts = self.partial.split(lengths, dim=1)
 
     def add_up(self) -> Tensor:

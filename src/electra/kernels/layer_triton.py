@@ -1,5 +1,4 @@
-"""What stands between the matrix products of a layer, in Triton: attention over short rows, residual + LayerNorm, and GELU,
-which is part of the products before and after it.
+"""What stands between the matrix products of a layer, in Triton: attention over short rows, residual + LayerNorm, GELU.
 
 At width 256 a layer is bound by memory, not by arithmetic, so each kernel reads what it needs once and writes what is
 needed later once. Sums and exponentials are float32. Column sums (the gradients of biases and of LayerNorm's weights) are
@@ -120,78 +119,63 @@ def _normal_distribution(x):
 
 
 @triton.jit
-def _tile(rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The rows and columns of this program's tile. Programs that share rows are neighbours, so they share them in cache."""
-    across = tl.cdiv(width, WIDTH)
-    row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(0) % across) * WIDTH + tl.arange(0, WIDTH)
-    return row, column, (row < rows)[:, None], (column < width)[None, :]
-
-
-@triton.jit
-def widen_forward(
-    given, weight, bias, before, after, rows, width, depth,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """before = given weightᵀ + bias;  after = GELU(before) = x Φ(x)."""
-    row, column, is_row, is_column = _tile(rows, width, ROWS, WIDTH)
-    product = tl.zeros([ROWS, WIDTH], tl.float32)
-    for start in range(0, depth, DEPTH):
-        unit = start + tl.arange(0, DEPTH)
-        inside = unit < depth
-        left = tl.load(given + row[:, None] * depth + unit, is_row & inside, 0.0)
-        right = tl.load(weight + column[None, :] * depth + unit[:, None], is_column & inside[:, None], 0.0)
-        product = tl.dot(left, right, product, input_precision="ieee")
-    product += tl.load(bias + column, column < width, 0.0).to(tl.float32)
-    place = row[:, None] * width + column
-    rounded = product.to(before.dtype.element_ty)
-    tl.store(before + place, rounded, is_row & is_column)
-    x = rounded.to(tl.float32)
-    share, _ = _normal_distribution(x)
-    tl.store(after + place, x * share, is_row & is_column)
-
-
-@triton.jit
-def narrow_backward(
-    upstream, weight, before, slope, after, partial, rows, width, depth, columns,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """slope = (upstream weight) (Φ(x) + x φ(x)), its sum over the tile's rows, and GELU once more, which was not kept."""
-    row, column, is_row, is_column = _tile(rows, width, ROWS, WIDTH)
-    here = is_row & is_column
-    product = tl.zeros([ROWS, WIDTH], tl.float32)
-    for start in range(0, depth, DEPTH):
-        unit = start + tl.arange(0, DEPTH)
-        inside = unit < depth
-        left = tl.load(upstream + row[:, None] * depth + unit, is_row & inside, 0.0)
-        right = tl.load(weight + unit[:, None] * width + column[None, :], is_column & inside[:, None], 0.0)
-        product = tl.dot(left, right, product, input_precision="ieee")
-    place = row[:, None] * width + column
+def gelu_forward(before, after, count, BLOCK: tl.constexpr):
+    """x Φ(x)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = place < count
     x = tl.load(before + place, here, 0.0).to(tl.float32)
-    share, bell = _normal_distribution(x)
+    share, _ = _normal_distribution(x)
     tl.store(after + place, x * share, here)
-    product *= share + x * bell * DENSITY
-    tl.store(slope + place, product, here)
-    line = tl.program_id(0) // tl.cdiv(width, WIDTH)
-    tl.store(partial + line * columns + column, tl.sum(product, 0), column < width)
 
 
 @triton.jit
-def _seen(is_real, row, seq, place, MASKED: tl.constexpr):
+def gelu_backward(
+    upstream, before, slope, after, partial, rows, width, columns,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """(Φ(x) + x φ(x)) upstream and its sum over rows; and GELU itself once more, which was not kept."""
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    is_column = column < width
+    bias_sum = tl.zeros([ROWS, WIDTH], tl.float32)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for start in range(program * ROWS, rows, programs * ROWS):
+        row = start + tl.arange(0, ROWS)
+        here = (row < rows)[:, None] & is_column
+        place = row[:, None].to(tl.int64) * width + column
+        x = tl.load(before + place, here, 0.0).to(tl.float32)
+        share, bell = _normal_distribution(x)
+        gradient = tl.load(upstream + place, here, 0.0).to(tl.float32) * (share + x * bell * DENSITY)
+        bias_sum += gradient
+        tl.store(slope + place, gradient, here)
+        tl.store(after + place, x * share, here)
+    tl.store(partial + program * columns + column, tl.sum(bias_sum, 0), is_column)
+
+
+@triton.jit
+def _attention_weights(query, key, is_real, row, seq, sharpness, place, MASKED: tl.constexpr):
+    """exp(scores), not yet divided by their sum, and that sum."""
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * (sharpness * LOG2E)
     seen = place < seq
     if MASKED:
         seen = seen & (tl.load(is_real + row * seq + place, seen, 0) != 0)
-    return seen
+    scores = tl.where(seen[None, :], scores, -float("inf"))
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    return weights, tl.sum(weights, 1)
+
+
+@triton.jit
+def _kept_weights(seed, row, head, seq, threshold, place, HEADS: tl.constexpr):
+    line = _row_key(seed, 0, (row * HEADS + head) * seq + place)
+    return _is_kept(line[:, None], place[None, :], threshold)
 
 
 @triton.jit
 def attention_forward(
-    projected, is_real, seed, mixed, logarithms,
+    projected, is_real, seed, mixed,
     seq, sharpness, scale, threshold,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """softmax(query keyᵀ sharpness) value for one row and one head: the row is one tile, so nothing is computed twice. The
-    logarithms (of base 2) of the sums of exponentials are kept for the way back."""
+    """softmax(query keyᵀ sharpness) value for one row and one head: the row is one tile, so nothing is computed twice."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
     inside = (place < seq)[:, None]
@@ -199,16 +183,10 @@ def attention_forward(
     token = row * seq + place[:, None]
     source = projected + token * (3 * hidden) + head * SIZE + unit
     query, key = tl.load(source, inside, 0.0), tl.load(source + hidden, inside, 0.0)
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * (sharpness * LOG2E)
-    scores = tl.where(_seen(is_real, row, seq, place, MASKED)[None, :], scores, -float("inf"))
-    highest = tl.max(scores, 1)
-    weights = tl.exp2(scores - highest[:, None])
-    total = tl.sum(weights, 1)
-    line = (row * HEADS + head) * seq + place
-    tl.store(logarithms + line, highest + tl.log2(total), place < seq)
+    weights, total = _attention_weights(query, key, is_real, row, seq, sharpness, place, MASKED)
     value = tl.load(source + 2 * hidden, inside, 0.0)
     if DROPS:
-        kept = _is_kept(_row_key(seed, 0, line)[:, None], place[None, :], threshold)
+        kept = _kept_weights(seed, row, head, seq, threshold, place, HEADS)
         weights = tl.where(kept, weights * scale, 0.0)
     result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") / total[:, None]
     tl.store(mixed + token * hidden + head * SIZE + unit, result, inside)
@@ -216,13 +194,12 @@ def attention_forward(
 
 @triton.jit
 def attention_backward(
-    projected, is_real, seed, mixed, logarithms, upstream, slope, partial,
+    projected, is_real, seed, upstream, slope, partial,
     batch, seq, columns, sharpness, scale, threshold,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of query, key and value, and their sums over all tokens. Tiles of weights lie with keys as rows and
-    queries as columns: so they are at once the left factors of the products for key and value, and only the one for query
-    needs a transposition."""
+    """The gradients of query, key and value, and their sums over all tokens. The weights are computed again: nothing of
+    the forward pass is needed but its input."""
     program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
     inside = (place < seq)[:, None]
@@ -235,29 +212,25 @@ def attention_backward(
         token = row * seq + place[:, None]
         source = projected + token * (3 * hidden) + head * SIZE + unit
         query, key = tl.load(source, inside, 0.0), tl.load(source + hidden, inside, 0.0)
-        line = (row * HEADS + head) * seq + place
-        logarithm = tl.load(logarithms + line, place < seq, float("inf"))
-        scores = tl.dot(key, tl.trans(query), input_precision="ieee") * (sharpness * LOG2E)
-        weights = tl.exp2(scores - logarithm[None, :])
-        weights = tl.where(_seen(is_real, row, seq, place, MASKED)[:, None], weights, 0.0)
-        above = tl.load(upstream + token * hidden + head * SIZE + unit, inside, 0.0)
-        result = tl.load(mixed + token * hidden + head * SIZE + unit, inside, 0.0)
-        along = tl.sum(above.to(tl.float32) * result.to(tl.float32), 1)
+        weights, total = _attention_weights(query, key, is_real, row, seq, sharpness, place, MASKED)
+        weights = weights / total[:, None]
         value = tl.load(source + 2 * hidden, inside, 0.0)
-        pull = tl.dot(value, tl.trans(above), input_precision="ieee")
+        above = tl.load(upstream + token * hidden + head * SIZE + unit, inside, 0.0)
+        pull = tl.dot(above, tl.trans(value), input_precision="ieee")
         used = weights
         if DROPS:
-            kept = _is_kept(_row_key(seed, 0, line)[None, :], place[:, None], threshold)
+            kept = _kept_weights(seed, row, head, seq, threshold, place, HEADS)
             used = tl.where(kept, weights * scale, 0.0)
             pull = tl.where(kept, pull * scale, 0.0)
+        pull = weights * (pull - tl.sum(weights * pull, 1)[:, None]) * sharpness
         target = slope + token * (3 * hidden) + head * SIZE + unit
-        of_value = tl.dot(used.to(value.dtype), above, input_precision="ieee")
+        of_value = tl.dot(tl.trans(used.to(value.dtype)), above, input_precision="ieee")
         tl.store(target + 2 * hidden, of_value, inside)
-        pull = (weights * (pull - along[None, :]) * sharpness).to(key.dtype)
-        of_key = tl.dot(pull, query, input_precision="ieee")
-        tl.store(target + hidden, of_key, inside)
-        of_query = tl.dot(tl.trans(pull), key, input_precision="ieee")
+        pull_half = pull.to(key.dtype)
+        of_query = tl.dot(pull_half, key, input_precision="ieee")
         tl.store(target, of_query, inside)
+        of_key = tl.dot(tl.trans(pull_half), query, input_precision="ieee")
+        tl.store(target + hidden, of_key, inside)
         query_sum += tl.sum(of_query, 0)
         key_sum += tl.sum(of_key, 0)
         value_sum += tl.sum(of_value, 0)

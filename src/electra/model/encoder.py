@@ -25,6 +25,7 @@ class EncoderSettings(Settings):
     output from Glorot's distribution, as the original code does by TensorFlow's default; "normal" draws everything
     from a normal distribution of deviation 0.02, as transformers does."""
 
+    kind: Literal["electra"] = "electra"
     layers: int = Field(12, ge=1)
     hidden: int = Field(256, ge=1)
     heads: int = Field(4, ge=1)

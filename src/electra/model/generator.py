@@ -15,8 +15,15 @@ from torch import Tensor, nn
 from electra.batch import Batch
 from electra.config import Settings
 from electra.kernels.masked_head import Filled, masked_head
-from electra.model.encoder import DisentangledEmbeddings, Embeddings, Encoder, EncoderSettings
-from electra.model.heads import TokenHead
+from electra.model.choice import (
+    AnyEncoder,
+    AnySettings,
+    TokenHead,
+    build_embeddings,
+    build_encoder,
+    build_token_head,
+    disentangle,
+)
 
 Kind = Literal["transformer", "uniform", "unigram", "two_tower", "autoregressive", "frozen"]
 
@@ -50,7 +57,7 @@ class TransformerGenerator(nn.Module):
 
     reads_masked = True
 
-    def __init__(self, encoder: Encoder, head: TokenHead, learns: bool = True):
+    def __init__(self, encoder: AnyEncoder, head: TokenHead, learns: bool = True):
         super().__init__()
         self.encoder, self.head, self.learns = encoder, head, learns
         if not learns:
@@ -109,7 +116,7 @@ class TwoTowerGenerator(nn.Module):
     reads_masked = False
     learns = True
 
-    def __init__(self, left: Encoder, right: Encoder, head: TokenHead):
+    def __init__(self, left: AnyEncoder, right: AnyEncoder, head: TokenHead):
         super().__init__()
         self.left, self.right, self.head = left, right, head
 
@@ -128,7 +135,7 @@ class AutoregressiveGenerator(nn.Module):
     reads_masked = False
     learns = True
 
-    def __init__(self, encoder: Encoder, head: TokenHead):
+    def __init__(self, encoder: AnyEncoder, head: TokenHead):
         super().__init__()
         self.encoder, self.head = encoder, head
 
@@ -142,41 +149,41 @@ class AutoregressiveGenerator(nn.Module):
 Generator = TransformerGenerator | TableGenerator | TwoTowerGenerator | AutoregressiveGenerator
 
 
-def encode(encoder: Encoder, batch: Batch) -> Float[Tensor, "batch seq hidden"]:
+def encode(encoder: AnyEncoder, batch: Batch) -> Float[Tensor, "batch seq hidden"]:
     return encoder(batch.ids, batch.segments, batch.is_real if batch.padded else None)
 
 
 def build_pair(
-    settings: EncoderSettings,
+    settings: AnySettings,
     generator: GeneratorSettings,
     vocab_size: int,
     token_counts: Float[Tensor, "vocab"],
-) -> tuple[Encoder, Generator]:
+) -> tuple[AnyEncoder, Generator]:
     """The discriminator and its generator, sharing what they are to share."""
     small = settings.scaled(generator.width, generator.depth)
-    own = Embeddings(settings, vocab_size)
+    own = build_embeddings(settings, vocab_size)
     match generator.sharing:
         case "none" | "gdes":
-            theirs = Embeddings(small, vocab_size)
+            theirs = build_embeddings(small, vocab_size)
         case "tied" | "all":
             theirs = own
-    embeddings = DisentangledEmbeddings(settings, vocab_size, theirs) if generator.sharing == "gdes" else own
-    discriminator = Encoder(settings, embeddings)
-    head = TokenHead(small, vocab_size)
+    embeddings = disentangle(settings, vocab_size, theirs) if generator.sharing == "gdes" else own
+    discriminator = build_encoder(settings, embeddings)
+    head = build_token_head(small, vocab_size)
     match generator.kind:
         case "transformer" if generator.sharing == "all":
             return discriminator, TransformerGenerator(discriminator, head)
         case "transformer":
-            return discriminator, TransformerGenerator(Encoder(small, theirs), head)
+            return discriminator, TransformerGenerator(build_encoder(small, theirs), head)
         case "frozen":
-            return discriminator, TransformerGenerator(Encoder(small, theirs), head, learns=False)
+            return discriminator, TransformerGenerator(build_encoder(small, theirs), head, learns=False)
         case "uniform":
             return discriminator, TableGenerator(torch.zeros(vocab_size))
         case "unigram":
             return discriminator, TableGenerator(token_counts.float().log1p())
         case "two_tower":
-            towers = Encoder(small, theirs, "left"), Encoder(small, theirs, "right")
-            wide = TokenHead(small.model_copy(update={"hidden": 2 * small.hidden}), vocab_size)
+            towers = build_encoder(small, theirs, "left"), build_encoder(small, theirs, "right")
+            wide = build_token_head(small.model_copy(update={"hidden": 2 * small.hidden}), vocab_size)
             return discriminator, TwoTowerGenerator(*towers, wide)
         case "autoregressive":
-            return discriminator, AutoregressiveGenerator(Encoder(small, theirs, "left"), head)
+            return discriminator, AutoregressiveGenerator(build_encoder(small, theirs, "left"), head)

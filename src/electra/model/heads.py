@@ -41,12 +41,12 @@ class DetectionHead(nn.Module):
 
 
 class CandidateHead(nn.Module):
-    """A score for each of a few candidate tokens: e(c)ᵀ f(h), f as in TokenHead."""
+    """A score for each of a few candidate tokens: e(c)ᵀ f(h), f as in TokenHead, over any encoder."""
 
-    def __init__(self, settings: EncoderSettings):
+    def __init__(self, hidden: int, embedding: int):
         super().__init__()
-        self.dense = nn.Linear(settings.hidden, settings.embedding)
-        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.dense = nn.Linear(hidden, embedding)
+        self.norm = nn.LayerNorm(embedding, eps=LAYER_NORM_EPS)
 
     def forward(
         self,

@@ -2,7 +2,7 @@
 local in most layers. Loads as transformers' ModernBertModel (interop/modernbert.py).
 
 Differences from ModernBERT: the word table may be narrower than the layers, with a projection between them, so that
-generator and discriminator can share it. The projection stands before the first norm: both are linear in the word, so
+generator and discriminator can share it (attention may also be one-sided, for generators). The projection stands before the first norm: both are linear in the word, so
 that their product is a table of ModernBERT's own kind and nothing is lost in an export. Segments are not read.
 
 Rows of different lengths need no padding: `encode_packed` takes them end to end.
@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from electra.config import Settings
+from electra.model.encoder import Direction, attention_mask
 from electra.model.packed import has_varlen, mix_row_by_row, mix_varlen, nearby_mask
 
 NORM_EPS = 1e-5
@@ -79,6 +80,26 @@ class Embeddings(nn.Module):
     def forward(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq embedding"]:
         return self.words(ids)
 
+    @property
+    def table(self) -> Float[Tensor, "vocab embedding"]:
+        return self.words.weight
+
+
+class DisentangledEmbeddings(nn.Module):
+    """As encoder.DisentangledEmbeddings: the generator's word table, which is read and never pulled at, plus Δ."""
+
+    def __init__(self, settings: ModernBertSettings, vocab_size: int, source: Embeddings):
+        super().__init__()
+        self._source = (source,)
+        self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
+
+    def forward(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq embedding"]:
+        return F.embedding(ids, self._source[0].table.detach()) + F.embedding(ids, self.delta)
+
+    @property
+    def table(self) -> Float[Tensor, "vocab embedding"]:
+        return self._source[0].table.detach() + self.delta
+
 
 Rotation = tuple[Float[Tensor, "seq 1 size"], Float[Tensor, "seq 1 size"]]
 # Queries, keys and values of a layer, [batch seq heads size] each, and whether it is local -> mixed values.
@@ -120,13 +141,15 @@ class Layer(nn.Module):
         self.attention_output.adds = self.contract.adds = True  # type: ignore[assignment]
 
     def forward(
-        self, x: Float[Tensor, "batch seq hidden"], by: Rotation, mix: Mix
-    ) -> Float[Tensor, "batch seq hidden"]:
+        self, x: Float[Tensor, "batch seq hidden"], by: Rotation, mix: Mix, first_only: bool = False
+    ) -> Float[Tensor, "batch kept hidden"]:
+        """`first_only`: as in encoder.Layer, the vector of the first token alone, which looks at all others."""
         batch, seq, hidden = x.shape
+        kept = 1 if first_only else seq
         projected = self.query_key_value(self.attention_norm(x))
         query, key, value = projected.view(batch, seq, 3, self.heads, hidden // self.heads).unbind(2)
-        mixed = mix(rotate(query, by), rotate(key, by), value, self.is_local).reshape(batch, seq, hidden)
-        x = x + self.attention_dropout(self.attention_output(mixed))
+        mixed = mix(rotate(query, by)[:, :kept], rotate(key, by), value, self.is_local)
+        x = x[:, :kept] + self.attention_dropout(self.attention_output(mixed.reshape(batch, kept, hidden)))
         value, gate = self.expand(self.feed_forward_norm(x)).chunk(2, dim=-1)
         return x + self.contract(self.dropout(F.gelu(value) * gate))
 
@@ -134,10 +157,16 @@ class Layer(nn.Module):
 class ModernBert(nn.Module):
     """Token ids in, one vector a token out, as encoder.Encoder. The embeddings arrive as an argument."""
 
-    def __init__(self, settings: ModernBertSettings, embeddings: Embeddings):
+    def __init__(
+        self,
+        settings: ModernBertSettings,
+        embeddings: Embeddings | DisentangledEmbeddings,
+        direction: Direction = "both",
+    ):
         super().__init__()
         self.settings = settings
-        self.embeddings = embeddings
+        self.embeddings: Embeddings | DisentangledEmbeddings = embeddings
+        self.direction: Direction = direction
         projects = settings.embedding != settings.hidden
         self.project = (
             nn.Linear(settings.embedding, settings.hidden, bias=False) if projects else nn.Identity()
@@ -153,20 +182,23 @@ class ModernBert(nn.Module):
         ids: Int[Tensor, "batch seq"],
         segments: Int[Tensor, "batch seq"],
         is_real: Bool[Tensor, "batch seq"] | None,
-    ) -> Float[Tensor, "batch seq hidden"]:
-        """`is_real` may be None where no row is padded: attention over the whole row is faster without a mask."""
+        first_only: bool = False,
+    ) -> Float[Tensor, "batch kept hidden"]:
+        """`is_real` may be None where no row is padded: attention over the whole row is faster without a mask.
+        `first_only` gives the first token's vector alone, the same as in the whole (without dropout)."""
         length, reach = ids.shape[1], self.settings.window // 2
         positions = torch.arange(length, device=ids.device)
-        everywhere = None if is_real is None else is_real[:, None, None, :]
+        everywhere = attention_mask(length, is_real, self.direction, ids.device)
         nearby = everywhere if length <= reach + 1 else nearby_mask(everywhere, length, reach, ids.device)
         dropout = self.settings.attention_dropout if self.training else 0.0
 
         def mix(query: Tensor, key: Tensor, value: Tensor, is_local: bool) -> Tensor:
             q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             mask = nearby if is_local else everywhere
+            mask = None if mask is None else mask[:, :, : q.shape[2]]
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2)
 
-        return self.encode(ids, positions, mix)
+        return self.encode(ids, positions, mix, first_only)
 
     def encode_packed(
         self, ids: Int[Tensor, "tokens"], starts: Int[Tensor, "rows_and_one"], longest: int
@@ -176,6 +208,7 @@ class ModernBert(nn.Module):
 
         On CUDA in half precision torch's variable-length kernel does it, without asking the device for anything. That
         kernel has no dropout; with attention_dropout in training, and everywhere else, rows are mixed one by one."""
+        assert self.direction == "both", "packed rows are read from both sides"
         places = torch.arange(len(ids), device=ids.device)
         row = torch.searchsorted(starts, places, right=True) - 1
         reach = self.settings.window // 2
@@ -191,15 +224,16 @@ class ModernBert(nn.Module):
         return self.encode(ids[None], places - starts[row], mix)[0]
 
     def encode(
-        self, ids: Int[Tensor, "batch seq"], positions: Int[Tensor, "seq"], mix: Mix
-    ) -> Float[Tensor, "batch seq hidden"]:
+        self, ids: Int[Tensor, "batch seq"], positions: Int[Tensor, "seq"], mix: Mix, first_only: bool = False
+    ) -> Float[Tensor, "batch kept hidden"]:
         settings = self.settings
         size = settings.hidden // settings.heads
         whole = rotation(positions, size, settings.global_theta)
         near = rotation(positions, size, settings.local_theta)
         x = self.dropout(self.norm(self.project(self.embeddings(ids))))
-        for layer in self.layers:
-            x = layer(x, near if layer.is_local else whole, mix)
+        last = len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            x = layer(x, near if layer.is_local else whole, mix, first_only and number == last)
         return self.final_norm(x)
 
 
@@ -213,10 +247,40 @@ class TokenHead(nn.Module):
         self.norm = nn.LayerNorm(settings.embedding, NORM_EPS, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
+    def states(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows embedding"]:
+        return self.norm(F.gelu(self.dense(hidden)))
+
     def forward(
         self, hidden: Float[Tensor, "*rows hidden"], words: Float[Tensor, "vocab embedding"]
     ) -> Float[Tensor, "*rows vocab"]:
-        return F.linear(self.norm(F.gelu(self.dense(hidden))), words, self.bias)
+        return F.linear(self.states(hidden), words, self.bias)
+
+
+class LabelHead(nn.Module):
+    """Logits of labels, for a token or for a row, in the one form that all of transformers' ModernBert classes with
+    labels have: dense, GELU, norm, dropout, output. Behind a norm the output is not drawn from Glorot's distribution, as
+    ELECTRA's is: logits would start at a deviation of one, and fifty times their loss with them."""
+
+    def __init__(self, settings: ModernBertSettings, outputs: int):
+        super().__init__()
+        self.dense = nn.Linear(settings.hidden, settings.hidden, bias=False)
+        self.norm = nn.LayerNorm(settings.hidden, NORM_EPS, bias=False)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.output = nn.Linear(settings.hidden, outputs)
+
+    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
+        return self.output(self.dropout(self.norm(F.gelu(self.dense(hidden)))))
+
+
+class DetectionHead(nn.Module):
+    """As heads.DetectionHead, in the form of ModernBertForTokenClassification with one label."""
+
+    def __init__(self, settings: ModernBertSettings):
+        super().__init__()
+        self.label = LabelHead(settings, 1)
+
+    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
+        return self.label(hidden).squeeze(-1)
 
 
 def initialise(module: nn.Module, settings: ModernBertSettings, seed: int) -> None:

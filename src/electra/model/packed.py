@@ -23,7 +23,7 @@ def band(length: int, reach: int, device: torch.device) -> Bool[Tensor, "length 
 
 
 def nearby_mask(
-    attend: Bool[Tensor, "batch 1 1 length"] | None, length: int, reach: int, device: torch.device
+    attend: Bool[Tensor, "#batch 1 #query length"] | None, length: int, reach: int, device: torch.device
 ) -> Bool[Tensor, "#batch 1 length length"]:
     """Which tokens see which in a local layer. A padded token still sees itself: a softmax over nothing is not a number
     in some kernels."""

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from electra.batch import Batch
 from electra.config import Settings
-from electra.model.encoder import Encoder, initialise
+from electra.model.choice import AnyEncoder, build_detection_head, initialise
 from electra.model.generator import TransformerGenerator, encode
-from electra.model.heads import DetectionHead
 from electra.objectives.corruptor import Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
 from electra.objectives.losses import (
@@ -55,7 +54,7 @@ class Adversarial(nn.Module):
         self.settings, self.sampling = settings, material.sampling
         self.discriminator, generator = material.pair()
         assert isinstance(generator, TransformerGenerator)
-        self.detection_head = DetectionHead(material.encoder)
+        self.detection_head = build_detection_head(material.encoder)
         self.corruptor = Corruptor(material, generator, keeps_logits=True)
         self.baseline = nn.Linear(generator.encoder.settings.hidden, 1)
         initialise(self, material.encoder, mix(material.seed, "weights"))
@@ -90,7 +89,7 @@ class Adversarial(nn.Module):
     def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
         return self.detection_head(encode(self.discriminator, batch))
 
-    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
         return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
 
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from electra.batch import Batch, SpecialIds
-from electra.model.encoder import Encoder, EncoderSettings
+from electra.model.choice import AnyEncoder, AnySettings
 from electra.model.generator import (
     AutoregressiveGenerator,
     Generator,
@@ -43,7 +43,7 @@ class Material:
     """What an objective is built from, beside its own settings. `continues` and `token_counts` are by token of the
     vocabulary: does it go on with the word before it, and how often does it occur in the corpus."""
 
-    encoder: EncoderSettings
+    encoder: AnySettings
     generator: GeneratorSettings
     masking: MaskingSettings
     sampling: SamplingSettings
@@ -56,7 +56,7 @@ class Material:
     def vocab_size(self) -> int:
         return len(self.continues)
 
-    def pair(self) -> tuple[Encoder, Generator]:
+    def pair(self) -> tuple[AnyEncoder, Generator]:
         """The discriminator and its generator."""
         return build_pair(self.encoder, self.generator, self.vocab_size, self.token_counts)
 
@@ -134,7 +134,7 @@ class Corruptor(nn.Module):
         """What does not learn cannot be blamed for standing still."""
         return {k: v for k, v in alarms.items() if self.generator.learns or k != "generator stands still"}
 
-    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
         """The generator, where it is a network that transformers can read."""
         match self.generator:
             case TransformerGenerator():

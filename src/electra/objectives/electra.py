@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from electra.batch import Batch
 from electra.config import Settings
-from electra.model.encoder import Encoder, initialise
+from electra.model.choice import AnyEncoder, build_detection_head, initialise
 from electra.model.generator import encode
-from electra.model.heads import DetectionHead
 from electra.objectives.corruption import mark
 from electra.objectives.corruptor import Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, summarise
@@ -44,7 +43,7 @@ class Electra(nn.Module):
         super().__init__()
         self.settings = settings
         self.discriminator, generator = material.pair()
-        self.detection_head = DetectionHead(material.encoder)
+        self.detection_head = build_detection_head(material.encoder)
         self.corruptor = Corruptor(material, generator)
         initialise(self, material.encoder, mix(material.seed, "weights"))
 
@@ -64,7 +63,7 @@ class Electra(nn.Module):
     def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
         return self.detection_head(encode(self.discriminator, batch))
 
-    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
         return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
 
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:

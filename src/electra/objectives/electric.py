@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from electra.batch import Batch
 from electra.config import Settings
-from electra.model.encoder import Encoder, initialise
+from electra.model.choice import AnyEncoder, build_detection_head, initialise
 from electra.model.generator import encode
-from electra.model.heads import DetectionHead
 from electra.objectives.corruption import mark
 from electra.objectives.corruptor import Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, summarise
@@ -48,7 +47,7 @@ class Electric(nn.Module):
         super().__init__()
         self.settings, self.share = settings, material.masking.share
         self.discriminator, generator = material.pair()
-        self.detection_head = DetectionHead(material.encoder)
+        self.detection_head = build_detection_head(material.encoder)
         self.corruptor = Corruptor(material, generator)
         initialise(self, material.encoder, mix(material.seed, "weights"))
 
@@ -70,7 +69,7 @@ class Electric(nn.Module):
         """E_θ(x, t): low where the token fits."""
         return self.detection_head(encode(self.discriminator, batch))
 
-    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
         return {"discriminator": (self.discriminator, self.detection_head)}
 
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:

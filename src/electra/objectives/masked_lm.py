@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from electra.batch import Batch
 from electra.config import Settings
-from electra.model.encoder import Embeddings, Encoder, initialise
+from electra.model.choice import AnyEncoder, build_token_head, encoder_alone, initialise
 from electra.model.generator import encode, gather_rows
-from electra.model.heads import TokenHead
 from electra.objectives.corruption import choose, mask_chosen, replace_at
 from electra.objectives.corruptor import Loss, Material
 from electra.objectives.figures import Figures, alarms, generator_sums, summarise
@@ -40,8 +39,8 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.settings, self.masking, self.special = settings, material.masking, material.special
         self.vocab_size = material.vocab_size
-        self.encoder = Encoder(material.encoder, Embeddings(material.encoder, material.vocab_size))
-        self.token_head = TokenHead(material.encoder, material.vocab_size)
+        self.encoder = encoder_alone(material.encoder, material.vocab_size)
+        self.token_head = build_token_head(material.encoder, material.vocab_size)
         self.register_buffer("continues", material.continues, persistent=False)
         initialise(self, material.encoder, mix(material.seed, "weights"))
 
@@ -65,7 +64,7 @@ class MaskedLM(nn.Module):
         words = (uniform(batch.seed, "random word", batch.samples, count) * self.vocab_size).long()
         return masked.with_ids(replace_at(masked.ids, positions, words, used & random))
 
-    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
         return {"generator": (self.encoder, self.token_head)}
 
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from electra.batch import Batch
 from electra.config import Settings
 from electra.kernels.sampling import sample_tokens
-from electra.model.encoder import Encoder, initialise
+from electra.model.choice import AnyEncoder, build_detection_head, initialise
 from electra.model.generator import encode, gather_rows
-from electra.model.heads import CandidateHead, DetectionHead
+from electra.model.heads import CandidateHead
 from electra.objectives.corruptor import Corrupted, Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
 from electra.objectives.losses import detection_loss, selection_loss
@@ -47,9 +47,9 @@ class Selection(nn.Module):
         super().__init__()
         self.settings, self.sampling = settings, material.sampling
         self.discriminator, generator = material.pair()
-        self.detection_head = DetectionHead(material.encoder)
+        self.detection_head = build_detection_head(material.encoder)
         self.corruptor = Corruptor(material, generator, keeps_logits=True)
-        self.selection_head = CandidateHead(material.encoder)
+        self.selection_head = CandidateHead(material.encoder.hidden, material.encoder.embedding)
         initialise(self, material.encoder, mix(material.seed, "weights"))
 
     def forward(self, batch: Batch) -> Loss:
@@ -87,7 +87,7 @@ class Selection(nn.Module):
     def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
         return self.detection_head(encode(self.discriminator, batch))
 
-    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
         return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
 
     def figures(self, sums: Mapping[str, Tensor]) -> Figures:

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from electra.batch import Batch
 from electra.config import Settings
-from electra.model.encoder import Encoder, initialise
+from electra.model.choice import AnyEncoder, build_detection_head, build_token_head, initialise
 from electra.model.generator import encode, gather_rows
-from electra.model.heads import DetectionHead, TokenHead
 from electra.objectives.corruptor import Corruptor, Loss, Material
 from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
 from electra.objectives.losses import copying_loss, detection_loss, masked_lm_loss
@@ -51,9 +50,9 @@ class TokenRecovery(nn.Module):
         super().__init__()
         self.settings = settings
         self.discriminator, generator = material.pair()
-        self.token_head = TokenHead(material.encoder, material.vocab_size)
+        self.token_head = build_token_head(material.encoder, material.vocab_size)
         if settings.predict != "chosen":
-            self.detection_head = DetectionHead(material.encoder)
+            self.detection_head = build_detection_head(material.encoder)
         self.corruptor = Corruptor(material, generator)
         initialise(self, material.encoder, mix(material.seed, "weights"))
 
@@ -92,7 +91,7 @@ class TokenRecovery(nn.Module):
         """Logits over the vocabulary."""
         return self.token_head(hidden, self.discriminator.embeddings.table)
 
-    def networks(self) -> dict[str, tuple[Encoder, nn.Module]]:
+    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
         main = (
             {"discriminator": (self.discriminator, self.detection_head)}
             if self.settings.predict != "chosen"
