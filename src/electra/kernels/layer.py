@@ -36,8 +36,9 @@ def fused_layers(
     the layer is fused."""
     from electra.kernels.layer_fused import fused_end, fused_layer, halves_of
 
+    dtype = product_dtype(x)
     products = [parameters[:8] for parameters in layers]
-    halves = halves_of([tensor.detach() for part in products for tensor in part], product_dtype(x))
+    halves = halves_of([tensor.detach() for part in products for tensor in part], dtype)
     drops = dropout > 0 or attention_dropout > 0
     seeds = torch.randint(2**62, (len(layers),), device=x.device) if drops else None
     ours = x.shape[1] <= SHORT and x.shape[2] // heads in HEAD_SIZES
@@ -48,7 +49,8 @@ def fused_layers(
             rest = heads, dropout, attention_dropout, eps
             x = fused_layer(x, is_real, seed, parameters, mine, *rest)[0]
         else:
-            projected = F.linear(x, parameters[0], parameters[1])
+            weight, bias = (tensor.to(dtype) for tensor in parameters[:2])
+            projected = F.linear(x.to(dtype), weight, bias)
             mixed = long_attention(projected, is_real, heads, attention_dropout)
             x = fused_end(mixed, x, seed, parameters[2:], mine[2:], dropout, eps)[0]
     return x

@@ -5,7 +5,6 @@ One operator for the layer, not one for each kernel, because the backward pass t
 gradients that meet at a residual connection are added inside a matrix product instead of by a kernel of their own.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -40,34 +39,6 @@ def weight_gradient(upstream: Tensor, given: Tensor) -> Tensor:
     return upstream.t().float() @ given.float()
 
 
-class Aside:
-    """Gradients of weights beside the chain of the other gradients: nothing waits for them before the layer ends, and many
-    kernels of the chain leave room on the device. `join` must come before anything that changes what was given, and before
-    the results are used; until then the given tensors are held, so that their memory is not given away."""
-
-    def __init__(self, device: torch.device):
-        self.stream = side_stream(device) if device.type == "cuda" else None
-        self.held: list[Tensor] = []
-
-    def __call__(self, upstream: Tensor, given: Tensor) -> Tensor:
-        if self.stream is None:
-            return weight_gradient(upstream, given)
-        self.held += [upstream, given]
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            return weight_gradient(upstream, given)
-
-    def join(self) -> None:
-        if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
-        self.held.clear()
-
-
-@lru_cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
 def end_forward(
     mixed: Tensor, rows: Tensor, seed: Tensor | None, halves: list[Tensor], norms: list[Tensor], dropout: float,
     eps: float,
@@ -84,21 +55,20 @@ def end_forward(
 
 def end_backward(
     upstream: Tensor, mixed: Tensor, seed: Tensor | None, kept: list[Tensor], halves: list[Tensor],
-    norms: list[Tensor], dropout: float, eps: float, sums: Sums, aside: Aside,
+    norms: list[Tensor], dropout: float, eps: float, sums: Sums,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """Gradients of the residual rows (through this part alone), of the mixed values, and of the three weights, the first two
-    of which are ready when `aside` has joined. `sums` takes those of the norm after attention and the output bias, of the
-    last norm and the narrow bias, and of the wide bias."""
+    """Gradients of the residual rows (through this part alone), of the mixed values, and of the three weights. `sums` takes
+    those of the norm after attention and the output bias, of the last norm and the narrow bias, and of the wide bias."""
     first, middle, wide, second = kept
     into_output, _, into_wide, _, into_narrow, _ = halves
     of_first, of_second, of_wide, *_ = sums.parts
     residual, product = add_norm_backward(upstream, second, norms[2], seed, 2, dropout, eps, of_second)
     slope, activated = gelu_backward(product @ into_narrow, wide, of_wide)
     narrow_gradient = weight_gradient(product, activated)
-    wide_gradient = aside(slope, middle)
+    wide_gradient = weight_gradient(slope, middle)
     residual.addmm_(slope, into_wide)
     residual, product = add_norm_backward(residual, first, norms[0], seed, 1, dropout, eps, of_first)
-    output_gradient = aside(product, mixed)
+    output_gradient = weight_gradient(product, mixed)
     return residual, product @ into_output, [output_gradient, wide_gradient, narrow_gradient]
 
 
@@ -126,17 +96,15 @@ def layer_backward(
     batch, hidden, dtype = len(x), x.shape[2], projected.dtype
     rows = x.to(dtype).reshape(-1, hidden)
     sums = Sums(x.device, 3 * hidden, 3 * hidden, len(halves[5]), 3 * hidden)
-    upstream, aside = upstream.to(dtype).reshape(-1, hidden), Aside(x.device)
+    upstream = upstream.to(dtype).reshape(-1, hidden)
     residual, of_mixed, weights = end_backward(
-        upstream, mixed, seed, rest, halves[2:], norms, dropout, eps, sums, aside
+        upstream, mixed, seed, rest, halves[2:], norms, dropout, eps, sums
     )
     slope = attention_backward(
         projected, is_real, seed, of_mixed, batch, heads, attention_dropout, sums.parts[3]
     )
-    aside.join()
-    qkv_gradient = aside(slope, rows)
+    qkv_gradient = weight_gradient(slope, rows)
     residual.addmm_(slope, halves[0])
-    aside.join()
     return [residual.view(x.shape), qkv_gradient, *weights, sums.add_up()]
 
 
@@ -204,9 +172,7 @@ def end_op_backward(
     hidden, dtype = mixed.shape[2], halves[0].dtype
     given = upstream.to(dtype).reshape(-1, hidden), mixed.to(dtype).reshape(-1, hidden)
     sums = Sums(mixed.device, 3 * hidden, 3 * hidden, len(halves[3]))
-    aside = Aside(mixed.device)
-    residual, of_mixed, weights = end_backward(*given, seed, kept, halves, norms, dropout, eps, sums, aside)
-    aside.join()
+    residual, of_mixed, weights = end_backward(*given, seed, kept, halves, norms, dropout, eps, sums)
     return [residual.view(mixed.shape), of_mixed.view(mixed.shape), *weights, sums.add_up()]
 
 

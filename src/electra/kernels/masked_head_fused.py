@@ -31,7 +31,7 @@ def plan(device: torch.device) -> Plan:
     stages, rows = (3 if is_roomy(device) else 2, 1) if device.type == "cuda" else (1, 64)
     return Plan(
         processors(device),
-        {"ROWS": 128, "num_warps": 8, "num_stages": stages},
+        {"ROWS": 64, "num_warps": 4, "num_stages": 1},
         {"ROWS": rows, "num_warps": 4, "num_stages": 1},
         {"ROWS": 64, "num_warps": 8, "num_stages": stages},
     )
