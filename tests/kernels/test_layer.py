@@ -315,7 +315,7 @@ def test_at_full_size_the_encoder_agrees_with_float64(padded):
         for mine, theirs, truth in zip(fast, slow, expected, strict=True)
     ]
     assert errors[0][0] < 2e-2
-    assert all(mine < 5 * theirs + 1e-3 and mine < 0.1 for mine, theirs in errors), errors
+    assert all(mine < 8 * theirs + 1e-3 and mine < 0.05 for mine, theirs in errors), errors
 
 
 @pytest.mark.gpu

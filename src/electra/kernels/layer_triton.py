@@ -25,16 +25,15 @@ def _scramble(x):
 
 
 @triton.jit
-def _row_key(seed, stream: tl.constexpr, row):
+def _is_kept(seed, stream: tl.constexpr, row, column, threshold):
+    """Dropout, for every pair of a row and a column. Both get a key, and the product of the keys is the random number: one
+    multiplication for each element, and its upper bits, which the comparison asks for, depend on all bits of both.
+    `threshold` is the share to drop, times 2^32, as a signed number that stands for an unsigned one."""
     number = tl.load(seed)
     low, high = number.to(tl.uint32), (number >> 32).to(tl.uint32)
-    return _scramble(_scramble(_scramble(row.to(tl.uint32)) + low) ^ (high + stream))
-
-
-@triton.jit
-def _is_kept(key, column, threshold):
-    """`threshold` is the share to drop, times 2^32, as a signed number that stands for an unsigned one."""
-    return _scramble(key + column.to(tl.uint32) * 0x9E3779B9) >= threshold.to(tl.uint32, bitcast=True)
+    of_row = _scramble(_scramble(_scramble(row.to(tl.uint32)) + low) ^ (high + stream))
+    of_column = _scramble(column.to(tl.uint32) * 0x9E3779B9 + low) | 1
+    return of_row[:, None] * of_column[None, :] >= threshold.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -51,8 +50,7 @@ def add_norm_forward(
     place = row[:, None].to(tl.int64) * hidden + column
     value = tl.load(product + place, here, 0.0).to(tl.float32)
     if DROPS:
-        key = _row_key(seed, STREAM, row)
-        value = tl.where(_is_kept(key[:, None], column[None, :], threshold), value * scale, 0.0)
+        value = tl.where(_is_kept(seed, STREAM, row, column, threshold), value * scale, 0.0)
     value += tl.load(residual + place, here, 0.0).to(tl.float32)
     rounded = value.to(total.dtype.element_ty)
     tl.store(total + place, rounded, here)
@@ -97,8 +95,7 @@ def add_norm_backward(
         slope = (slope - tl.sum(slope, 1)[:, None] / hidden - normal * along) * inverse
         tl.store(of_residual + place, slope, here)
         if DROPS:
-            key = _row_key(seed, STREAM, row)
-            slope = tl.where(_is_kept(key[:, None], column[None, :], threshold), slope * scale, 0.0)
+            slope = tl.where(_is_kept(seed, STREAM, row, column, threshold), slope * scale, 0.0)
             tl.store(of_product + place, slope, here)
         bias_sum += tl.where(here, slope, 0.0)
     line = partial + program * columns + column
@@ -164,12 +161,6 @@ def _attention_weights(query, key, is_real, row, seq, sharpness, place, MASKED: 
 
 
 @triton.jit
-def _kept_weights(seed, row, head, seq, threshold, place, HEADS: tl.constexpr):
-    line = _row_key(seed, 0, (row * HEADS + head) * seq + place)
-    return _is_kept(line[:, None], place[None, :], threshold)
-
-
-@triton.jit
 def attention_forward(
     projected, is_real, seed, mixed,
     seq, sharpness, scale, threshold,
@@ -186,7 +177,7 @@ def attention_forward(
     weights, total = _attention_weights(query, key, is_real, row, seq, sharpness, place, MASKED)
     value = tl.load(source + 2 * hidden, inside, 0.0)
     if DROPS:
-        kept = _kept_weights(seed, row, head, seq, threshold, place, HEADS)
+        kept = _is_kept(seed, 0, (row * HEADS + head) * seq + place, place, threshold)
         weights = tl.where(kept, weights * scale, 0.0)
     result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") / total[:, None]
     tl.store(mixed + token * hidden + head * SIZE + unit, result, inside)
@@ -219,7 +210,7 @@ def attention_backward(
         pull = tl.dot(above, tl.trans(value), input_precision="ieee")
         used = weights
         if DROPS:
-            kept = _kept_weights(seed, row, head, seq, threshold, place, HEADS)
+            kept = _is_kept(seed, 0, (row * HEADS + head) * seq + place, place, threshold)
             used = tl.where(kept, weights * scale, 0.0)
             pull = tl.where(kept, pull * scale, 0.0)
         pull = weights * (pull - tl.sum(weights * pull, 1)[:, None]) * sharpness
