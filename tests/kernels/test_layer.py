@@ -244,9 +244,9 @@ from electra.kernels import layer_triton as kernels
 from electra.kernels.layer_launch import LAUNCH
 KINDS = {"eps": "fp32", "scale": "fp32", "sharpness": "fp32", "seed": "*i64", "is_real": "*i1", "partial": "*fp32",
          "gamma": "*fp32", "beta": "*fp32"}
-SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold"}
+SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold", "stream"}
 heads = {"HEADS": 4, "SIZE": 64, "SEQ": 128, "MASKED": True, "DROPS": True}
-norm = {"STREAM": 1, "DROPS": True, "HIDDEN": 256}
+norm = {"DROPS": True, "HIDDEN": 256}
 jobs = (
     (kernels.add_norm_forward, norm | {"ROWS": LAUNCH.norm_forward[0]}, LAUNCH.norm_forward[1]),
     (kernels.add_norm_backward, norm | {"ROWS": LAUNCH.norm_backward[0]}, LAUNCH.norm_backward[1]),

@@ -53,8 +53,8 @@ def add_norm(
     tile, warps = rows_a_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
     total, result = torch.empty_like(product), torch.empty_like(product)
     kernels.add_norm_forward[(triton.cdiv(rows, tile),)](
-        product, residual, gamma, beta, seed, total, result, rows, hidden, eps, *Drop.of(share),
-        STREAM=stream, DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
+        product, residual, gamma, beta, seed, total, result, rows, hidden, eps, *Drop.of(share), stream,
+        DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
     )  # fmt: skip
     return total, result
 
@@ -70,8 +70,8 @@ def add_norm_backward(
     of_product = torch.empty_like(total) if share > 0 else of_residual
     kernels.add_norm_backward[(NORM_PROGRAMS * processors(total.device),)](
         upstream, total, gamma, seed, of_residual, of_product, partial,
-        rows, hidden, partial.stride(0), eps, *Drop.of(share),
-        STREAM=stream, DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
+        rows, hidden, partial.stride(0), eps, *Drop.of(share), stream,
+        DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
     )  # fmt: skip
     return of_residual, of_product
 

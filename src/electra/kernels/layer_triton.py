@@ -14,6 +14,9 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
+# Fine-tuning has batches of every size: one kernel serves them all. (What stands in a mask along a row must be specialised:
+# Triton loads vectors only where it knows that the mask cuts between them.)
+ANY_NUMBER = ("rows", "batch", "seq", "threshold", "stream")
 
 
 @triton.jit
@@ -25,7 +28,7 @@ def _scramble(x):
 
 
 @triton.jit
-def _is_kept(seed, stream: tl.constexpr, row, column, threshold):
+def _is_kept(seed, stream, row, column, threshold):
     """Dropout, for every pair of a row and a column. Both get a key, and the product of the keys is the random number: one
     multiplication for each element, and its upper bits, which the comparison asks for, depend on all bits of both.
     `threshold` is the share to drop, times 2^32, as a signed number that stands for an unsigned one."""
@@ -36,11 +39,11 @@ def _is_kept(seed, stream: tl.constexpr, row, column, threshold):
     return of_row[:, None] * of_column[None, :] >= threshold.to(tl.uint32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_NUMBER)
 def add_norm_forward(
     product, residual, gamma, beta, seed, total, result,
-    rows, hidden, eps, scale, threshold,
-    STREAM: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
+    rows, hidden, eps, scale, threshold, stream,
+    DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
     """total = residual + dropout(product);  result = LayerNorm(total)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -50,7 +53,7 @@ def add_norm_forward(
     place = row[:, None].to(tl.int64) * hidden + column
     value = tl.load(product + place, here, 0.0).to(tl.float32)
     if DROPS:
-        value = tl.where(_is_kept(seed, STREAM, row, column, threshold), value * scale, 0.0)
+        value = tl.where(_is_kept(seed, stream, row, column, threshold), value * scale, 0.0)
     value += tl.load(residual + place, here, 0.0).to(tl.float32)
     rounded = value.to(total.dtype.element_ty)
     tl.store(total + place, rounded, here)
@@ -67,11 +70,11 @@ def _normalise(value, is_column, hidden, eps):
     return centred * inverse, inverse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_NUMBER)
 def add_norm_backward(
     upstream, total, gamma, seed, of_residual, of_product, partial,
-    rows, hidden, columns, eps, scale, threshold,
-    STREAM: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
+    rows, hidden, columns, eps, scale, threshold, stream,
+    DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
     """Gradients of residual and product (one tensor where nothing is dropped), and the sums over rows for gamma, beta and
     the bias of the product, side by side in `partial`."""
@@ -95,7 +98,7 @@ def add_norm_backward(
         slope = (slope - tl.sum(slope, 1)[:, None] / hidden - normal * along) * inverse
         tl.store(of_residual + place, slope, here)
         if DROPS:
-            slope = tl.where(_is_kept(seed, STREAM, row, column, threshold), slope * scale, 0.0)
+            slope = tl.where(_is_kept(seed, stream, row, column, threshold), slope * scale, 0.0)
             tl.store(of_product + place, slope, here)
         bias_sum += tl.where(here, slope, 0.0)
     line = partial + program * columns + column
@@ -115,7 +118,7 @@ def _normal_distribution(x):
     return tl.where(x < 0, tail, 1.0 - tail), bell
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_NUMBER)
 def gelu_forward(before, after, count, BLOCK: tl.constexpr):
     """x Φ(x)."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -125,7 +128,7 @@ def gelu_forward(before, after, count, BLOCK: tl.constexpr):
     tl.store(after + place, x * share, here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_NUMBER)
 def gelu_backward(
     upstream, before, slope, after, partial, rows, width, columns,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -160,7 +163,7 @@ def _attention_weights(query, key, is_real, row, seq, sharpness, place, MASKED: 
     return weights, tl.sum(weights, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_NUMBER)
 def attention_forward(
     projected, is_real, seed, mixed,
     seq, sharpness, scale, threshold,
@@ -183,7 +186,7 @@ def attention_forward(
     tl.store(mixed + token * hidden + head * SIZE + unit, result, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_NUMBER)
 def attention_backward(
     projected, is_real, seed, upstream, slope, partial,
     batch, seq, columns, sharpness, scale, threshold,
@@ -231,7 +234,7 @@ def attention_backward(
     tl.store(line + 2 * hidden, value_sum)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_NUMBER)
 def add_up(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Sums of columns."""
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
