@@ -52,7 +52,6 @@ def settings_of(shards: str, case: Case, steps: int, seed: int, fast: str) -> Pr
 def curve(settings: PretrainSettings, loader: Any, stop: int, every: int) -> Curve:
     """The losses over each `every` steps, up to step `stop`."""
     torch.compiler.reset()
-    gc.unfreeze()
     gc.collect()
     device = choose_device(settings.train)
     objective = build_parts(settings, verify=False).objective.to(device).train()

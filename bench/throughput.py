@@ -91,8 +91,6 @@ class Variant:
 
 
 def collect() -> None:
-    """Recording freezes the garbage collector's objects: thaw them, or nothing is ever freed."""
-    gc.unfreeze()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -20,7 +20,7 @@ from electra.recipe import PretrainSettings, resolve
 from electra.train.checkpoint import save_checkpoint
 from electra.train.device import choose_device
 from electra.train.display import duration
-from electra.train.guard import check_space, explain_memory
+from electra.train.guard import check_space, explain_device, explain_memory
 from electra.train.optim import build_optimizer, split_parameters
 from electra.train.settings import memory_remedy
 from electra.train.step import Step
@@ -50,7 +50,8 @@ def examine(recipe: str | None, words: list[str]) -> int:
         parts, text = check_shards(settings)
         fine(text)
         name = "one step at full length"
-        with explain_memory(memory_remedy(train.batch, train.accumulate)):
+        remedy = memory_remedy(train.batch, train.accumulate)
+        with explain_memory(remedy), explain_device("Training would fail too."):
             objective = parts.objective.to(choose_device(train)).train()
             optimizer = build_optimizer(settings.optimizer, objective)
             fine(trial_step(settings, parts, optimizer, lambda text: console.print(f"      {escape(text)}")))

@@ -33,6 +33,8 @@ from electra.train.device import choose_device
 from electra.train.settings import FREE_TO_CHANGE, TrainSettings, memory_remedy
 from electra.train.trainer import Run, train
 
+SAVED = "Everything up to the newest checkpoint is saved: run the same command again."
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -103,7 +105,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
     folder = Path(settings.run)
     remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
-    with lock(folder), guard.Signals() as signals, guard.explain_memory(remedy), guard.explain_device():
+    with lock(folder), guard.Signals() as signals, guard.explain_memory(remedy), guard.explain_device(SAVED):
         remove_leftovers(folder)
         refuse_other_settings(folder, settings)
         parts = build_parts(settings, fresh=not checkpoint.checkpoint_folders(folder / "checkpoints"))

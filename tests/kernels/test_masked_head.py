@@ -240,6 +240,7 @@ def test_the_kernels_are_chosen_in_one_place(monkeypatch):
     """Where they run and pay: Ampere and later, half precision (by autocast too), a narrow embedding."""
     chip = SimpleNamespace(major=8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    monkeypatch.setattr(choice, "trouble", lambda device: "")
 
     def can(dtype=HALF, width=128, device="cuda"):
         with FakeTensorMode():
@@ -252,9 +253,9 @@ def test_the_kernels_are_chosen_in_one_place(monkeypatch):
     chip.major = 9
     with choice.reference_only():
         assert not can()
-    monkeypatch.setattr(choice, "HAS_TRITON", False)
+    monkeypatch.setattr(choice, "trouble", lambda device: "no compiler")
     assert not can()
-    monkeypatch.setattr(choice, "HAS_TRITON", True)
+    monkeypatch.setattr(choice, "trouble", lambda device: "")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: HALF)
     assert can(FULL) and not can(FULL, device="cpu")

@@ -35,6 +35,7 @@ def run(case: str, *words: str) -> None:
         "temperature_is_not_frozen",
         "resumes_exactly",
         "halves_when_memory_is_short",
+        "goes_on_where_nothing_can_be_recorded",
     ],
 )
 def test_the_fast_step_on_a_gpu(case):

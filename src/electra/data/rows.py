@@ -126,6 +126,7 @@ class SegmentRows:
             )
             for number, shard in enumerate(data.shards)
         ]
+        assert plans, "open_data refuses a corpus without shards"
         self.plan = np.concatenate(plans)
         self.first_row = cumulated([len(plan) for plan in plans])
 

@@ -20,7 +20,7 @@ from electra.finetune.step import Step
 from electra.finetune.task import Example, Inputs, Outputs, Row, Task
 from electra.model.choice import AnyEncoder
 from electra.randomness import mix
-from electra.train.device import autocast, choose_device
+from electra.train.device import autocast, choose_device, kernel_remark
 from electra.train.display import Display
 from electra.train.optim import Rates
 from electra.train.schedule import ScheduleSettings, learning_rate
@@ -107,6 +107,8 @@ def train_task(
     rates = Rates(optimizer, device)
     record = method.record and device.type == "cuda"
     update = Step(model, task, optimizer, method.clip, lambda: autocast(method, device), record, display.note)
+    if remark := kernel_remark(device):
+        display.note(remark)
     display.start(0)
     try:
         batches = training_batches(task, examples, pad, method.batch, epochs, seed, device)

@@ -62,7 +62,8 @@ def run_one(
     remedy = (
         f"{method.batch} rows of {plan.task.length} tokens do not fit: use a smaller batch=… or length=…."
     )
-    with guard.explain_memory(remedy):
+    kept = "Finished runs are kept: run the same command again."
+    with guard.explain_memory(remedy), guard.explain_device(kept):
         history = train_task(
             task,
             model,

@@ -1,4 +1,4 @@
-"""Whether kernels may be used at all (each kernel's `available` asks here first), and what their device is like."""
+"""Whether kernels can and may be used (each kernel's `available` asks here first), and what their device is like."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -12,8 +12,24 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 _wanted = True
 
 
-def wanted() -> bool:
-    return _wanted and HAS_TRITON
+@torch.compiler.assume_constant_result
+def wanted(device: torch.device) -> bool:
+    return _wanted and device.type == "cuda" and not trouble(device)
+
+
+@lru_cache
+def trouble(device: torch.device) -> str:
+    """Why there can be no kernels on this CUDA device; empty where there can. Asked once, by building the smallest one."""
+    if not HAS_TRITON:
+        return "Triton is not installed (pip install triton)"
+    try:
+        from electra.kernels.trial_triton import mark
+
+        mark[(1,)](torch.zeros(1, device=device))
+    except Exception as error:  # whatever compilers and drivers come up with
+        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        return f"Triton cannot build kernels, for which it needs a C compiler and Python's headers ({reason})"
+    return ""
 
 
 @contextmanager

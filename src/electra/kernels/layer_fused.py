@@ -32,6 +32,11 @@ def cast_shapes(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
 
 
+def rows_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """One token a row, one row behind the other: kernels count on it."""
+    return x.to(dtype).reshape(-1, x.shape[2]).contiguous()
+
+
 def weight_gradient(upstream: Tensor, given: Tensor) -> Tensor:
     """Half-precision products, summed and returned in float32."""
     if upstream.is_cuda:
@@ -79,7 +84,8 @@ def layer(
     """The result, and behind it what the backward pass needs. `parameters`: weight and bias of query-key-value, attention
     output, expand and contract; then gamma and beta of the norm after attention and of the last norm. `halves`: the first
     eight in the precision of products."""
-    rows = x.to(halves[0].dtype).reshape(-1, x.shape[2])
+    rows = rows_of(x, halves[0].dtype)
+    is_real = None if is_real is None else is_real.contiguous()
     projected = torch.addmm(halves[1], rows, halves[0].t())
     mixed = attention(projected, is_real, seed, len(x), heads, attention_dropout)
     result, *kept = end_forward(mixed, rows, seed, halves[2:], parameters[8:], dropout, eps)
@@ -94,9 +100,10 @@ def layer_backward(
     query-key-value bias."""
     projected, mixed, *rest = kept
     batch, hidden, dtype = len(x), x.shape[2], projected.dtype
-    rows = x.to(dtype).reshape(-1, hidden)
+    rows = rows_of(x, dtype)
+    is_real = None if is_real is None else is_real.contiguous()
     sums = Sums(x.device, 3 * hidden, 3 * hidden, len(halves[5]), 3 * hidden)
-    upstream = upstream.to(dtype).reshape(-1, hidden)
+    upstream = rows_of(upstream, dtype)
     residual, of_mixed, weights = end_backward(
         upstream, mixed, seed, rest, halves[2:], norms, dropout, eps, sums
     )
@@ -159,8 +166,7 @@ def end(
 ) -> list[Tensor]:  # fmt: skip
     """A layer without its attention, for rows that our attention does not hold: all arguments as there, less the first two
     parameters and halves."""
-    hidden, dtype = x.shape[2], halves[0].dtype
-    rows, values = (tensor.to(dtype).reshape(-1, hidden) for tensor in (x, mixed))
+    rows, values = (rows_of(tensor, halves[0].dtype) for tensor in (x, mixed))
     result, *kept = end_forward(values, rows, seed, halves, parameters[6:], dropout, eps)
     return [result.view(x.shape), *kept]
 
@@ -170,7 +176,7 @@ def end_op_backward(
     norms: list[Tensor], dropout: float, eps: float,
 ) -> list[Tensor]:  # fmt: skip
     hidden, dtype = mixed.shape[2], halves[0].dtype
-    given = upstream.to(dtype).reshape(-1, hidden), mixed.to(dtype).reshape(-1, hidden)
+    given = rows_of(upstream, dtype), rows_of(mixed, dtype)
     sums = Sums(mixed.device, 3 * hidden, 3 * hidden, len(halves[3]))
     residual, of_mixed, weights = end_backward(*given, seed, kept, halves, norms, dropout, eps, sums)
     return [residual.view(mixed.shape), of_mixed.view(mixed.shape), *weights, sums.add_up()]

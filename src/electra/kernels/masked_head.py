@@ -59,8 +59,7 @@ def available(states: Tensor) -> bool:
     precision (those in float32 run on no tensor core that is exact), and an embedding so narrow that a tile holds it
     whole. With ELECTRA-Base's 768 the product outweighs the traffic, and the library's is the better one."""
     return (
-        wanted()
-        and states.is_cuda
+        wanted(states.device)
         and product_dtype(states) in (torch.bfloat16, torch.float16)
         and states.shape[1] <= WIDEST
         and torch.cuda.get_device_properties(states.device).major >= 8

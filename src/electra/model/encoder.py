@@ -1,8 +1,8 @@
 """The encoder of the paper: BERT's post-norm block behind factorised embeddings.
 
 Differences from the original code, none of which changes a number: queries, keys and values are one matrix product;
-attention runs through torch's fused kernel; a batch without padding passes no mask at all; on a GPU in half precision
-layers are operators of our own (kernels/layer.py).
+attention runs through torch's fused kernel; a batch without padding passes no mask at all. On a GPU in half precision
+layers are operators of our own (kernels/layer.py), which round otherwise.
 """
 
 from typing import Literal

@@ -53,14 +53,19 @@ def choose_backend(fast: Fast, device: torch.device, say: Callable[[str], None])
     """What compiles the step, or None where nothing can. On a GPU the reason is said."""
     if fast == "off" or (fast == "auto" and device.type != "cuda"):
         return None
-    if device.type == "cuda" and choice.HAS_TRITON:
+    cuda = device.type == "cuda"
+    missing = choice.trouble(device) if cuda else "there is no CUDA device to compile for"
+    if not missing:
         return "inductor"
-    missing = "Triton is not installed" if device.type == "cuda" else "there is no CUDA device to compile for"
-    remedy = "Run pip install triton, or use" if device.type == "cuda" else "Use"
     if fast == "on":
-        raise MachineError(f"train.fast=on, but {missing}. {remedy} train.fast=auto.")
-    say(f"{missing}, so the step is not compiled and slower. To change that: pip install triton.")
+        raise MachineError(f"train.fast=on, but {missing}. Use train.fast=auto.")
+    say(f"{missing}, so everything is slower.")
     return None
+
+
+def kernel_remark(device: torch.device) -> str | None:
+    missing = choice.trouble(device) if device.type == "cuda" else ""
+    return f"{missing}, so everything is slower." if missing else None
 
 
 def precision_remark(settings: Placement, device: torch.device) -> str | None:

@@ -32,7 +32,13 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
 
 
 # What torch, its allocators and CUDA's libraries say when memory is short, beside torch.OutOfMemoryError.
-MEMORY_SIGNS = ("allocate memory", "CUDA error: out of memory", "CUDA out of memory", "STATUS_ALLOC_FAILED")
+MEMORY_SIGNS = (
+    "allocate memory",
+    "CUDA error: out of memory",
+    "CUDA out of memory",
+    "[CUDA]: out of memory",
+    "STATUS_ALLOC_FAILED",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -54,18 +60,18 @@ def explain_memory(remedy: str) -> Iterator[None]:
 
 
 @contextmanager
-def explain_device() -> Iterator[None]:
-    """What CUDA says when a GPU fails (an assertion in a kernel, a lost device, a broken driver), as one line."""
+def explain_device(rest: str) -> Iterator[None]:
+    """What CUDA says when a GPU fails (an assertion in a kernel, a lost device, a broken driver), as one line. `rest`: what
+    is saved, and what to do."""
     try:
         yield
     except RuntimeError as error:
         said = next(iter(str(error).splitlines()), "")
-        if is_out_of_memory(error) or not said.lower().startswith(("cuda", "cudnn", "cublas")):
+        if is_out_of_memory(error) or not said.lower().startswith(
+            ("cuda", "cudnn", "cublas", "triton error")
+        ):
             raise
-        raise MachineError(
-            f"the GPU failed: {said.rstrip('.')}. Everything up to the newest checkpoint is saved: run the same command "
-            "again."
-        ) from error
+        raise MachineError(f"the GPU failed: {said.rstrip('.')}. {rest}") from error
 
 
 class Signals:

@@ -79,20 +79,24 @@ class Recorder(Generic[Result]):
         graph = torch.cuda.CUDAGraph()
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
-            gc.freeze()  # recording collects garbage, and would look at everything each time
         self.recording = True
+        stream = torch.cuda.current_stream()
+        gc.freeze()  # recording collects garbage, and would look at everything each time
         try:
             torch.cuda.synchronize()
             # other threads may use the device meanwhile: they prepare batches
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = self.function(fixed, *constants)
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a recording that ends badly may leave us on its own
             self.undo()
             if is_out_of_memory(error):
                 raise
             self.recording = False
             self.give_up(str(error.__context__ or error))  # what ended the recording, not that it ended
             return None
+        finally:
+            gc.unfreeze()
         self.recording = False
         self.recordings[key] = Recording(graph, fixed, result)
         return self.recordings[key]

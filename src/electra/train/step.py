@@ -7,13 +7,15 @@ cannot do one of these trains without it and is told so once. A batch that does 
 
 import gc
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
-from electra.batch import Batch
+from electra.batch import TENSORS, Batch
 from electra.errors import ElectraError, MachineError, MemoryExhaustedError
 from electra.randomness import mix
 from electra.train.device import autocast, choose_backend, kernels, precision_remark
@@ -24,8 +26,6 @@ from electra.train.settings import TrainSettings, finer, memory_remedy
 
 Sums = dict[str, Tensor]
 Backend = str | Callable[..., Any] | None
-NO_COMPILER = "C compiler"
-TENSORS = ("ids", "segments", "is_real", "samples")
 
 
 class Step:
@@ -140,11 +140,14 @@ class Step:
             return None
         if is_out_of_memory(error):
             return lambda: self.use_less_memory(rows)
-        if self.compiling and not isinstance(error, ElectraError | torch.AcceleratorError):
-            can_build = NO_COMPILER not in str(error)
-            inner = getattr(error, "inner_exception", error)
-            reason = f"{type(inner).__name__}: {next(iter(str(inner).strip().splitlines()), '')}"
-            return lambda: self.go_on_uncompiled(reason, can_build)
+        if isinstance(error, ElectraError | torch.AcceleratorError):
+            return None
+        inner = getattr(error, "inner_exception", error)
+        reason = f"{type(inner).__name__}: {next(iter(str(inner).strip().splitlines()), '')}"
+        if self.compiling:
+            return lambda: self.go_on_uncompiled(reason)
+        if self.fast != "off" and is_raised_in("triton", error):
+            return lambda: self.go_on_without_kernels(reason)
         return None
 
     def use_less_memory(self, rows: int) -> None:
@@ -166,19 +169,32 @@ class Step:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def go_on_uncompiled(self, reason: str, can_build: bool) -> None:
-        """What nobody can build for the compiler (there is no C compiler), nobody can build for our own kernels either."""
-        if self.settings.fast == "on":
-            raise MachineError(
-                f"train.fast=on, but the step cannot be compiled: {reason}. Use train.fast=auto."
-            )
+    def go_on_uncompiled(self, reason: str) -> None:
+        self.refuse_if_asked(f"the step cannot be compiled: {reason}")
         self.compiled = None
-        if not can_build:
-            self.fast = "off"
+        self.start_over()
+        self.say(f"the step cannot be compiled, so it is slower: {reason}")
+
+    def go_on_without_kernels(self, reason: str) -> None:
+        self.refuse_if_asked(f"a kernel cannot run: {reason}")
+        self.fast = "off"
+        self.start_over()
+        self.say(f"a kernel cannot run, so the step does without and is slower: {reason}")
+
+    def refuse_if_asked(self, problem: str) -> None:
+        if self.settings.fast == "on":
+            raise MachineError(f"train.fast=on, but {problem}. Use train.fast=auto.")
+
+    def start_over(self) -> None:
         self.recorder.drop()
         self.recorder.seen.clear()
         self.drop_gradients()
-        self.say(f"the step cannot be compiled, so it is slower: {reason}")
 
     def drop_gradients(self) -> None:
+        self.changed = False
         self.optimizer.zero_grad()
+
+
+def is_raised_in(package: str, error: BaseException) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(package in Path(frame.f_code.co_filename).parts for frame, _ in frames)

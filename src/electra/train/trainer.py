@@ -212,8 +212,8 @@ def sums_of(objective: Any, batch: Batch) -> dict[str, Tensor]:
     """In halves where memory is short: what a recorded step holds is not free for evaluation."""
     try:
         return objective(batch).sums
-    except torch.OutOfMemoryError:
-        if len(batch.ids) == 1:
+    except RuntimeError as error:
+        if len(batch.ids) == 1 or not guard.is_out_of_memory(error):
             raise
     torch.cuda.empty_cache()
     sums: dict[str, Tensor] = {}
