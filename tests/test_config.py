@@ -164,3 +164,31 @@ def test_recipes_have_the_papers_hyper_parameters(name):
         "segments",
         1.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        (
+            "encoder=modernbert",
+            "encoder is a section of settings (got 'modernbert'). Did you mean encoder.kind=modernbert?",
+        ),
+        (
+            "optimizer=muon",
+            "optimizer is a section of settings (got 'muon'). Did you mean optimizer.kind=muon?",
+        ),
+        ("rows=3", "rows is a section of settings (got 3). Did you mean rows.kind=…?"),
+        (
+            "encoder.window=4",
+            "encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window.",
+        ),
+        ("encoder.heads=3", "encoder: hidden (256) must be a multiple of heads (3)."),
+        ("encoder.kind=bert", "encoder.kind: 'bert' is none of electra, modernbert."),
+    ],
+)
+def test_choices_between_kinds_are_explained_in_the_words_of_the_command_line(word, line):
+    from electra.recipe import resolve
+
+    with pytest.raises(SettingsError) as error:
+        resolve("electra-small", ["data=x", word])
+    assert str(error.value) == line

@@ -131,16 +131,19 @@ def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        known = sorted(known_keys(kind))
-        lines = [describe(problem, known) for problem in error.errors()]
+        lines = [describe(problem, kind) for problem in error.errors()]
         raise SettingsError("\n".join(dict.fromkeys(lines))) from None
 
 
-def describe(problem: Any, known: list[str]) -> str:
-    path = without_tags([str(part) for part in problem["loc"]], known)
-    if problem["type"] == "extra_forbidden":
+def describe(problem: Any, kind: type[BaseModel]) -> str:
+    known = sorted(known_keys(kind))
+    unknown = problem["type"] == "extra_forbidden"
+    path = without_tags([str(part) for part in problem["loc"]], known, keep_last=unknown)
+    section, _, name = path.rpartition(".")
+    if unknown:
         if path in known:
-            return f"unknown key {path}: it belongs to another {path.rpartition('.')[0]}.kind."
+            owners = " or ".join(kinds_with(kind, section, name))
+            return f"{path} is for {section}.kind={owners}: add that, or drop {path}."
         near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(
             path.rpartition(".")[2], [key.rpartition(".")[2] for key in known], n=1
         )
@@ -153,19 +156,35 @@ def describe(problem: Any, known: list[str]) -> str:
     if problem["type"] == "union_tag_invalid":
         expected = problem["ctx"]["expected_tags"].replace("'", "")
         return f"{path}.kind: {problem['ctx']['tag']!r} is none of {expected}."
+    inside = [key for key in known if key.startswith(f"{path}.")]
+    if inside and problem["type"] in ("model_type", "model_attributes_type"):
+        is_kind = isinstance(problem["input"], str) and f"{path}.kind" in known
+        chosen = f"{path}.kind={problem['input']}" if is_kind else f"{inside[0]}=…"
+        return f"{path} is a section of settings (got {problem['input']!r}). Did you mean {chosen}?"
     message = problem["msg"].removeprefix("Value error, ")
     value = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
     return f"{path}: {message}{value}." if path else f"{message}."
 
 
-def without_tags(parts: list[str], known: list[str]) -> str:
-    """A choice between kinds puts the kind into the location of a problem; it is not part of the key."""
+def without_tags(parts: list[str], known: list[str], keep_last: bool) -> str:
+    """A choice between kinds puts the kind into the location of a problem; it is not part of the key. An unknown key, which
+    is always last, stays."""
     kept: list[str] = []
-    for part in parts[:-1]:
+    for number, part in enumerate(parts, 1):
         path = ".".join([*kept, part])
-        if any(key == path or key.startswith(f"{path}.") for key in known):
+        is_known = any(key == path or key.startswith(f"{path}.") for key in known)
+        if is_known or (keep_last and number == len(parts)):
             kept.append(part)
-    return ".".join([*kept, *parts[-1:]])
+    return ".".join(kept)
+
+
+def kinds_with(root: type[BaseModel], section: str, name: str) -> list[str]:
+    """The kinds of a section that have a key of this name."""
+    models = [root]
+    for part in section.split("."):
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [nested for field in fields for nested in nested_models(field.annotation)]
+    return [str(model.model_fields["kind"].default) for model in models if name in model.model_fields]
 
 
 def known_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -45,6 +45,7 @@ def examine(recipe: str | None, words: list[str]) -> int:
         name = "settings"
         settings, _ = resolve(recipe, words)
         train = settings.train
+        device = choose_device(train)
         fine(f"{recipe}, {train.steps:,} steps of {train.batch} rows of {settings.rows.length} tokens")
         name = "shards"
         parts, text = check_shards(settings)
@@ -52,7 +53,7 @@ def examine(recipe: str | None, words: list[str]) -> int:
         name = "one step at full length"
         remedy = memory_remedy(train.batch, train.accumulate)
         with explain_memory(remedy), explain_device("Training would fail too."):
-            objective = parts.objective.to(choose_device(train)).train()
+            objective = parts.objective.to(device).train()
             optimizer = build_optimizer(settings.optimizer, objective)
             fine(trial_step(settings, parts, optimizer, lambda text: console.print(f"      {escape(text)}")))
         name = "one checkpoint"

@@ -29,7 +29,7 @@ from electra.files import lock, remove_leftovers, write_atomically, write_json
 from electra.recipe import PretrainSettings, build_objective
 from electra.runs import CONFIG, copy_weights, export_parts, load_encoder, load_generator
 from electra.train import checkpoint, guard
-from electra.train.device import choose_device
+from electra.train.device import choose_backend, choose_device
 from electra.train.settings import FREE_TO_CHANGE, TrainSettings, memory_remedy
 from electra.train.trainer import Run, train
 
@@ -103,6 +103,7 @@ def build_heldout(
 
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
+    refuse_other_machine(settings.train)
     folder = Path(settings.run)
     remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
     with lock(folder), guard.Signals() as signals, guard.explain_memory(remedy), guard.explain_device(SAVED):
@@ -156,6 +157,11 @@ def device_peak(settings: TrainSettings) -> float:
     """Of the GPU that the run is on; 0 on processors and on devices that we do not know."""
     cuda = choose_device(settings).type == "cuda"
     return flops.peak_flops(torch.cuda.get_device_name()) if cuda else 0.0
+
+
+def refuse_other_machine(settings: TrainSettings) -> None:
+    """Before anything is read or written."""
+    choose_backend(settings.fast, choose_device(settings), lambda text: None)
 
 
 def refuse_other_settings(folder: Path, settings: PretrainSettings) -> None:

@@ -208,9 +208,12 @@ def test_settings_without_a_kind_of_encoder_are_electras(run, recipe, prepared, 
 
 
 def test_keys_and_kinds_that_do_not_go_together_are_refused():
-    with pytest.raises(SettingsError, match=r"encoder.window: it belongs to another encoder.kind"):
+    with pytest.raises(
+        SettingsError,
+        match=r"encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window",
+    ):
         resolve("electra-small", ["data=x", "encoder.window=64"])
-    with pytest.raises(SettingsError, match=r"encoder.initialisation: it belongs to another encoder.kind"):
+    with pytest.raises(SettingsError, match=r"encoder.initialisation is for encoder.kind=electra"):
         resolve("modernbert-small", ["data=x", "encoder.initialisation=normal"])
     with pytest.raises(SettingsError, match=r"encoder.kind: 'bert' is none of electra, modernbert"):
         resolve("electra-small", ["data=x", "encoder.kind=bert"])

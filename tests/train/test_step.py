@@ -349,7 +349,7 @@ def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
     assert device.type == "cuda" and not isinstance(machine.autocast(settings, device), torch.autocast)
     assert "Old GPU has no bfloat16" in machine.precision_remark(settings, device)
     with pytest.raises(
-        MachineError, match="precision=bfloat16, but Old GPU has none. Use precision=auto or float32"
+        MachineError, match="precision bfloat16 was asked for, but Old GPU has none. Use auto or float32"
     ):
         machine.choose_device(TrainSettings(precision="bfloat16"))
     assert machine.precision_remark(TrainSettings(precision="float32"), device) is None

@@ -39,6 +39,7 @@ def pretrain(recipe: Recipe, words: Words = None) -> None:
     from electra.pretrain import pretrain as run
     from electra.pretrain import resume_command
     from electra.recipe import resolve
+    from electra.train.checkpoint import checkpoint_folders
 
     settings, _ = resolve(recipe, words or [])
     command = resume_command(recipe, words or [])
@@ -46,7 +47,8 @@ def pretrain(recipe: Recipe, words: Words = None) -> None:
     try:
         figures = run(settings, command)
     except Exception as error:
-        if getattr(error, "exit_code", 1) not in (2, 3, 6, 7):  # those need another command
+        begun = checkpoint_folders(folder / "checkpoints")
+        if begun and getattr(error, "exit_code", 1) not in (2, 3, 6, 7):  # those need another command
             print(f"to go on: {command}", file=sys.stderr)
         raise
     plot_run(folder, folder / "curves.png")

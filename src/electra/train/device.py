@@ -23,11 +23,11 @@ class Placement(Protocol):
 
 def choose_device(settings: Placement) -> torch.device:
     if settings.device == "cuda" and not torch.cuda.is_available():
-        raise MachineError("device=cuda, but torch sees no CUDA device. Use device=auto or cpu.")
+        raise MachineError("device cuda was asked for, but torch sees no CUDA device. Use auto or cpu.")
     cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     if cuda and settings.precision == "bfloat16" and not has_bfloat16():
         name = torch.cuda.get_device_name()
-        raise MachineError(f"precision=bfloat16, but {name} has none. Use precision=auto or float32.")
+        raise MachineError(f"precision bfloat16 was asked for, but {name} has none. Use auto or float32.")
     return torch.device("cuda" if cuda else "cpu")
 
 

@@ -106,8 +106,6 @@ class Muon(optim.Optimizer):
         self.others = others
         self.param_groups.extend(others.param_groups)
         self.state.update(others.state)
-        # torch warns where an AdamW that may be recorded steps outside of a recording: ours does both.
-        others._warned_capturable_if_run_uncaptured = True
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -132,7 +132,8 @@ class Rates:
             for group, lr in zip(optimizer.param_groups, self.rates.unbind(), strict=True):
                 group["lr"], group["capturable"] = lr, True
             # torch warns when such an optimizer steps outside of a recording; ours does at every new shape.
-            optimizer._warned_capturable_if_run_uncaptured = True
+            for one in (optimizer, getattr(optimizer, "others", optimizer)):
+                one._warned_capturable_if_run_uncaptured = True
 
     def set(self, share: float) -> None:
         if self.share is None:
