@@ -55,8 +55,8 @@ def test_an_unknown_objective_is_answered_with_those_there_are():
         resolve("electra-small", [DATA, "objective.kind=electrik"])
 
 
-def test_a_key_of_another_objective_is_unknown():
-    with pytest.raises(SettingsError, match="unknown key objective.candidates"):
+def test_a_key_of_another_objective_is_answered_with_its_kind():
+    with pytest.raises(SettingsError, match="objective.candidates is for objective.kind=selection"):
         resolve("electra-small", [DATA, "objective.candidates=3"])
 
 

@@ -14,6 +14,7 @@ from electra.model.generator import GeneratorSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings
 from electra.objectives.corruptor import Material
 from electra.objectives.electra import ElectraSettings
+from electra.recipe import resolve
 from electra.train.optim import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings
 from electra.train.step import Step
@@ -241,6 +242,34 @@ def halves_when_memory_is_short() -> None:
         plain(batch_at(number, rows), number, 1.0)
     for name, tensor in weights(plain.objective).items():
         assert (halved[name] - tensor).abs().mean().item() < 2e-4, name
+
+
+def takes_recipe() -> None:
+    """`tiny` joined with the recipe named by the third word: compiled in one piece and recorded, with the plain step's
+    losses (float32, no dropout) over the first steps."""
+    words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", "generator.source=x"]
+    frozen = sys.argv[3] in ("frozen-generator", "two-stage")
+    settings, _ = resolve(f"tiny+{sys.argv[3]}", words[: 4 if frozen else 3])
+    by_token = torch.arange(VOCABULARY) % 3 == 2, torch.rand(VOCABULARY)
+    parts = settings.encoder, settings.generator, settings.masking, settings.sampling
+    found: dict[str, list[float]] = {}
+    for fast in ("auto", "off"):
+        torch.manual_seed(0)
+        material = Material(*parts, SpecialIds(0, 1, 2, 3, 4), *by_token, 5)
+        objective = settings.objective.build(material).to(DEVICE).train()
+        optimizer = build_optimizer(settings.optimizer, objective)
+        trained = split_parameters(settings.optimizer, objective)
+        train = TrainSettings(batch=ROWS, device=DEVICE.type, fast=fast, precision="float32")
+        said: list[str] = []
+        step = Step(
+            objective, optimizer, trained, train, 3, DEVICE, said.append, BACKEND if fast == "auto" else None
+        )
+        sums = [step(batch_at(number, padded=True), number, 0.1)[0] for number in range(4)]
+        found[fast] = [one["total"].item() for one in sums[:1]] + [sums[-1]["total"].item()]
+        if fast == "auto":
+            is_fast(step, said)
+    for mine, theirs in zip(found["auto"], found["off"], strict=True):
+        assert abs(mine - theirs) <= 5e-3 * abs(theirs), found
 
 
 def goes_on_where_nothing_can_be_recorded() -> None:

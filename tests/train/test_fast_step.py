@@ -42,6 +42,33 @@ def test_the_fast_step_on_a_gpu(case):
     run(case)
 
 
+RECIPES = [
+    "masked-lm",
+    "electra-15",
+    "replace-mlm",
+    "all-tokens",
+    "corrective",
+    "electric",
+    "adversarial",
+    "two-stage",
+]
+RECIPES += ["frozen-generator", "replaced-span", "selection", "gdes", "whole-word", "generator-uniform"]
+RECIPES += ["generator-unigram", "generator-two-tower", "generator-autoregressive", "muon", "modernbert"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_takes_the_fast_step(recipe):
+    run("takes_recipe", "cuda", recipe)
+
+
+@pytest.mark.parametrize("recipe", ["modernbert", "selection"])
+def test_a_recipe_is_compiled_in_one_piece(recipe):
+    run("takes_recipe", "cpu", recipe)
+
+
 @pytest.mark.parametrize("case", ["shapes_take_turns", "compiles_once", "temperature_is_not_frozen"])
 def test_the_compiled_step_on_the_cpu(case):
     """Without inductor, so without a C compiler: what is traced, and how often."""
