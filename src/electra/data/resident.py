@@ -6,6 +6,7 @@ is bad at) and where they begin; the device does the rest. Nothing waits for the
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -53,9 +54,8 @@ class Resident:
     def __init__(self, loader: Loader, offsets: np.ndarray, vocab_size: int, device: torch.device):
         self.loader, self.rows, self.offsets, self.device = loader, loader.rows, offsets, device
         self.dtype = np.dtype(token_dtype(vocab_size))
-        self.bits = (
-            1 << 8 * self.dtype.itemsize
-        ) - 1  # torch's integers are signed: a large id comes back negative
+        # torch's integers are signed, so a large id comes back negative: `bits` makes it positive again.
+        self.bits = (1 << 8 * self.dtype.itemsize) - 1
         # The last row is read to its full length, too.
         size, signed = int(offsets[-1]) + self.rows.length, getattr(torch, f"int{8 * self.dtype.itemsize}")
         self.tokens = torch.zeros(size, dtype=signed, device=device)
@@ -116,6 +116,8 @@ def resident_bytes(rows: Rows, offsets: np.ndarray, vocab_size: int) -> int:
 def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # macOS does not say
+        return sys.maxsize
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
