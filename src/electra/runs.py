@@ -13,12 +13,21 @@ from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.errors import DataError, SettingsError
 from electra.interop import card, hf
 from electra.interop.names import encoder_tensors
-from electra.model.choice import AnyEncoder, DetectionHead, DisentangledEmbeddings, encoder_alone
+from electra.model.choice import (
+    AnyEncoder,
+    AnySettings,
+    DetectionHead,
+    DisentangledEmbeddings,
+    bound_settings,
+    encoder_alone,
+)
 from electra.recipe import PretrainSettings, build_objective
 from electra.train import checkpoint
 from electra.train.runlog import read_metrics
 
 CONFIG = "config.toml"
+SCALED = ("layers", "hidden", "heads", "intermediate")
+"""Settings of the encoder that generator.width and generator.depth change."""
 
 
 def load_run(folder: Path) -> tuple[PretrainSettings, Any]:
@@ -145,21 +154,44 @@ def standalone(encoder: AnyEncoder) -> AnyEncoder:
 def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) -> None:
     """The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
     weights = encoder_tensors(source) if isinstance(source, AnyEncoder) else source.state_dict()
+    if isinstance(source, AnyEncoder) and isinstance(target, AnyEncoder):
+        require_fit(name, source.settings, target.settings)
     if isinstance(target, AnyEncoder) and isinstance(target.embeddings, DisentangledEmbeddings):
         table = weights.pop("embeddings.words.weight")
         weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
     try:
         target.load_state_dict(weights)
     except RuntimeError as error:
-        sizes = [getattr(part, "settings", None) for part in (source, target)]
-        shown = (
-            " and ".join(
-                f"{it.kind}: {it.layers} layers of {it.hidden}, words of {it.embedding}" for it in sizes if it
-            )
-            or str(error).splitlines()[-1]
-        )
+        last = str(error).splitlines()[-1].strip()
+        raise SettingsError(f"{name} does not fit this recipe ({last}). Use the one it is from.") from None
+
+
+def require_fit(name: str, there: AnySettings, here: AnySettings) -> None:
+    """Weights that load are not enough: in another number of heads or another window they compute something else."""
+    if there.kind != here.kind:
         raise SettingsError(
-            f"the network of {name} does not fit this recipe's ({shown}). Use the recipe it was trained with, or the "
-            "generator.width and generator.depth that make the same sizes. (In an exported ModernBERT words are as wide as "
-            "the layers; the run it is from has them as they were.)"
-        ) from None
+            f"the network of {name} is of kind {there.kind} and this recipe's is {here.kind}: "
+            f"give encoder.kind={there.kind}."
+        )
+    theirs, ours = bound_settings(there), bound_settings(here)
+    other = [key for key in theirs if key in ours and theirs[key] != ours[key]]
+    if not other:
+        return
+    if "layers" in other:  # which of them are local can be compared once there are as many
+        other = [key for key in other if key != "global_every"]
+    scaled = SCALED if name.startswith("generator.") else ()
+    shown = [
+        f"{key} {theirs[key]} there and {ours[key]} here"
+        if key in scaled
+        else f"encoder.{key} is {theirs[key]} there and {ours[key]} here"
+        for key in other
+    ]
+    remedies = [f"encoder.{key}={theirs[key]}" for key in other if key not in scaled]
+    if len(remedies) < len(other):
+        remedies.append("the generator.width and generator.depth that make the same sizes")
+    note = ""
+    if there.kind == "modernbert" and "embedding" in other and there.embedding == there.hidden:
+        note = " In an exported ModernBERT words are as wide as the layers; the run has them as they were."
+    raise SettingsError(
+        f"the network of {name} does not fit this recipe: {', '.join(shown)}: give {' and '.join(remedies)}.{note}"
+    )

@@ -15,15 +15,10 @@ NAMES = [
 NAMES += ["encoder.embeddings.words.weight", "encoder.embeddings.norm.bias"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "exponents"), [("exact", [0, 1, 2, 12, 13, 13, 13]), ("original", [0, 2, 3, 13, 14, 14, 14])]
-)
-def test_modernberts_last_norm_learns_with_its_top_layer(kind, exponents):
-    top, norm = (
-        depth_factor(f"encoder.{name}.weight", 12, 0.8, kind) for name in ("layers.11.expand", "final_norm")
-    )
-    assert top == norm
-    assert depth_factor("encoder.norm.weight", 12, 0.8, kind) == pytest.approx(0.8 ** exponents[-1])
+@pytest.mark.parametrize(("kind", "top", "bottom"), [("exact", 1, 13), ("original", 2, 14)])
+def test_modernberts_last_norm_learns_with_its_top_layer_and_its_first_with_the_words(kind, top, bottom):
+    last, first = (depth_factor(f"encoder.{name}.weight", 12, 0.8, kind) for name in ("final_norm", "norm"))
+    assert (last, first) == pytest.approx((0.8**top, 0.8**bottom), rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, special_ids, vocabulary_size
 from electra.errors import CorruptError, DataError
-from electra.interop import hf
+from electra.interop import check, hf
 from electra.recipe import build_objective
 from electra.runs import export_parts, load_run
 from helpers import electra
@@ -74,7 +74,7 @@ def test_their_tokenizer_gives_our_ids_for_every_kind_of_tokenizer(finished_run,
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     theirs = transformers.AutoTokenizer.from_pretrained(finished_run / "export")
     ours = load_tokenizer(finished_run / "export")
-    for text in (*hf.PROBE, TEXT):
+    for text in (*check.PROBE, TEXT):
         assert theirs(text)["input_ids"] == ours.encode(text).ids
     assert theirs.model_max_length == 32 and theirs.mask_token == "[MASK]"
 
@@ -158,7 +158,7 @@ def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
     shutil.copy(finished_run / "tokenizer.json", tmp_path)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
-        ours = hf.our_logits(
+        ours = check.our_logits(
             *(lambda m: (m.encoder, m.head))(hf.load_discriminator(tmp_path)),
             ids,
             torch.ones_like(ids).bool(),

@@ -1,4 +1,5 @@
-"""A ModernBERT that we write loads offline with transformers' Auto classes and gives the same numbers; theirs loads here."""
+"""A ModernBERT that we write loads offline with transformers' Auto classes and gives the same numbers; theirs loads
+here."""
 
 import json
 
@@ -8,8 +9,9 @@ import torch
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.errors import CorruptError, DataError, MachineError, SettingsError
 from electra.interop import hf, modernbert
-from electra.interop.hf import PROBE, our_logits, probe_batch
-from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings, TokenHead, initialise
+from electra.interop.check import PROBE, our_logits, probe_batch
+from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings, initialise
+from electra.model.modernbert_heads import DetectionHead, TokenHead
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
@@ -110,6 +112,39 @@ def test_configs_of_transformers_4_and_5_are_read(tokenizer):
         assert modernbert.settings_from_config(kept) == SETTINGS
 
 
+def test_local_angles_that_are_null_are_the_global_ones(tokenizer):
+    """As transformers 4 reads them; where the key is absent it has its own default."""
+    config = modernbert.config_json(SETTINGS, 300, special_ids(tokenizer), "ModernBertForMaskedLM")
+    del config["rope_parameters"]
+    assert modernbert.settings_from_config(config | {"local_rope_theta": None}).local_theta == 9e4
+    del config["local_rope_theta"]
+    assert modernbert.settings_from_config(config).local_theta == 1e4
+
+
+def test_an_odd_window_of_others_is_read_as_the_even_one_it_means(tokenizer, tmp_path):
+    write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"local_attention": 7}))
+    again, _ = hf.load_encoder(tmp_path / "out")
+    assert again.settings == SETTINGS
+    ids, is_real = probe_batch(tokenizer, special_ids(tokenizer), SETTINGS.positions)
+    model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    assert model.config.local_attention == 7
+    with torch.no_grad():
+        theirs = model(ids, is_real.long()).last_hidden_state
+    assert (our_logits(again, None, ids, is_real) - theirs)[is_real].abs().max() <= 1e-5
+
+
+def test_checking_leaves_dropout_as_it_was(tokenizer):
+    settings = SETTINGS.model_copy(update={"dropout": 0.5})
+    encoder, _ = build(settings, tokenizer)
+    head = DetectionHead(settings).train()
+    ids, is_real = probe_batch(tokenizer, special_ids(tokenizer), settings.positions)
+    first, again = (our_logits(encoder, head, ids, is_real) for _ in range(2))
+    assert first.equal(again)
+    assert head.training and head.label.dropout.training and not encoder.training
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -117,6 +152,9 @@ def test_configs_of_transformers_4_and_5_are_read(tokenizer):
         ({"hidden_activation": "silu"}, "hidden_activation=silu is not supported"),
         ({"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, r"layers \[3\] attend"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "type 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'rope_type': 'yarn'.* is not supported"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "'rope_theta': 5.0} is not supp"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling=.*'linear'.* is not supported"),
         ({"model_type": "bert"}, "type 'bert', not electra or modernbert"),
     ],
 )

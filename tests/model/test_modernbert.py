@@ -12,15 +12,14 @@ from electra.interop import modernbert as export
 from electra.interop.folder import network_tensors
 from electra.model import packed
 from electra.model.modernbert import (
-    DetectionHead,
     Embeddings,
     ModernBert,
     ModernBertSettings,
-    TokenHead,
     initialise,
     rotate,
     rotation,
 )
+from electra.model.modernbert_heads import DetectionHead, TokenHead
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
@@ -36,7 +35,7 @@ SETTINGS = pytest.mark.parametrize(
         SMALL,
         PROJECTED,
         SMALL.model_copy(update={"global_every": 1}),
-        SMALL.model_copy(update={"window": 5, "global_every": 2, "local_theta": 500.0, "global_theta": 3e4}),
+        SMALL.model_copy(update={"window": 4, "global_every": 2, "local_theta": 500.0, "global_theta": 3e4}),
         SMALL.model_copy(update={"window": 44}),
         SMALL.model_copy(update={"window": 100}),
     ],
@@ -44,7 +43,7 @@ SETTINGS = pytest.mark.parametrize(
         "local and global",
         "projected",
         "all global",
-        "odd window, other angles",
+        "other window, other angles",
         "all but the ends",
         "beyond the row",
     ],
@@ -342,6 +341,13 @@ def test_scaled_sizes_are_valid_at_every_width(width):
 def test_a_head_of_an_odd_number_of_units_is_refused():
     with pytest.raises(ValueError, match=r"hidden \(30\) must be an even multiple of heads \(2\)"):
         ModernBertSettings(hidden=30, heads=2)
+
+
+def test_an_odd_window_is_refused():
+    with pytest.raises(
+        ValueError, match=r"window \(7\) must be an even number: half of it is on either side"
+    ):
+        ModernBertSettings(window=7)
 
 
 def test_dropout_is_off_in_evaluation_and_on_in_training():

@@ -6,9 +6,10 @@ import shutil
 import pytest
 import torch
 
+from electra import config
 from electra.data.tokenizer import special_ids
 from electra.errors import SettingsError
-from electra.interop.hf import our_logits, probe_batch
+from electra.interop.check import our_logits, probe_batch
 from electra.pretrain import flops_per_token, pretrain
 from electra.recipe import PretrainSettings, resolve
 from electra.runs import load_detector, load_encoder, load_generator
@@ -24,7 +25,8 @@ FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=32")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, recipe, prepared):
     run = tmp_path_factory.mktemp("modern") / "run"
-    words = [f"data={prepared}", f"run={run}", "encoder.window=6", "encoder.global_every=2"]
+    words = [f"data={prepared}", f"run={run}", "encoder.dropout=0.1"]
+    words += ["encoder.window=6", "encoder.global_every=2"]
     done = electra("pretrain", f"{recipe}+modernbert", *words)
     assert done.returncode == 0, done.stderr
     return run
@@ -120,9 +122,35 @@ def test_looking_at_it_and_scoring_it(run, tmp_path):
 def test_a_run_starts_from_one_of_its_kind_only(run, recipe, prepared, tmp_path):
     words = [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=2", f"start={run}"]
     done = electra("pretrain", recipe, *words)
-    assert done.returncode == 2 and "modernbert: 2 layers of 32, words of 16 and electra: 2" in done.stderr
+    assert done.returncode == 2 and "of kind modernbert and this recipe's is electra" in done.stderr
+    assert "give encoder.kind=modernbert." in done.stderr and "wide" not in done.stderr
+    assert "generator.width" not in done.stderr
     done = electra("pretrain", f"{recipe}+modernbert", *words, "encoder.window=6", "encoder.global_every=2")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("folder", [".", "export"])
+def test_settings_that_no_weight_shows_must_be_those_of_the_start(run, folder, recipe, prepared, tmp_path):
+    words = [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=2", f"start={run / folder}"]
+    words += ["encoder.embedding=32"] if folder == "export" else []
+    settings, _ = resolve(f"{recipe}+modernbert", words)
+    with pytest.raises(SettingsError) as refused:
+        pretrain(settings)
+    says = "encoder.window is 6 there and 128 here: give encoder.window=6"
+    assert says in str(refused.value) and "encoder.global_every" not in str(refused.value)
+    assert not checkpoint_folders(tmp_path / "run" / "checkpoints")
+
+
+def test_a_fine_tuned_model_is_no_discriminator(run, tmp_path):
+    """One output, one label: its tensors have a discriminator's names and shapes."""
+    table, out = tmp_path / "t.csv", tmp_path / "out"
+    rows = [f"the barak walks {row},{row / 80}" for row in range(80)]
+    table.write_text("review,replaced\n" + "\n".join(rows) + "\n")
+    words = "text=review", "label=replaced", "kind=regression"
+    done = electra("finetune", run, table, *words, *FAST, "--out", out)
+    assert done.returncode == 0, done.stderr
+    done = electra("detect", out / "t" / "seed-0", "The barak walks.")
+    assert done.returncode == 3 and "holds no discriminator" in done.stderr, done.stdout
 
 
 def write_reviews(path):
@@ -229,6 +257,17 @@ def test_its_operations_are_counted_but_not_as_the_paper_would():
 def test_joined_to_a_recipe_it_keeps_the_sizes():
     settings, _ = resolve("tiny+modernbert", ["data=x"])
     assert (settings.encoder.kind, settings.encoder.layers, settings.encoder.hidden) == ("modernbert", 4, 64)
+
+
+def test_modernbert_small_is_electra_small_but_for_its_layers():
+    small, modern = (
+        config.flatten(config.read_recipe(f"{name}-small")) for name in ("electra", "modernbert")
+    )
+    assert modern == small | {"encoder.kind": "modernbert", "encoder.intermediate": 704}
+    (small, _), (modern, _) = (
+        resolve(f"{name}-small", ["data=x", "run=x"]) for name in ("electra", "modernbert")
+    )
+    assert modern.model_copy(update={"encoder": small.encoder}) == small
 
 
 def test_modernbert_small_has_the_parameters_it_says():

@@ -19,7 +19,8 @@ Label = Annotated[
 
 def finetune(
     model: Annotated[
-        Path, typer.Argument(help="a run folder, an export, or any transformers ELECTRA folder")
+        Path,
+        typer.Argument(help="a run folder, an export, or any transformers ELECTRA or ModernBERT folder"),
     ],
     items: Annotated[
         list[str],

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from electra.finetune.task import Inputs
 from electra.model.choice import AnySettings
 from electra.model.encoder import EncoderSettings
-from electra.model.modernbert import LabelHead, ModernBertSettings
+from electra.model.modernbert import ModernBertSettings
+from electra.model.modernbert_heads import LabelHead
 
 
 class TransformersHead(nn.Module):

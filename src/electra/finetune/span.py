@@ -130,7 +130,7 @@ class SpanTask:
                 return ModernBertPlainHead(encoder)
             case "plain", _:
                 return PlainHead(encoder.hidden)
-            case _:
+            case "joint", _:
                 return JointHead(encoder.hidden, self.settings.beam, self.settings.has_unanswerable)
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:

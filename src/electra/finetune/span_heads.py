@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from electra.finetune.task import Inputs
-from electra.model.modernbert import LabelHead, ModernBertSettings
+from electra.model.modernbert import ModernBertSettings
+from electra.model.modernbert_heads import LabelHead
 
 WIDTH = 512
 """Of the hidden layers of the joint head, whatever the size of the encoder."""

@@ -22,7 +22,8 @@ from electra.finetune.task import Example, Inputs, Outputs, Row
 from electra.finetune.words import WordPieces, split_words
 from electra.model.choice import AnySettings
 from electra.model.encoder import EncoderSettings
-from electra.model.modernbert import LabelHead, ModernBertSettings
+from electra.model.modernbert import ModernBertSettings
+from electra.model.modernbert_heads import LabelHead
 
 IGNORED = -100
 

@@ -25,7 +25,8 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 model = AutoModel.from_pretrained(".")
 ```
 
-The token head is not here: its word table is narrower than the layers, which transformers' class has no form for.""",
+The token head is not here: its word table is of another width than the layers, which transformers' class has no form
+for.""",
     "generator": """```python
 from transformers import pipeline
 pipeline("fill-mask", ".")("Hello [MASK]!")

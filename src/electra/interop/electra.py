@@ -16,6 +16,7 @@ from electra.interop.names import renamed, renamed_back
 from electra.model.encoder import LAYER_NORM_EPS, TYPES, EncoderSettings
 
 CLASS, DISCRIMINATOR = "Electra", "ElectraForPreTraining"
+DISCRIMINATOR_LABELS: dict[str, str] = {}
 PREFIX = "electra."
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 ENCODER = {

@@ -8,13 +8,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from electra.batch import SpecialIds
 from electra.data.tokenizer import vocabulary_size
 from electra.errors import CorruptError, DataError, MachineError, SettingsError
 from electra.files import sync_folder, write_synced
+from electra.interop.check import PROBE, our_logits, probe_batch, require_equal, transformers_reader
 from electra.interop.folder import (
     FORMATS,
     WEIGHTS,
@@ -34,7 +33,6 @@ from electra.interop.folder import (
 from electra.model.choice import (
     AnyEncoder,
     AnySettings,
-    TokenHead,
     build_detection_head,
     build_token_head,
     encoder_alone,
@@ -43,17 +41,9 @@ from electra.model.modernbert import ModernBertSettings
 
 Kind = Literal["discriminator", "generator", "encoder"]
 OBJECTIVE = "pretraining_objective"
-TOLERANCE = 1e-4
-PROBE = (
-    "The quick brown fox jumps over the lazy dog.",
-    "Straße, Übergröße und Äpfel: naïve café façade.",
-    "안녕하세요. 한국어 문장도 잘 됩니다.",
-    "日本語の文章も、カタカナも大丈夫です。",
-    "[MASK] tokens, numbers 3.14159 and emoji 🙂 — “quotes”.",
-)
 
 
-def architecture(settings: AnySettings, kind: Kind) -> str:
+def network_class(settings: AnySettings, kind: Kind) -> str:
     """The class of transformers that reads it."""
     form = FORMATS[settings.kind]
     match kind:
@@ -66,10 +56,10 @@ def architecture(settings: AnySettings, kind: Kind) -> str:
 
 
 def has_form(settings: AnySettings, kind: Kind) -> bool:
-    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one on a narrower
-    word table has no place there."""
-    narrow = isinstance(settings, ModernBertSettings) and settings.embedding != settings.hidden
-    return kind != "generator" or not narrow
+    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one on a word table
+    of another width has no place there."""
+    projects = isinstance(settings, ModernBertSettings) and settings.embedding != settings.hidden
+    return kind != "generator" or not projects
 
 
 def tokenizer_config(tokenizer: Tokenizer, special: SpecialIds, settings: AnySettings) -> dict[str, Any]:
@@ -105,7 +95,7 @@ def write_folder(
     vocab_size = len(encoder.embeddings.table)
     if vocabulary_size(tokenizer) != vocab_size:
         raise CorruptError(f"the tokenizer has {vocabulary_size(tokenizer)} ids, the network {vocab_size}.")
-    name = architecture(settings, kind)
+    name = network_class(settings, kind)
     config = FORMATS[settings.kind].config_json(settings, vocab_size, special, name) | {OBJECTIVE: objective}
     tensors = network_tensors(encoder, head, name)
     content = folder_content(settings, config, tensors, tokenizer, special, card)
@@ -160,30 +150,6 @@ def write_checked(out: Path, content: dict[str, bytes], check: Callable[[Path], 
     return said
 
 
-def probe_batch(tokenizer: Tokenizer, special: SpecialIds, positions: int) -> tuple[Tensor, Tensor]:
-    """The probe as padded ids and their attention mask."""
-    cutting = Tokenizer.from_str(tokenizer.to_str())
-    cutting.enable_truncation(positions)
-    rows = [cutting.encode(text).ids for text in PROBE]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
-    return ids, torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
-
-
-def our_logits(encoder: AnyEncoder, head: nn.Module | None, ids: Tensor, is_real: Tensor) -> Tensor:
-    """States where there is no head."""
-    training = encoder.training
-    encoder.eval()
-    with torch.no_grad():
-        hidden = encoder(ids, torch.zeros_like(ids), is_real)
-        if isinstance(head, TokenHead):
-            logits = head(hidden, encoder.embeddings.table)
-        else:
-            logits = hidden if head is None else head(hidden)
-    encoder.train(training)
-    return logits
-
-
 def check_folder(
     folder: Path,
     kind: Kind,
@@ -204,7 +170,7 @@ def check_folder(
     theirs = transformers_reader()
     if theirs is None:
         return "electra alone (transformers is not installed)"
-    their_ids, their_logits = theirs(folder, architecture(encoder.settings, kind))
+    their_ids, their_logits = theirs(folder, network_class(encoder.settings, kind))
     our_ids = [row[mask].tolist() for row, mask in zip(ids, is_real, strict=True)]
     for text, ours, row in zip(PROBE, our_ids, their_ids, strict=True):
         if row != ours:
@@ -213,50 +179,6 @@ def check_folder(
             )
     require_equal(expected, their_logits[is_real.cpu()].view_as(expected), "transformers")
     return "electra and transformers"
-
-
-def require_equal(expected: Tensor, found: Tensor, who: str) -> None:
-    difference = (expected - found).abs().max().item()
-    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
-        raise CorruptError(
-            f"{who} gets other logits from the export (largest difference {difference:.2g}). It was not kept."
-        )
-
-
-def transformers_reader() -> Callable[[Path, str], tuple[list[list[int]], Tensor]] | None:
-    try:
-        import transformers
-    except ImportError:
-        return None
-
-    def read(folder: Path, name: str) -> tuple[list[list[int]], Tensor]:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = getattr(transformers, name).from_pretrained(folder, local_files_only=True).eval()
-            inputs = tokenizer(list(PROBE), padding=True, truncation=True, return_tensors="pt")
-            with torch.no_grad():
-                logits = model(**inputs)[0]
-        rows = [
-            row[mask.bool()].tolist()
-            for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
-        ]
-        return rows, logits
-
-    return read
-
-
-@contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    logging = transformers.logging
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
 
 
 @dataclass(frozen=True)
@@ -282,6 +204,15 @@ def load_generator(folder: Path) -> Loaded:
     return load(folder, "generator")
 
 
+def says_discriminator(folder: Path) -> bool:
+    """ModernBERT's classes with labels all have a discriminator's tensors: there config.json must say that it is one of
+    ours. Both marks are needed, because transformers keeps the first when it fine-tunes, and a column of numbers may
+    have the name of our label."""
+    config = json.loads((folder / "config.json").read_bytes())
+    labels = FORMATS[config["model_type"]].DISCRIMINATOR_LABELS
+    return not labels or (OBJECTIVE in config and config.get("id2label") == labels)
+
+
 def load(folder: Path, kind: Kind) -> Loaded:
     settings, vocab_size, tensors, tokenizer = read_folder(folder)
     encoder = encoder_alone(settings, vocab_size)
@@ -291,10 +222,12 @@ def load(folder: Path, kind: Kind) -> Loaded:
             head = build_detection_head(settings)
         case "generator":
             head = build_token_head(settings, vocab_size)
-    top = head_tensors(settings, tensors, architecture(settings, kind))
-    if head is not None and not head.state_dict().keys() <= top.keys():
+    top = head_tensors(settings, tensors, network_class(settings, kind))
+    has_head = head is None or head.state_dict().keys() <= top.keys()
+    if not has_head or (kind == "discriminator" and not says_discriminator(folder)):
         raise DataError(
-            f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is from."
+            f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is "
+            "from."
         )
     try:
         encoder.load_state_dict(encoder_tensors(folder, settings, tensors))

@@ -1,8 +1,8 @@
 """ModernBERT in transformers' words: config.json and tensor names, ours on the left.
 
-An encoder whose word table is narrower than its layers has a projection that ModernBERT lacks. It goes into the table:
-words * projection is a table of ModernBERT's width with the same states. Reading that back gives an encoder without a
-projection. A token head on a narrow table has no such form (hf.has_form).
+An encoder whose word table is of another width than its layers has a projection that ModernBERT lacks. It goes into
+the table: words * projection is a table of ModernBERT's width with the same states. Reading that back gives an encoder
+without a projection. A token head on a table of another width has no such form (hf.has_form).
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,10 @@ from electra.interop.names import renamed, renamed_back
 from electra.model.modernbert import NORM_EPS, ModernBertSettings
 
 CLASS, DISCRIMINATOR = "ModernBert", "ModernBertForTokenClassification"
+DISCRIMINATOR_LABELS = {"0": "replaced"}
 PREFIX = "model."
 INPUTS = ("input_ids", "attention_mask")
+KINDS = ("full_attention", "sliding_attention")
 ENCODER = {
     "embeddings.words.{p}": "embeddings.tok_embeddings.{p}",
     "norm.{p}": "embeddings.norm.{p}",
@@ -98,16 +100,25 @@ def config_json(
         "classifier_dropout": settings.dropout,
         "dtype": "float32",
     } | FIXED
-    one_label = {"id2label": {"0": "replaced"}, "label2id": {"replaced": 0}}
+    one_label = {"id2label": DISCRIMINATOR_LABELS, "label2id": {"replaced": 0}}
     return config | one_label if architecture == DISCRIMINATOR else config
 
 
 def settings_from_config(config: Mapping[str, Any]) -> ModernBertSettings:
-    """Through an allow-list of keys; what we have no place for is refused rather than dropped."""
+    """Through an allow-list of keys; what we have no place for is refused rather than dropped.
+
+    One dropout is read, `mlp_dropout`: an `embedding_dropout` or `classifier_dropout` of another value is not kept. An odd
+    `local_attention` reaches as far as the even number below it, which is what we have. `local_rope_theta` of null means
+    `global_rope_theta` in transformers 4."""
     other = [f"{key}={config[key]}" for key, value in FIXED.items() if config.get(key, value) != value]
+    angles = config.get("rope_parameters") or {}
+    if any(key not in KINDS and (key, value) != ("rope_type", "default") for key, value in angles.items()):
+        other.append(f"rope_parameters={angles}")
+    if scaling := config.get("rope_scaling"):
+        other.append(f"rope_scaling={scaling}")
     if other:
         raise DataError(f"ModernBERT with {', '.join(other)} is not supported.")
-    layers, angles = config["num_hidden_layers"], config.get("rope_parameters") or {}
+    layers = config["num_hidden_layers"]
     every = config.get("global_attn_every_n_layers", 3)
     if kinds := config.get("layer_types"):
         whole = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
@@ -116,6 +127,8 @@ def settings_from_config(config: Mapping[str, Any]) -> ModernBertSettings:
             raise DataError(
                 f"layers {whole} attend to whole rows: only every n-th, the first included, can here."
             )
+    global_theta = theta(angles, "full_attention", config.get("global_rope_theta", 160_000.0))
+    local_theta = config.get("local_rope_theta", 10_000.0)
     return ModernBertSettings(
         layers=layers,
         hidden=config["hidden_size"],
@@ -125,10 +138,10 @@ def settings_from_config(config: Mapping[str, Any]) -> ModernBertSettings:
         positions=config["max_position_embeddings"],
         dropout=config.get("mlp_dropout", 0.0),
         attention_dropout=config.get("attention_dropout", 0.0),
-        window=config.get("local_attention", 128),
+        window=config.get("local_attention", 128) // 2 * 2,
         global_every=every,
-        global_theta=theta(angles, "full_attention", config.get("global_rope_theta", 160_000.0)),
-        local_theta=theta(angles, "sliding_attention", config.get("local_rope_theta") or 10_000.0),
+        global_theta=global_theta,
+        local_theta=theta(angles, "sliding_attention", global_theta if local_theta is None else local_theta),
     )
 
 

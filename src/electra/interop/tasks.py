@@ -23,6 +23,7 @@ from electra.finetune.kinds import AnyTask, build_task, settings_class
 from electra.finetune.loop import Finetuned
 from electra.finetune.method import MethodSettings
 from electra.finetune.task import Inputs
+from electra.interop.check import PROBE, quiet, require_equal
 from electra.interop.folder import (
     FORMATS,
     WEIGHTS,
@@ -31,7 +32,7 @@ from electra.interop.folder import (
     network_tensors,
     read_folder,
 )
-from electra.interop.hf import PROBE, folder_content, quiet, require_equal, write_checked
+from electra.interop.hf import folder_content, write_checked
 from electra.model.choice import AnySettings, encoder_alone
 
 TASK_FILE = "task.json"

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import nn
 
 from electra.model import encoder as electra
-from electra.model import heads, modernbert
+from electra.model import heads, modernbert, modernbert_heads
 from electra.model.encoder import Direction, Encoder, EncoderSettings
 from electra.model.modernbert import ModernBert, ModernBertSettings
 
@@ -16,8 +16,25 @@ EncoderChoice = Annotated[AnySettings, Field(discriminator="kind")]
 AnyEncoder = Encoder | ModernBert
 Embeddings = electra.Embeddings | modernbert.Embeddings
 DisentangledEmbeddings = electra.DisentangledEmbeddings | modernbert.DisentangledEmbeddings
-TokenHead = heads.TokenHead | modernbert.TokenHead
-DetectionHead = heads.DetectionHead | modernbert.DetectionHead
+TokenHead = heads.TokenHead | modernbert_heads.TokenHead
+DetectionHead = heads.DetectionHead | modernbert_heads.DetectionHead
+
+
+def bound_settings(settings: AnySettings) -> dict[str, float]:
+    """Those that trained weights mean something with: their shapes, and what the states depend on without any shape
+    that shows it. Of ModernBERT's, only what some layer uses."""
+    found: dict[str, float] = {
+        name: getattr(settings, name) for name in ("layers", "hidden", "heads", "intermediate", "embedding")
+    }
+    match settings:
+        case EncoderSettings():
+            found["positions"] = settings.positions
+        case ModernBertSettings():
+            found["global_every"] = min(settings.global_every, settings.layers)
+            found["global_theta"] = settings.global_theta
+            if found["global_every"] > 1:
+                found |= {"window": settings.window, "local_theta": settings.local_theta}
+    return found
 
 
 def build_embeddings(settings: AnySettings, vocab_size: int) -> Embeddings:
@@ -59,7 +76,7 @@ def build_token_head(settings: AnySettings, vocab_size: int) -> TokenHead:
         case EncoderSettings():
             return heads.TokenHead(settings, vocab_size)
         case ModernBertSettings():
-            return modernbert.TokenHead(settings, vocab_size)
+            return modernbert_heads.TokenHead(settings, vocab_size)
 
 
 def build_detection_head(settings: AnySettings) -> DetectionHead:
@@ -67,7 +84,7 @@ def build_detection_head(settings: AnySettings) -> DetectionHead:
         case EncoderSettings():
             return heads.DetectionHead(settings)
         case ModernBertSettings():
-            return modernbert.DetectionHead(settings)
+            return modernbert_heads.DetectionHead(settings)
 
 
 def initialise(module: nn.Module, settings: AnySettings, seed: int) -> None:

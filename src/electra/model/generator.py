@@ -93,8 +93,8 @@ class TransformerGenerator(nn.Module):
 
 
 class TableGenerator(nn.Module):
-    """The same distribution everywhere: log p = `scores` up to a constant (unigram: log(1 + count)). Kept with the weights, so that a checkpoint
-    needs no corpus to be read."""
+    """The same distribution everywhere: log p = `scores` up to a constant (unigram: log(1 + count)). Kept with the
+    weights, so that a checkpoint needs no corpus to be read."""
 
     reads_masked = True
     learns = False

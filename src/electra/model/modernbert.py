@@ -1,9 +1,10 @@
 """The encoder of ModernBERT (Warner et al., 2024): pre-norm, rotary positions, GeGLU, no biases, and attention that is
 local in most layers. Loads as transformers' ModernBertModel (interop/modernbert.py).
 
-Differences from ModernBERT: the word table may be narrower than the layers, with a projection between them, so that
-generator and discriminator can share it (attention may also be one-sided, for generators). The projection stands before the first norm: both are linear in the word, so
-that their product is a table of ModernBERT's own kind and nothing is lost in an export. Segments are not read.
+Differences from ModernBERT: the word table may be of another width than the layers, with a projection between them, so
+that generator and discriminator can share it (attention may also be one-sided, for generators). The projection stands
+before the first norm: both are linear in the word, so that their product is a table of ModernBERT's own kind and
+nothing is lost in an export. Segments are not read.
 
 Rows of different lengths need no padding: `encode_packed` takes them end to end.
 """
@@ -46,10 +47,16 @@ class ModernBertSettings(Settings):
     local_theta: float = Field(10_000.0, gt=0)
 
     @model_validator(mode="after")
-    def heads_divide_hidden(self) -> "ModernBertSettings":
+    def sizes_divide(self) -> "ModernBertSettings":
         if self.hidden % (2 * self.heads):
             raise ValueError(
-                f"hidden ({self.hidden}) must be an even multiple of heads ({self.heads}): positions turn pairs of units"
+                f"hidden ({self.hidden}) must be an even multiple of heads ({self.heads}): positions turn pairs of "
+                "units"
+            )
+        if self.window % 2:
+            raise ValueError(
+                f"window ({self.window}) must be an even number: half of it is on either side. "
+                f"{self.window - 1} would see the same"
             )
         return self
 
@@ -235,52 +242,6 @@ class ModernBert(nn.Module):
         for number, layer in enumerate(self.layers):
             x = layer(x, near if layer.is_local else whole, mix, first_only and number == last)
         return self.final_norm(x)
-
-
-class TokenHead(nn.Module):
-    """As heads.TokenHead, in the form that ModernBertForMaskedLM has: no biases but the last, and the same norm as
-    everywhere else."""
-
-    def __init__(self, settings: ModernBertSettings, vocab_size: int):
-        super().__init__()
-        self.dense = nn.Linear(settings.hidden, settings.embedding, bias=False)
-        self.norm = nn.LayerNorm(settings.embedding, NORM_EPS, bias=False)
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
-
-    def states(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows embedding"]:
-        return self.norm(F.gelu(self.dense(hidden)))
-
-    def forward(
-        self, hidden: Float[Tensor, "*rows hidden"], words: Float[Tensor, "vocab embedding"]
-    ) -> Float[Tensor, "*rows vocab"]:
-        return F.linear(self.states(hidden), words, self.bias)
-
-
-class LabelHead(nn.Module):
-    """Logits of labels, for a token or for a row, in the one form that all of transformers' ModernBert classes with
-    labels have: dense, GELU, norm, dropout, output. Behind a norm the output is not drawn from Glorot's distribution, as
-    ELECTRA's is: logits would start at a deviation of one, and fifty times their loss with them."""
-
-    def __init__(self, settings: ModernBertSettings, outputs: int):
-        super().__init__()
-        self.dense = nn.Linear(settings.hidden, settings.hidden, bias=False)
-        self.norm = nn.LayerNorm(settings.hidden, NORM_EPS, bias=False)
-        self.dropout = nn.Dropout(settings.dropout)
-        self.output = nn.Linear(settings.hidden, outputs)
-
-    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
-        return self.output(self.dropout(self.norm(F.gelu(self.dense(hidden)))))
-
-
-class DetectionHead(nn.Module):
-    """As heads.DetectionHead, in the form of ModernBertForTokenClassification with one label."""
-
-    def __init__(self, settings: ModernBertSettings):
-        super().__init__()
-        self.label = LabelHead(settings, 1)
-
-    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
-        return self.label(hidden).squeeze(-1)
 
 
 def initialise(module: nn.Module, settings: ModernBertSettings, seed: int) -> None:
