@@ -42,7 +42,7 @@ def test_another_number_of_heads_is_refused(settings):
     with pytest.raises(SettingsError, match=says):
         take(START, settings, settings, heads=here)
     says = (
-        f"its heads is {settings.heads} there and {here} here: give the generator.width and generator.depth"
+        f"recipe: heads {settings.heads} there and {here} here: give the generator.width and generator.depth"
     )
     with pytest.raises(SettingsError, match=says):
         take(SOURCE, settings, settings, heads=here)
