@@ -53,14 +53,13 @@ def choose_backend(fast: Fast, device: torch.device, say: Callable[[str], None])
     """What compiles the step, or None where nothing can. On a GPU the reason is said."""
     if fast == "off" or (fast == "auto" and device.type != "cuda"):
         return None
-    cuda = device.type == "cuda"
-    missing = choice.trouble(device) if cuda else "there is no CUDA device to compile for"
-    if not missing:
-        return "inductor"
-    if fast == "on":
+    missing = choice.trouble(device) if device.type == "cuda" else "there is no CUDA device to compile for"
+    if missing and fast == "on":
         raise MachineError(f"train.fast=on, but {missing}. Use train.fast=auto.")
-    say(f"{missing}, so everything is slower.")
-    return None
+    if remark := kernel_remark(device):
+        say(remark)
+        return None
+    return "inductor"
 
 
 def kernel_remark(device: torch.device) -> str | None:
