@@ -3,7 +3,7 @@
     python bench/layer_kernels.py [--tokens 131072] [--hidden 256] [--dropout 0.1] [--sweep]
 
 Needs a CUDA device. bfloat16, rows of 128. "floor" is every input read once and every output written once at the
-bandwidth that the device reaches when it copies (measured here), for matrix products also their arithmetic at the peak
+bandwidth that the device reaches in the simplest of kernels (measured here), for matrix products also their arithmetic at the peak
 that flops.py knows as measured. Launches are recorded, so the host is not in the figures. First one layer is checked
 against float64. `--sweep` times other tiles and warps: LAUNCH in layer_launch.py is fixed from it.
 """
@@ -26,12 +26,13 @@ SEQ = 128
 HALF = torch.bfloat16
 CHOICES: dict[str, list[tuple[int, ...]]] = {
     "norm_forward": [(2, 2), (4, 4), (8, 4), (8, 8), (16, 8)],
-    "norm_backward": [(2, 2), (4, 4), (8, 4), (8, 8), (16, 4), (16, 8)],
+    "norm_backward": [(2, 2, 4), (4, 2, 2), (4, 2, 3), (4, 2, 4), (4, 4, 4), (8, 4, 3)],
     "gelu_forward": [(1024, 4), (2048, 4), (2048, 8), (4096, 8)],
-    "gelu_backward": [(8, 256, 8), (16, 128, 4), (16, 256, 8), (8, 512, 8), (32, 256, 8)],
+    "gelu_backward": [(4, 256, 4, 2), (4, 256, 4, 3), (8, 256, 4, 3), (16, 256, 8, 1), (16, 256, 8, 3)],
     "attention_forward": [(4, 1), (8, 1), (8, 2)],
     "attention_backward": [(4, 1), (4, 2), (8, 1), (8, 2), (8, 3)],
     "add_up": [(16, 4), (32, 4), (32, 8), (64, 4)],
+    "narrow": [(32, 8, 3), (64, 8, 1), (64, 8, 2), (64, 8, 3), (128, 8, 1)],
 }
 
 
@@ -46,10 +47,10 @@ def normal(*shape: int) -> Tensor:
 
 
 def bandwidth() -> float:
-    """Bytes a second of a large copy, read and written."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    """Bytes a second, read and written, of a large sign change: the driver's copies are a third slower than kernels."""
+    source = torch.empty(2**29, dtype=HALF, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / milliseconds(lambda: target.copy_(source)) * 1000
+    return 2 * source.nbytes / milliseconds(lambda: torch.neg(source, out=target)) * 1000
 
 
 def check(hidden: int) -> float:
@@ -83,13 +84,23 @@ def kernels(
     """By name: the launch that it has, numbers a token that it must read and write, and a call."""
     wide, heads, batch = 4 * hidden, max(1, hidden // 64), tokens // SEQ
     projected, product, residual, upstream = (normal(tokens, w) for w in (3 * hidden, hidden, hidden, hidden))
-    before, seed = normal(tokens, wide), torch.tensor(7, device="cuda")
+    before, above, seed = normal(tokens, wide), normal(tokens, wide), torch.tensor(7, device="cuda")
     gamma, beta = torch.ones(hidden, device="cuda"), torch.zeros(hidden, device="cuda")
     sums = launch.Sums(torch.device("cuda"), 3 * hidden, wide, 3 * hidden, 3 * hidden)
     norms, wides, *_ = sums.parts
     drops = dropout > 0
     attend = batch, heads, dropout
-    return {
+    whole = {}
+    if launch.is_narrow(hidden, wide):
+        shapes = (3 * hidden, hidden), (hidden, hidden), (wide, hidden), (hidden, wide)
+        halves = [tensor for shape in shapes for tensor in (normal(*shape), normal(shape[0]))]
+        given = residual, None, seed, halves, [gamma, beta, gamma, beta]
+        whole["layer forward"] = (
+            "narrow",
+            9 * hidden + wide,
+            lambda: launch.narrow_layer(*given, *attend, dropout, 1e-12),
+        )
+    return whole | {
         "norm forward": (
             "norm_forward",
             4 * hidden,
@@ -104,7 +115,7 @@ def kernels(
         "gelu backward": (
             "gelu_backward",
             4 * wide,
-            lambda: launch.gelu_backward(before, before, wides),
+            lambda: launch.gelu_backward(above, before, wides),
         ),
         "attention forward": (
             "attention_forward",
@@ -144,7 +155,7 @@ def main() -> None:
         sys.exit("bench/layer_kernels.py needs a CUDA device, and torch sees none.")
     error, speed = check(arguments.hidden), bandwidth()
     peak = 1e12 * flops.MEASURED.get(flops.known_device(torch.cuda.get_device_name()), 0.0)
-    print(f"a layer against float64: within {error:.1e}; a copy moves {speed / 1e12:.2f} TB/s")
+    print(f"a layer against float64: within {error:.1e}; a kernel moves {speed / 1e12:.2f} TB/s")
     table: dict[str, dict[str, Any]] = {}
     print(f"{'':24}{'us':>9}{'floor':>9}")
     calls = kernels(arguments.tokens, arguments.hidden, arguments.dropout)

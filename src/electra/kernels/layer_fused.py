@@ -18,6 +18,8 @@ from electra.kernels.layer_launch import (
     attention_backward,
     gelu,
     gelu_backward,
+    is_narrow,
+    narrow_layer,
 )
 
 
@@ -86,6 +88,10 @@ def layer(
     eight in the precision of products."""
     rows = rows_of(x, halves[0].dtype)
     is_real = None if is_real is None else is_real.contiguous()
+    if is_narrow(x.shape[2], len(halves[5])):
+        rest = len(x), heads, dropout, attention_dropout, eps
+        result, *kept = narrow_layer(rows, is_real, seed, halves, parameters[8:], *rest)
+        return [result.view(x.shape), *kept]
     projected = torch.addmm(halves[1], rows, halves[0].t())
     mixed = attention(projected, is_real, seed, len(x), heads, attention_dropout)
     result, *kept = end_forward(mixed, rows, seed, halves[2:], parameters[8:], dropout, eps)

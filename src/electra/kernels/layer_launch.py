@@ -7,22 +7,23 @@ import triton
 from torch import Tensor
 
 from electra.kernels import layer_triton as kernels
+from electra.kernels import narrow_triton
 from electra.kernels.choice import is_roomy, processors
 
 PROGRAMS = 4  # a processor at most, for kernels that add up columns
-NORM_PROGRAMS = 2
 
 
 class Launch(NamedTuple):
     """Tiles and warps, fixed rather than tuned at run time: a run repeats bit for bit."""
 
     norm_forward: tuple[int, int] = (8, 4)  # rows of 256, warps
-    norm_backward: tuple[int, int] = (16, 4)
+    norm_backward: tuple[int, int, int] = (4, 2, 4)  # and tiles on their way at once: one less with dropout
     gelu_forward: tuple[int, int] = (1024, 4)  # elements, warps
-    gelu_backward: tuple[int, int, int] = (16, 256, 8)  # rows, columns, warps
+    gelu_backward: tuple[int, int, int, int] = (4, 256, 4, 3)  # rows, columns, warps, tiles on their way
     attention_forward: tuple[int, int] = (8, 2)  # warps, stages
     attention_backward: tuple[int, int] = (8, 2)
     add_up: tuple[int, int] = (16, 4)  # columns, warps
+    narrow: tuple[int, int, int] = (64, 8, 3)  # columns of the wide part, warps, stages
 
 
 LAUNCH = Launch()
@@ -65,13 +66,15 @@ def add_norm_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of residual and product: the same tensor where nothing is dropped."""
     rows, hidden = total.shape
-    tile, warps = rows_a_tile(LAUNCH.norm_backward[0], hidden), LAUNCH.norm_backward[1]
+    rows_of_256, warps, stages = LAUNCH.norm_backward
+    tile = rows_a_tile(rows_of_256, hidden)
     of_residual = torch.empty_like(total)
     of_product = torch.empty_like(total) if share > 0 else of_residual
-    kernels.add_norm_backward[(NORM_PROGRAMS * processors(total.device),)](
+    kernels.add_norm_backward[(len(partial),)](
         upstream, total, gamma, seed, of_residual, of_product, partial,
         rows, hidden, partial.stride(0), eps, *Drop.of(share), stream,
-        DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), num_warps=warps,
+        DROPS=share > 0, ROWS=tile, HIDDEN=triton.next_power_of_2(hidden), STAGES=stages - (share > 0),
+        num_warps=warps,
     )  # fmt: skip
     return of_residual, of_product
 
@@ -88,13 +91,13 @@ def gelu(before: Tensor) -> Tensor:
 def gelu_backward(upstream: Tensor, before: Tensor, partial: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient, in the place of `upstream`, and GELU itself."""
     rows, width = before.shape
-    tile, most, warps = LAUNCH.gelu_backward
+    tile, most, warps, stages = LAUNCH.gelu_backward
     columns = min(most, triton.next_power_of_2(width))
     across = triton.cdiv(width, columns)
     after = torch.empty_like(before)
     kernels.gelu_backward[(max(1, len(partial) // across), across)](
         upstream, before, upstream, after, partial, rows, width, partial.stride(0),
-        ROWS=tile, WIDTH=columns, num_warps=warps,
+        ROWS=tile, WIDTH=columns, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return upstream, after
 
@@ -124,7 +127,7 @@ def attention_backward(
         LAUNCH.attention_backward if is_roomy(projected.device) else (LAUNCH.attention_backward[0], 1)
     )
     slope = torch.empty_like(projected)
-    programs = min(batch, max(1, len(partial) // heads))
+    programs = min(batch, max(1, len(partial) // PROGRAMS // heads))
     kernels.attention_backward[(programs, heads)](
         projected, is_real, seed, upstream, slope, partial,
         batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *Drop.of(share),
@@ -136,13 +139,40 @@ def attention_backward(
 def attention_sizes(
     seq: int, hidden: int, heads: int, is_real: Tensor | None, share: float
 ) -> dict[str, Any]:
+    tile = max(16, triton.next_power_of_2(seq))
     return {
         "HEADS": heads,
         "SIZE": hidden // heads,
-        "SEQ": max(16, triton.next_power_of_2(seq)),
+        "SEQ": tile,
         "MASKED": is_real is not None,
+        "FULL": seq == tile,
         "DROPS": share > 0,
     }
+
+
+def is_narrow(hidden: int, wide: int) -> bool:
+    """Whether a layer forward is one kernel."""
+    return hidden in (16, 32, 64) and wide % LAUNCH.narrow[0] == 0
+
+
+def narrow_layer(
+    rows: Tensor, is_real: Tensor | None, seed: Tensor | None, halves: list[Tensor], norms: list[Tensor], batch: int,
+    heads: int, dropout: float, attention_dropout: float, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    """Of layer_fused.layer: what it returns."""
+    tokens, hidden = rows.shape
+    seq, wide = tokens // batch, len(halves[5])
+    tile, warps, stages = LAUNCH.narrow
+    widths = hidden, 3 * hidden, hidden, hidden, hidden, wide, hidden
+    made = [rows.new_empty(tokens, width) for width in widths]
+    sizes = attention_sizes(seq, hidden, heads, is_real, dropout)
+    narrow_triton.layer_forward[(batch,)](
+        rows, is_real, seed, *halves, *norms, *made,
+        seq, (hidden // heads) ** -0.5, eps, *Drop.of(dropout), *Drop.of(attention_dropout),
+        **sizes, ATTENTION_DROPS=attention_dropout > 0, HIDDEN=hidden, WIDE=wide, TILE=tile,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return made
 
 
 class Sums:

@@ -80,7 +80,11 @@ class Recorder(Generic[Result]):
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
         self.recording = True
-        stream = torch.cuda.current_stream()
+        stream, random = (
+            torch.cuda.current_stream(),
+            torch.cuda.default_generators[torch.cuda.current_device()],
+        )
+        random_before = random.clone_state()
         gc.freeze()  # recording collects garbage, and would look at everything each time
         try:
             torch.cuda.synchronize()
@@ -88,7 +92,8 @@ class Recorder(Generic[Result]):
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = self.function(fixed, *constants)
         except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a recording that ends badly may leave us on its own
+            torch.cuda.set_stream(stream)  # a recording that ends badly may leave us on its own,
+            random.graphsafe_set_state(random_before)  # and the random numbers still waiting for it
             self.undo()
             if is_out_of_memory(error):
                 raise
