@@ -17,16 +17,18 @@ from electra.objectives.electra import ElectraSettings
 from electra.train.optim import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings
 from electra.train.step import Step
+from transformers_step import Head, transformers_step
 
 SPECIAL = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
 ORDINARY = 999
 RING = 8
 PEER = "transformers compiled"
-MODES = {
-    "transformers": None,
-    PEER: "default",
-    "transformers graphs": "reduce-overhead",
-    "transformers chosen": "default",
+MODES: dict[str, tuple[str | None, Head]] = {
+    "transformers": (None, "labels"),
+    PEER: ("default", "labels"),
+    "transformers graphs": ("reduce-overhead", "labels"),
+    "transformers gathered": ("default", "gathered"),
+    "transformers chosen": ("default", "chosen"),
 }
 VARIANTS = ("electra", "electra plain", *MODES)
 
@@ -109,12 +111,9 @@ def ours(case: Case, device: torch.device, fast: str, say: Callable[[str], None]
 
 
 def theirs(case: Case, device: torch.device, variant: str) -> Run:
-    from transformers_step import transformers_step
-
     size = SIZES[case.size]
     full, small = case.encoder, case.encoder.scaled(size.generator.width, size.generator.depth)
     tokens = size.vocabulary, size.share, ORDINARY, SPECIAL.mask
-    chosen_only = variant == "transformers chosen"
-    step = transformers_step(full, small, *tokens, device, MODES[variant], chosen_only)
+    step = transformers_step(full, small, *tokens, device, *MODES[variant])
     ring = case.ring(device)
     return lambda number: step(ring[number % RING])

@@ -13,7 +13,7 @@ Memory is the peak that torch allocated above what lay there before, from buildi
 
 Variants: "electra" is what `electra pretrain` does, "electra plain" the same with train.fast=off; "transformers" is not
 compiled, "transformers compiled" is the one to compare with; "transformers graphs" is compiled for CUDA graphs as well;
-"transformers chosen" is compiled and takes the head apart, so that it has logits at the chosen positions alone.
+"transformers gathered" is compiled and computes the loss at the chosen positions alone, "transformers chosen" the logits too.
 """
 
 import argparse

@@ -1,16 +1,20 @@
 """The pre-training step as one writes it on transformers' modules: what ours is compared with.
 
 ElectraForMaskedLM and ElectraForPreTraining with shared embeddings; everything of fixed shape and on the device: nothing
-asks for a value, the loss of the generator and its samples (Gumbel's trick) are computed at the chosen positions alone. But
-ElectraForMaskedLM computes logits at every position, and there is no switch for that. `chosen_only` goes around it, through
-its parts (`electra`, `generator_predictions`, `generator_lm_head`): the step of somebody who has read its code.
+asks for a value, and samples (Gumbel's trick) are drawn at the chosen positions alone. ElectraForMaskedLM computes logits at
+every position, and there is no switch for that. What a user does about it is `head`:
+
+- "labels": nothing. The labels are given to the class and the loss is its own, as its documentation shows: over all positions.
+- "gathered": the logits of the chosen positions are picked out first, and the loss is over these.
+- "chosen": goes around the class, through its parts (`electra`, `generator_predictions`, `generator_lm_head`), so that there
+  are no other logits: the step of somebody who has read its code.
 
 `mode` is torch.compile's, over the whole of masking, both networks and losses; None: not compiled.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +24,8 @@ from electra.model.encoder import EncoderSettings
 
 MASK_SHARE_OF_CHOSEN = 0.85
 DETECTION_WEIGHT = 50
+Head = Literal["labels", "gathered", "chosen"]
+IGNORED = -100  # a label that the loss leaves out
 
 
 def transformers_config(settings: EncoderSettings, vocabulary: int) -> Any:
@@ -38,6 +44,10 @@ def transformers_config(settings: EncoderSettings, vocabulary: int) -> Any:
     )
 
 
+def at(values: Tensor, chosen: Tensor) -> Tensor:
+    return values.gather(1, chosen[:, :, None].expand(-1, -1, values.shape[2]))
+
+
 def transformers_step(
     full: EncoderSettings,
     small: EncoderSettings,
@@ -47,7 +57,7 @@ def transformers_step(
     mask: int,
     device: torch.device,
     mode: str | None,
-    chosen_only: bool = False,
+    head: Head = "labels",
 ) -> Callable[[Tensor], Tensor]:
     """`step(ids)` is one update, and returns its loss. Ids below `ordinary` are never chosen."""
     import transformers
@@ -61,13 +71,18 @@ def transformers_step(
     parameters = list(both.parameters())  # each once, the shared ones too
     optimizer = torch.optim.AdamW(parameters, lr=5e-4, eps=1e-6, weight_decay=0.01, fused=True)
 
-    def logits_at(ids: Tensor, chosen: Tensor) -> Tensor:
-        if chosen_only:
-            hidden = generator.electra(ids).last_hidden_state
-            hidden = hidden.gather(1, chosen[:, :, None].expand(-1, -1, hidden.shape[2]))
-            return generator.generator_lm_head(generator.generator_predictions(hidden))
-        logits = generator(ids).logits
-        return logits.gather(1, chosen[:, :, None].expand(-1, -1, vocabulary))
+    def fill(ids: Tensor, chosen: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits at the chosen positions, and the generator's loss."""
+        if head == "labels":
+            labels = torch.full_like(ids, IGNORED).scatter(1, chosen, original)
+            found = generator(ids, labels=labels)
+            return at(found.logits, chosen), found.loss
+        if head == "chosen":
+            hidden = at(generator.electra(ids).last_hidden_state, chosen)
+            logits = generator.generator_lm_head(generator.generator_predictions(hidden))
+        else:
+            logits = at(generator(ids).logits, chosen)
+        return logits, F.cross_entropy(logits.flatten(0, 1).float(), original.flatten())
 
     def losses(ids: Tensor) -> Tensor:
         count = max(1, round(share * ids.shape[1]))
@@ -75,8 +90,8 @@ def transformers_step(
         chosen = wanted.topk(count, dim=1).indices
         original = ids.gather(1, chosen)
         hidden = torch.rand(original.shape, device=device) < MASK_SHARE_OF_CHOSEN
-        logits = logits_at(ids.scatter(1, chosen, original.masked_fill(hidden, mask)), chosen)
-        mlm_loss = F.cross_entropy(logits.flatten(0, 1).float(), original.flatten())
+        masked = ids.scatter(1, chosen, original.masked_fill(hidden, mask))
+        logits, mlm_loss = fill(masked, chosen, original)
         with torch.no_grad():
             gumbel = -(-torch.rand(logits.shape, device=device).log()).log()
             corrupted = ids.scatter(1, chosen, (logits.float() + gumbel).argmax(-1))

@@ -113,7 +113,7 @@ def test_long_rows_take_another_attention_and_give_the_same(monkeypatch, short):
 def run_encoder(encoder, ids, is_real, first_only):
     encoder.zero_grad()
     states = encoder(ids, ids % 2, is_real, first_only)
-    weights = torch.linspace(-1, 1, states.numel(), device=DEVICE).view_as(states)
+    weights = torch.arange(states.numel(), device=DEVICE).sin().view_as(states)
     (states.float() * weights).sum().backward()
     return [states.detach(), *(parameter.grad.clone() for parameter in encoder.parameters())]
 
@@ -363,9 +363,9 @@ def test_the_layers_kernels_compile_for_gpus_that_are_not_here(tmp_path):
 @needs_gpu
 @pytest.mark.parametrize("padded", [False, True])
 def test_at_full_size_the_encoder_agrees_with_float64(padded):
-    """Twelve layers of 256 under autocast, with and without kernels, beside float64. Autocast keeps what layers add up in
-    float32; the fused layers round it to bfloat16 twice a layer, and the gradient that comes in once (2^-8), so their
-    error is a few times larger, and no more."""
+    """Twelve layers of 256 under autocast, with and without kernels, beside float64. Autocast keeps what layers add up, and
+    its gradient, in float32; the fused layers round both to bfloat16 twice a layer, and measure 1 to 2 % where autocast
+    measures 0.2 to 0.6 %."""
     settings = EncoderSettings(dropout=0, attention_dropout=0)
     encoder = Encoder(settings, Embeddings(settings, 1000))
     initialise(encoder, settings, 0)
@@ -394,7 +394,7 @@ def test_at_full_size_the_encoder_agrees_with_float64(padded):
         for name, mine, theirs, truth in zip(names, fast, slow, expected, strict=True)
     }
     assert errors["states"][0] < 2e-2
-    assert not {k: e for k, e in errors.items() if not (e[0] < 8 * e[1] + 2**-8 and e[0] < 0.05)}, errors
+    assert not {name: pair for name, pair in errors.items() if not (pair[0] < 3e-2 and pair[1] < 3e-2)}
 
 
 @pytest.mark.gpu
