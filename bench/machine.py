@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ def description() -> dict[str, Any]:
 
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
         "cpu": model[0].split(":")[1].strip() if model else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
