@@ -1,6 +1,7 @@
 """One update: what it computes, and what it does on a machine that cannot compile it or lacks the memory."""
 
 import time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -326,13 +327,18 @@ def test_a_function_that_cannot_be_recorded_runs_plainly_and_says_why_once(monke
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "ours")
     streams: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    states: list[str] = []
+    random = SimpleNamespace(clone_state=lambda: "before", graphsafe_set_state=states.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", [random])
     said: list[str] = []
     undone: list[int] = []
     recorder: Recorder[Tensor] = Recorder(
         lambda tensors, by: tensors["x"] * by, CPU, True, said.append, lambda: undone.append(1)
     )
     results = [recorder({"x": torch.tensor(n)}, 2).item() for n in range(4)]
-    assert results == [0, 2, 4, 6] and undone == [1] and streams == ["ours"]
+    assert results == [0, 2, 4, 6] and undone == [1]
+    assert streams == ["ours"] and states == ["before"]
     reason = "operation not permitted when stream is capturing"
     assert said == [f"the step cannot be recorded, so it is slower: {reason}"]
 

@@ -80,10 +80,8 @@ class Recorder(Generic[Result]):
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
         self.recording = True
-        stream, random = (
-            torch.cuda.current_stream(),
-            torch.cuda.default_generators[torch.cuda.current_device()],
-        )
+        stream = torch.cuda.current_stream()
+        random = torch.cuda.default_generators[torch.cuda.current_device()]
         random_before = random.clone_state()
         gc.freeze()  # recording collects garbage, and would look at everything each time
         try:
