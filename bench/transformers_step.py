@@ -57,7 +57,7 @@ def transformers_step(
     mask: int,
     device: torch.device,
     mode: str | None,
-    head: Head = "labels",
+    head: Head,
 ) -> Callable[[Tensor], Tensor]:
     """`step(ids)` is one update, and returns its loss. Ids below `ordinary` are never chosen."""
     import transformers

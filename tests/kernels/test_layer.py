@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
 
-from electra.kernels import choice, layer_launch
+from electra.kernels import choice, layer_fused, layer_launch
 from electra.kernels import layer as home
 from electra.kernels.choice import reference_only
 from electra.kernels.layer_fused import fused_end, fused_layer, halves_of
@@ -27,7 +27,7 @@ DTYPES = [FULL, HALF] if INTERPRETED else [HALF, torch.float16]
 CLOSE = {FULL: 2e-6, HALF: 3e-2, torch.float16: 4e-3}
 # batch, seq, hidden, heads, intermediate
 # The first and the last are narrow: forward, they are one kernel.
-SHAPES = [(3, 24, 32, 2, 64), (2, 16, 48, 3, 40), (5, 7, 64, 1, 96), (2, 16, 64, 4, 128)]
+SHAPES = [(3, 24, 32, 2, 64), (2, 16, 48, 3, 40), (5, 7, 64, 1, 96), (2, 128, 64, 1, 256)]
 
 needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 
@@ -90,11 +90,48 @@ def test_result_and_all_gradients_are_those_of_the_layer(shape, padded, dtype):
         assert_near(leaf.grad, parameter.grad, CLOSE[dtype])
 
 
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_a_row_without_a_real_token_is_like_the_layers(shape):
+    dtype = DTYPES[0]
+    layer, x, is_real, upstream = case(*shape)
+    is_real[0] = False
+    found, leaves = fuse(layer, x, is_real, dtype)
+    found.backward(upstream.to(dtype))
+    layer.load_state_dict({name: value.to(dtype).double() for name, value in layer.state_dict().items()})
+    expected = layer(x.double(), is_real[:, None, None, :])
+    expected.backward(upstream.to(dtype).double())
+    assert_near(found, expected, CLOSE[dtype])
+    for leaf, parameter in zip(leaves[1:], layer.in_order(), strict=True):
+        assert_near(leaf.grad, parameter.grad, CLOSE[dtype])
+
+
+@pytest.mark.parametrize("heads, hidden, wide", [(1, 16, 64), (2, 32, 128), (4, 64, 64)])
+@pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.3, 0.0), (0.0, 0.2), (0.3, 0.2)])
+def test_a_narrow_layer_is_one_kernel_and_the_same(monkeypatch, heads, hidden, wide, dropout):
+    assert layer_launch.is_narrow(hidden, wide)
+    assert not any(layer_launch.is_narrow(*sizes) for sizes in ((32, 96), (48, 64), (128, 512)))
+    dtype = DTYPES[0]
+    layer, x, is_real, upstream = case(2, 20, hidden, heads, wide)
+    seed = drawn((1 << 50) + 5) if any(dropout) else None
+    taken = []
+    run = layer_fused.narrow_layer
+    monkeypatch.setattr(layer_fused, "narrow_layer", lambda *given: taken.append(1) or run(*given))
+    found = []
+    for narrow in (True, False):
+        monkeypatch.setattr(layer_fused, "is_narrow", lambda *_, narrow=narrow: narrow)
+        result, leaves = fuse(layer, x, is_real, dtype, seed, *dropout)
+        result.backward(upstream.to(dtype))
+        found.append([result, *(leaf.grad for leaf in leaves[1:])])
+    assert taken == [1]
+    for mine, expected in zip(*found, strict=True):
+        assert_near(mine, expected.double(), max(CLOSE[dtype], 1e-5))
+
+
 @pytest.mark.parametrize("short", [128, 4])
 def test_long_rows_take_another_attention_and_give_the_same(monkeypatch, short):
     monkeypatch.setattr(home, "SHORT", short)
     dtype = DTYPES[0]
-    layer, x, is_real, upstream = case(3, 24, 32, 2, 64)
+    layer, x, is_real, upstream = case(3, 24, 32, 2, 48)
     leaves = [p.detach().to(dtype).float().requires_grad_() for p in layer.in_order()]
     mine = x.detach().clone().to(dtype).requires_grad_()
     found = home.fused_layers(mine, is_real, [leaves, leaves], 2, 0.0, 0.0, LAYER_NORM_EPS)
@@ -143,7 +180,7 @@ def test_the_encoder_takes_fused_layers_and_gives_the_same(monkeypatch, layers, 
 def test_tensors_that_are_not_dense_are_read_as_they_are():
     """A sum's gradient has strides of zero, a concatenation's is a slice, rows may be a slice too, and a mask transposed."""
     dtype = DTYPES[0]
-    layer, x, is_real, upstream = case(3, 24, 32, 2, 64)
+    layer, x, is_real, upstream = case(3, 24, 32, 2, 48)
     wide = torch.cat([x, x + 1], 2).to(dtype)
     turned = is_real.T.contiguous().T
     assert not turned.is_contiguous() and not wide[:, :, :32].is_contiguous()
@@ -160,8 +197,9 @@ def test_tensors_that_are_not_dense_are_read_as_they_are():
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_operators_keep_their_promises_to_torch():
-    layer, x, is_real, _ = case(1, 16, 32, 2, 48)
+@pytest.mark.parametrize("intermediate", [48, 64])
+def test_operators_keep_their_promises_to_torch(intermediate):
+    layer, x, is_real, _ = case(1, 16, 32, 2, intermediate)
     leaves = [p.detach().float().requires_grad_() for p in layer.in_order()]
     halves = halves_of([leaf.detach() for leaf in leaves[:8]], DTYPES[0])
     rows = x.to(DTYPES[0]).requires_grad_()
@@ -319,8 +357,9 @@ KINDS = {"eps": "fp32", "scale": "fp32", "sharpness": "fp32", "seed": "*i64", "i
          "gamma": "*fp32", "beta": "*fp32", "last_gamma": "*fp32", "last_beta": "*fp32", "attention_scale": "fp32"}
 SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold", "stream", "attention_threshold"}
 heads = [{"HEADS": 4, "SIZE": size, "SEQ": 128, "MASKED": True, "FULL": True, "DROPS": True} for size in HEAD_SIZES]
+heads += [heads[-1] | {"MASKED": False, "FULL": full, "DROPS": False} for full in (False, True)]
 norm = {"DROPS": True, "HIDDEN": 256}
-narrow = {"ATTENTION_DROPS": True, "HIDDEN": 64, "WIDE": 256, "TILE": LAUNCH.narrow[0]}
+narrow = {"RESIDUAL_DROPS": True, "HIDDEN": 64, "WIDE": 256, "TILE": LAUNCH.narrow[0]}
 jobs = (
     (kernels.add_norm_forward, norm | {"ROWS": LAUNCH.norm_forward[0]}, LAUNCH.norm_forward[1]),
     (kernels.add_norm_backward, norm | dict(zip(("ROWS", "STAGES"), LAUNCH.norm_backward[::2])), LAUNCH.norm_backward[1]),
@@ -354,7 +393,7 @@ def test_the_layers_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == 3 * (5 + 3 * 3)
+    assert len(made) == 3 * (5 + 3 * 5)
     for name, chip, shared in made:
         assert int(shared) <= {"80": 163, "86": 99, "90": 227}[chip] * 1024, name
 
@@ -399,8 +438,9 @@ def test_at_full_size_the_encoder_agrees_with_float64(padded):
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_layer_repeats_bit_for_bit():
-    layer, x, is_real, upstream = case(64, 128, 256, 4, 1024)
+@pytest.mark.parametrize("sizes", [(256, 4, 1024), (64, 1, 256)])
+def test_a_layer_repeats_bit_for_bit(sizes):
+    layer, x, is_real, upstream = case(64, 128, *sizes)
     results = []
     for _ in range(3):
         found, leaves = fuse(layer, x, is_real, HALF, drawn(1), 0.1, 0.1)

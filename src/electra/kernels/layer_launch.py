@@ -123,11 +123,10 @@ def attention_backward(
 ) -> Tensor:  # fmt: skip
     tokens, width = projected.shape
     seq, hidden = tokens // batch, width // 3
-    warps, stages = (
-        LAUNCH.attention_backward if is_roomy(projected.device) else (LAUNCH.attention_backward[0], 1)
-    )
+    warps, stages = LAUNCH.attention_backward
+    stages = stages if is_roomy(projected.device, 200_000) else 1
     slope = torch.empty_like(projected)
-    programs = min(batch, max(1, len(partial) // PROGRAMS // heads))
+    programs = min(batch, max(1, processors(projected.device) // heads))
     kernels.attention_backward[(programs, heads)](
         projected, is_real, seed, upstream, slope, partial,
         batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *Drop.of(share),
@@ -159,17 +158,17 @@ def narrow_layer(
     rows: Tensor, is_real: Tensor | None, seed: Tensor | None, halves: list[Tensor], norms: list[Tensor], batch: int,
     heads: int, dropout: float, attention_dropout: float, eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Of layer_fused.layer: what it returns."""
+    """All that layer_fused.layer returns, from one kernel."""
     tokens, hidden = rows.shape
     seq, wide = tokens // batch, len(halves[5])
     tile, warps, stages = LAUNCH.narrow
     widths = hidden, 3 * hidden, hidden, hidden, hidden, wide, hidden
     made = [rows.new_empty(tokens, width) for width in widths]
-    sizes = attention_sizes(seq, hidden, heads, is_real, dropout)
+    sizes = attention_sizes(seq, hidden, heads, is_real, attention_dropout)
     narrow_triton.layer_forward[(batch,)](
         rows, is_real, seed, *halves, *norms, *made,
         seq, (hidden // heads) ** -0.5, eps, *Drop.of(dropout), *Drop.of(attention_dropout),
-        **sizes, ATTENTION_DROPS=attention_dropout > 0, HIDDEN=hidden, WIDE=wide, TILE=tile,
+        **sizes, RESIDUAL_DROPS=dropout > 0, HIDDEN=hidden, WIDE=wide, TILE=tile,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return made

@@ -32,19 +32,11 @@ def _is_kept(seed, stream, row, column, threshold):
     """Dropout, for every pair of a row and a column. Both get a key, and the product of the keys is the random number: one
     multiplication for each element, and its upper bits, which the comparison asks for, depend on all bits of both.
     `threshold` is the share to drop, times 2^32, as a signed number that stands for an unsigned one."""
-    return _row_keys(seed, stream, row) * _column_keys(seed, column) >= threshold.to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def _row_keys(seed, stream, row):
     number = tl.load(seed)
     low, high = number.to(tl.uint32), (number >> 32).to(tl.uint32)
-    return _scramble(_scramble(_scramble(row.to(tl.uint32)) + low) ^ (high + stream))[:, None]
-
-
-@triton.jit
-def _column_keys(seed, column):
-    return (_scramble(column.to(tl.uint32) * 0x9E3779B9 + tl.load(seed).to(tl.uint32)) | 1)[None, :]
+    of_row = _scramble(_scramble(_scramble(row.to(tl.uint32)) + low) ^ (high + stream))
+    of_column = _scramble(column.to(tl.uint32) * 0x9E3779B9 + low) | 1
+    return of_row[:, None] * of_column[None, :] >= threshold.to(tl.uint32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
@@ -156,8 +148,8 @@ def gelu_backward(
         place = row[:, None].to(tl.int64) * width + column
         x = tl.load(before + place, here, 0.0).to(tl.float32)
         tail, bell = _normal_tail(x)
-        slope_here = tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
-        gradient = tl.load(upstream + place, here, 0.0).to(tl.float32) * slope_here
+        steepness = tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
+        gradient = tl.load(upstream + place, here, 0.0).to(tl.float32) * steepness
         bias_sum += gradient
         tl.store(slope + place, gradient, here)
         tl.store(after + place, _gelu(x, tail), here)
@@ -168,7 +160,8 @@ def gelu_backward(
 def _attention_weights(
     query, key, is_real, row, seq, sharpness, place, MASKED: tl.constexpr, FULL: tl.constexpr
 ):
-    """exp(scores), not yet divided by their sum, and that sum. FULL: the row fills its tile."""
+    """exp(scores), not yet divided by their sum, and that sum. FULL: the row fills its tile. In a row without a real token
+    all weights are zero."""
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     seen = place < seq
     if MASKED:
@@ -176,8 +169,9 @@ def _attention_weights(
     if MASKED or not FULL:
         scores = tl.where(seen[None, :], scores, -float("inf"))
     sharpness *= LOG2E
-    weights = tl.exp2(scores * sharpness - (tl.max(scores, 1) * sharpness)[:, None])
-    return weights, tl.sum(weights, 1)
+    highest = tl.maximum(tl.max(scores, 1), -1e30)
+    weights = tl.exp2(scores * sharpness - (highest * sharpness)[:, None])
+    return weights, tl.maximum(tl.sum(weights, 1), 1e-30)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)

@@ -1,8 +1,8 @@
 """A whole layer forward in one Triton kernel, for widths up to 64: generators.
 
 Sixty-four wide, a row of 128 tokens fits the registers of one program, and eight kernels that each read and write it would
-wait for memory, or for each other, most of the time. What the way back needs is written as it passes by. Backward, where
-sums over columns are needed at nine places, the same idea was slower than single kernels (experiments/LOG.md).
+wait for memory, or for each other, most of the time. What the way back needs is written as it passes by. The way back
+itself, with its sums over columns at nine places, is faster in one kernel for small batches only (experiments/LOG.md).
 """
 
 import triton
@@ -46,7 +46,7 @@ def layer_forward(
     gamma, beta, last_gamma, last_beta, result, projected, mixed, first, middle, wide, second,
     seq, sharpness, eps, scale, threshold, attention_scale, attention_threshold,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
-    DROPS: tl.constexpr, ATTENTION_DROPS: tl.constexpr, HIDDEN: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+    DROPS: tl.constexpr, RESIDUAL_DROPS: tl.constexpr, HIDDEN: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One row. Names are those of layer_fused.layer and end_forward."""
     place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
@@ -56,43 +56,46 @@ def layer_forward(
     inside = (place < seq)[:, None]
     here = token[:, None] * HIDDEN + column
     rows = tl.load(x + here, inside, 0.0)
-    value = tl.zeros([SEQ, HIDDEN], tl.float32)
+    product = tl.zeros([SEQ, HIDDEN], tl.float32)
     for head in tl.static_range(HEADS):
         mine = head * SIZE + unit
-        weight = into_qkv + mine[:, None] * HIDDEN + column
+        into_head = into_qkv + mine[:, None] * HIDDEN + column
         target = projected + token[:, None] * (3 * HIDDEN) + mine
-        queries = _product(rows, weight, qkv_bias + mine)
+        queries = _product(rows, into_head, qkv_bias + mine)
         tl.store(target, queries, inside)
-        keys = _product(rows, weight + HIDDEN * HIDDEN, qkv_bias + HIDDEN + mine)
+        keys = _product(rows, into_head + HIDDEN * HIDDEN, qkv_bias + HIDDEN + mine)
         tl.store(target + HIDDEN, keys, inside)
-        shares, total = _attention_weights(queries, keys, is_real, row, seq, sharpness, place, MASKED, FULL)
-        values = _product(rows, weight + 2 * HIDDEN * HIDDEN, qkv_bias + 2 * HIDDEN + mine)
+        weights, row_total = _attention_weights(
+            queries, keys, is_real, row, seq, sharpness, place, MASKED, FULL
+        )
+        values = _product(rows, into_head + 2 * HIDDEN * HIDDEN, qkv_bias + 2 * HIDDEN + mine)
         tl.store(target + 2 * HIDDEN, values, inside)
-        shares = shares.to(rows.dtype)
-        if ATTENTION_DROPS:
+        weights = weights.to(rows.dtype)
+        if DROPS:
             kept = _is_kept(seed, 0, (row * HEADS + head) * seq + place, place, attention_threshold)
-            shares = tl.where(kept, shares, 0.0)
-        mix = tl.dot(shares, values, input_precision="ieee") * (attention_scale / total)[:, None]
+            weights = tl.where(kept, weights, 0.0)
+        mix = tl.dot(weights, values, input_precision="ieee") * (attention_scale / row_total)[:, None]
         mix = mix.to(rows.dtype)
         tl.store(mixed + token[:, None] * HIDDEN + mine, mix, inside)
         outward = tl.load(into_output + column[:, None] * HIDDEN + mine)
-        value += tl.dot(mix, tl.trans(outward), input_precision="ieee")
+        product += tl.dot(mix, tl.trans(outward), input_precision="ieee")
     total, centre = _add_norm(
-        value, output_bias, rows, gamma, beta, seed, 1, token, column, scale, threshold, eps, HIDDEN, DROPS
-    )
+        product, output_bias, rows, gamma, beta, seed, 1, token, column, scale, threshold, eps, HIDDEN, RESIDUAL_DROPS
+    )  # fmt: skip
     tl.store(first + here, total, inside)
     tl.store(middle + here, centre, inside)
-    value = tl.zeros([SEQ, HIDDEN], tl.float32)
+    product = tl.zeros([SEQ, HIDDEN], tl.float32)
     for start in range(0, WIDE, TILE):
         some = start + part
-        hidden = _product(centre, into_wide + some[:, None] * HIDDEN + column, wide_bias + some)
-        tl.store(wide + token[:, None] * WIDE + some, hidden, inside)
-        before = hidden.to(tl.float32)
+        expanded = _product(centre, into_wide + some[:, None] * HIDDEN + column, wide_bias + some)
+        tl.store(wide + token[:, None] * WIDE + some, expanded, inside)
+        before = expanded.to(tl.float32)
         tail, _ = _normal_tail(before)
         back = tl.load(into_narrow + column[:, None] * WIDE + some)
-        value += tl.dot(_gelu(before, tail).to(rows.dtype), tl.trans(back), input_precision="ieee")
+        product += tl.dot(_gelu(before, tail).to(rows.dtype), tl.trans(back), input_precision="ieee")
     total, last = _add_norm(
-        value, narrow_bias, centre, last_gamma, last_beta, seed, 2, token, column, scale, threshold, eps, HIDDEN, DROPS
+        product, narrow_bias, centre, last_gamma, last_beta, seed, 2, token, column, scale, threshold, eps, HIDDEN,
+        RESIDUAL_DROPS,
     )  # fmt: skip
     tl.store(second + here, total, inside)
     tl.store(result + here, last, inside)
