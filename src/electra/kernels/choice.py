@@ -50,8 +50,8 @@ def processors(device: torch.device) -> int:
 
 @lru_cache
 def is_roomy(device: torch.device, needed: int = 160_000) -> bool:
-    """Whether a program can have that many bytes of shared memory: 160,000 on A100, 200,000 on H100 and above; gamers' cards have
-    less."""
+    """Whether a program can have that many bytes of shared memory: 160,000 on A100, 200,000 on H100 and above; gamers'
+    cards have less."""
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= needed  # type: ignore[attr-defined]
