@@ -71,7 +71,11 @@ def test_detection_logits_equal_electra_for_pre_training():
 
 
 def test_token_logits_equal_electra_for_masked_lm():
-    encoder, head, batch = our_encoder(TINY), noisy(TokenHead(TINY, VOCABULARY)), make_batch()
+    encoder, head, batch = (
+        our_encoder(TINY),
+        noisy(TokenHead(TINY.hidden, TINY.embedding, VOCABULARY)),
+        make_batch(),
+    )
     theirs = transformers.ElectraForMaskedLM(hf_config(TINY, "generator")).eval()
     missing = theirs.load_state_dict(network_tensors(encoder, head, "ElectraForMaskedLM"), strict=False)
     assert missing.missing_keys == ["generator_lm_head.weight"] and not missing.unexpected_keys

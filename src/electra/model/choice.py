@@ -16,7 +16,7 @@ EncoderChoice = Annotated[AnySettings, Field(discriminator="kind")]
 AnyEncoder = Encoder | ModernBert
 Embeddings = electra.Embeddings | modernbert.Embeddings
 DisentangledEmbeddings = electra.DisentangledEmbeddings | modernbert.DisentangledEmbeddings
-TokenHead = heads.TokenHead | modernbert_heads.TokenHead
+TokenHead = heads.TokenHead
 DetectionHead = heads.DetectionHead | modernbert_heads.DetectionHead
 
 
@@ -74,7 +74,7 @@ def encoder_alone(settings: AnySettings, vocab_size: int) -> AnyEncoder:
 def build_token_head(settings: AnySettings, vocab_size: int) -> TokenHead:
     match settings:
         case EncoderSettings():
-            return heads.TokenHead(settings, vocab_size)
+            return TokenHead(settings.hidden, settings.embedding, vocab_size)
         case ModernBertSettings():
             return modernbert_heads.TokenHead(settings, vocab_size)
 

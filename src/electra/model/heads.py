@@ -11,10 +11,17 @@ class TokenHead(nn.Module):
     """p_G(x_t | x) ∝ exp(e(x_t)ᵀ h(x)_t): dense to the embedding size, GELU, LayerNorm, then the word table (passed in,
     because it belongs to the embeddings) and a bias of its own."""
 
-    def __init__(self, settings: EncoderSettings, vocab_size: int):
+    def __init__(
+        self,
+        hidden: int,
+        embedding: int,
+        vocab_size: int,
+        eps: float = LAYER_NORM_EPS,
+        has_biases: bool = True,
+    ):
         super().__init__()
-        self.dense = nn.Linear(settings.hidden, settings.embedding)
-        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.dense = nn.Linear(hidden, embedding, bias=has_biases)
+        self.norm = nn.LayerNorm(embedding, eps, bias=has_biases)
         self.bias = nn.Parameter(Tensor(vocab_size).zero_())
 
     def states(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows embedding"]:

@@ -1,30 +1,19 @@
 """Heads on ModernBERT, in the forms that transformers' ModernBert classes have."""
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from electra.model import heads
 from electra.model.modernbert import NORM_EPS, ModernBertSettings
 
 
-class TokenHead(nn.Module):
+class TokenHead(heads.TokenHead):
     """As heads.TokenHead, in the form that ModernBertForMaskedLM has: no biases but the last, and the same norm as
     everywhere else."""
 
     def __init__(self, settings: ModernBertSettings, vocab_size: int):
-        super().__init__()
-        self.dense = nn.Linear(settings.hidden, settings.embedding, bias=False)
-        self.norm = nn.LayerNorm(settings.embedding, NORM_EPS, bias=False)
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
-
-    def states(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows embedding"]:
-        return self.norm(F.gelu(self.dense(hidden)))
-
-    def forward(
-        self, hidden: Float[Tensor, "*rows hidden"], words: Float[Tensor, "vocab embedding"]
-    ) -> Float[Tensor, "*rows vocab"]:
-        return F.linear(self.states(hidden), words, self.bias)
+        super().__init__(settings.hidden, settings.embedding, vocab_size, NORM_EPS, has_biases=False)
 
 
 class LabelHead(nn.Module):
