@@ -57,10 +57,10 @@ def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
             raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
     else:
         known = recipe_names(folder)
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, known, n=1) or [one for one in known if name in one.split("-")]
         raise SettingsError(
             f"no recipe {name!r}: it is neither a TOML file nor a shipped recipe."
-            + (f" Did you mean {near[0]}?" if near else f" Shipped are {', '.join(known)}.")
+            + (f" Did you mean {' or '.join(near)}?" if near else f" Shipped are {', '.join(known)}.")
         )
     try:
         return tomllib.loads(text)
