@@ -3,8 +3,8 @@
     python bench/layer_kernels.py [--tokens 131072] [--hidden 256] [--dropout 0.1] [--sweep]
 
 Needs a CUDA device. bfloat16, rows of 128. "floor" is every input read once and every output written once at the
-bandwidth that the device reaches in the simplest of kernels (measured here), for matrix products also their arithmetic at the peak
-that flops.py knows as measured. Launches are recorded, so the host is not in the figures. First one layer is checked
+bandwidth that the device reaches in the simplest of kernels (measured here), for matrix products also their arithmetic
+at the peak that flops.py knows as measured. Launches are recorded, so the host is not in the figures. First one layer is checked
 against float64. `--sweep` times other tiles and warps: LAUNCH in layer_launch.py is fixed from it.
 """
 
