@@ -422,6 +422,7 @@ def test_at_most_twenty_problems_are_shown(toy_model, tmp_path):
     ("words", "code", "part"),
     [
         (("MODEL", "nothing"), 2, "neither a task (cola"),
+        (("MODEL", "missing.csv"), 3, "missing.csv does not exist"),
         (("MODEL", "mrpc"), 2, "Add data=FOLDER"),
         (("MODEL", "mrpc", "data=nowhere"), 3, "nowhere"),
         (("MODEL", "TABLE", "epoch=3"), 2, "Did you mean epochs?"),

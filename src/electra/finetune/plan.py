@@ -72,6 +72,8 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
         name, guessed = path.stem, False
     elif is_table(path) or path.is_dir() or (path.is_file() and overrides.get("kind") in ("tagging", "span")):
         given, name, guessed = {"data": item} | dict(overrides), stem(path), True
+    elif path.suffix and not path.exists():
+        raise DataError(f"{item} does not exist. Give a file that does, a folder, or the name of a task.")
     else:
         raise SettingsError(
             f"{item!r} is neither a task ({', '.join(config.recipe_names(TASKS))}), a TOML file, a table (.csv, .tsv, "
