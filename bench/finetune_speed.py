@@ -28,8 +28,8 @@ ASKED = 1.5
 
 def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> dict[str, float]:
     from electra.data.tokenizer import special_ids
-    from electra.finetune.loop import Dev, infer, train_task
-    from electra.finetune.plan import make_plan
+    from electra.finetuning.loop import Dev, infer, train_task
+    from electra.finetuning.plan import make_plan
     from electra.finetuning.start import build_model, load_start, prepare_task
 
     start = load_start(Path(arguments.model))
@@ -113,7 +113,7 @@ SIDES = {"electra": ours, "trainer": trainer}
 
 def rows_of(arguments: argparse.Namespace) -> tuple[list[dict], list[dict]]:
     """A fixed part of train, spread over the file, and the beginning of dev."""
-    from electra.finetune.table import read_rows
+    from electra.data.tables import read_rows
 
     folder = Path(arguments.data) / "glue" / arguments.task
     files = sorted(folder.iterdir())

@@ -24,8 +24,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--out", default="")
     arguments = parser.parse_intermixed_args()
-    from electra import config
-    from electra.finetune.plan import file_line
+    from electra.base import config
+    from electra.finetuning.plan import file_line
     from electra.finetuning.run import finetune
 
     data = Path(arguments.data)

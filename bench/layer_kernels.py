@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import machine
-from electra import flops
 from electra.kernels import layer_launch as launch
 from electra.kernels.layer_fused import weight_gradient
-from electra.model.encoder import EncoderSettings, Layer
+from electra.model.electra import EncoderSettings, Layer
+from electra.pretraining import flops
 
 SEQ = 128
 HALF = torch.bfloat16

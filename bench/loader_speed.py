@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 import machine
-from electra.batch import TENSORS, SpecialIds
-from electra.data.loader import Loader
+from electra.base.batch import TENSORS, SpecialIds
+from electra.data.batches import Loader
 from electra.data.resident import place_corpus
 from electra.data.rows import RowsSettings, build_rows
 from electra.data.shards import Shard, TokenData

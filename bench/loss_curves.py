@@ -17,10 +17,10 @@ import machine
 from electra.data.rows import RowsSettings
 from electra.data.shards import read_manifest
 from electra.objectives.corruption import MaskingSettings
-from electra.pretrain import build_parts
-from electra.recipe import PretrainSettings
+from electra.pretraining.run import build_parts
+from electra.pretraining.settings import PretrainSettings
 from electra.train.device import choose_device
-from electra.train.optim import OptimizerSettings, build_optimizer, split_parameters
+from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.schedule import ScheduleSettings, learning_rate
 from electra.train.settings import TrainSettings
 from electra.train.step import Step

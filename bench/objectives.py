@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import machine
-from electra.compare import Variant, compare, parse_budget
-from electra.compare_report import markdown, plot, summary
 from electra.data.tokenizer import load_tokenizer, special_ids
-from electra.probe import probe_accuracy, read_labelled
-from electra.recipe import build_objective, resolve
+from electra.inspector.compare import Variant, compare, parse_budget
+from electra.inspector.compare_report import markdown, plot, summary
+from electra.inspector.probe import probe_accuracy, read_labelled
+from electra.pretraining.settings import build_objective, resolve
 
 BASE = str(Path(__file__).with_name("objectives.toml"))
 FULL = ("generator.width=1.0", "generator.depth=1.0")

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import machine
-from electra import config
+from electra.base import config
 from electra.finetuning.run import finetune
 
 STARTS = {

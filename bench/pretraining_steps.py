@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from electra import flops
-from electra.batch import Batch, SpecialIds
-from electra.errors import MemoryExhaustedError
-from electra.model.encoder import EncoderSettings
-from electra.model.generator import GeneratorSettings
+from electra.base.batch import Batch, SpecialIds
+from electra.base.errors import MemoryExhaustedError
+from electra.model.electra import EncoderSettings
+from electra.model.generators import GeneratorSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings
 from electra.objectives.corruptor import Material
 from electra.objectives.electra import ElectraSettings
-from electra.train.optim import OptimizerSettings, build_optimizer, split_parameters
+from electra.pretraining import flops
+from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings
 from electra.train.step import Step
 from transformers_step import Head, transformers_step

@@ -6,7 +6,7 @@ from pathlib import Path
 def random_small(folder: Path, vocabulary: Path) -> Path:
     from electra.data.tokenizer import adopt_vocabulary, special_ids, vocabulary_size
     from electra.interop import hf
-    from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
+    from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
     from electra.model.heads import DetectionHead
 
     if not folder.exists():

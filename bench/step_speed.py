@@ -26,13 +26,13 @@ SPECIAL = (0, 100, 101, 102, 103)
 
 
 def ours() -> Callable[[torch.Tensor, int], None]:
-    from electra.batch import Batch, SpecialIds
-    from electra.model.encoder import EncoderSettings
-    from electra.model.generator import GeneratorSettings
+    from electra.base.batch import Batch, SpecialIds
+    from electra.model.electra import EncoderSettings
+    from electra.model.generators import GeneratorSettings
     from electra.objectives.corruption import MaskingSettings, SamplingSettings
     from electra.objectives.corruptor import Material
     from electra.objectives.electra import ElectraSettings
-    from electra.train.optim import OptimizerSettings, build_optimizer
+    from electra.train.optimizers import OptimizerSettings, build_optimizer
 
     settings = EncoderSettings(), GeneratorSettings(), MaskingSettings(), SamplingSettings()
     by_token = torch.zeros(VOCABULARY, dtype=torch.bool), torch.zeros(VOCABULARY)

@@ -8,7 +8,7 @@ A case is size:rows x length; `--size` alone takes that size's usual one. Both s
 bfloat16 where there is a GPU, fused AdamW, clipping, random rows that lie on the device, a different batch each step.
 Warm-up and compiling are not timed. Variants take turns in blocks of steps; the median of the blocks is what is compared.
 What does not fit into memory beside the others has the device alone ("alone"). The share of the peak counts the matrix
-products that the step needs (electra.flops), the same number for every variant, though transformers' computes more.
+products that the step needs (electra.pretraining.flops), the same number for every variant, though transformers' computes more.
 Memory is the peak that torch allocated above what lay there before, from building to the last step, recording included.
 
 Variants: "electra" is what `electra pretrain` does, "electra plain" the same with train.fast=off; "transformers" is not
@@ -30,9 +30,9 @@ from typing import Any, TypeVar
 import torch
 
 import machine
-from electra import flops
-from electra.errors import MemoryExhaustedError
-from electra.train.guard import is_out_of_memory
+from electra.base.errors import MemoryExhaustedError
+from electra.pretraining import flops
+from electra.train.signals import is_out_of_memory
 from pretraining_steps import MODES, PEER, SIZES, VARIANTS, Case, ours, theirs
 
 Result = TypeVar("Result")

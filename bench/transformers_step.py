@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.model.encoder import EncoderSettings
+from electra.model.electra import EncoderSettings
 
 MASK_SHARE_OF_CHOSEN = 0.85
 DETECTION_WEIGHT = 50

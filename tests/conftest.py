@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
 
 install_import_hook(
     [
-        "electra.batch",
-        "electra.randomness",
+        "electra.base.batch",
+        "electra.base.randomness",
         "electra.kernels.layer",  # not what Triton compiles
         "electra.kernels.masked_head",
         "electra.kernels.sampling",
@@ -25,8 +25,8 @@ install_import_hook(
     "shapes.checked",
 )
 
-from electra.batch import Batch, SpecialIds  # noqa: E402
-from electra.model.encoder import EncoderSettings  # noqa: E402
+from electra.base.batch import Batch, SpecialIds  # noqa: E402
+from electra.model.electra import EncoderSettings  # noqa: E402
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCABULARY = 97
@@ -61,7 +61,7 @@ def make_batch(
 
 def material(vocabulary: int, encoder=TINY, generator=None, masking=None, sampling=None, seed: int = 5):
     """What objectives are built from. Every third token goes on with the word before it."""
-    from electra.model.generator import GeneratorSettings
+    from electra.model.generators import GeneratorSettings
     from electra.objectives.corruption import MaskingSettings, SamplingSettings
     from electra.objectives.corruptor import Material
 
@@ -116,7 +116,7 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from electra.data.corpus import Corpus
     from electra.data.tokenizer import TokenizerSettings, special_ids, train_tokenizer, vocabulary_size
     from electra.interop import hf
-    from electra.model.encoder import Embeddings, Encoder, initialise
+    from electra.model.electra import Embeddings, Encoder, initialise
     from electra.model.heads import DetectionHead
 
     folder = tmp_path_factory.mktemp("toy")

@@ -60,7 +60,7 @@ def electra(*words: object, env: dict[str, str] | None = None, **more) -> subpro
 
 def electra_inside(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
     """The command line in this process: importing torch once is enough for most tests."""
-    from electra.cli import main
+    from electra.commands import main
 
     out, err = io.StringIO(), io.StringIO()
     with (

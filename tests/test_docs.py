@@ -96,7 +96,7 @@ def test_no_example_asks_a_model_about_the_table_it_was_trained_on(page):
 
 @pytest.mark.parametrize("page", ["finetune-tagging.md", "finetune-squad.md"])
 def test_the_tasks_of_the_docs_are_tasks(page):
-    from electra.finetune.plan import place
+    from electra.finetuning.plan import place
 
     (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL)
     task, _ = place(tomllib.loads(text), {})

@@ -9,18 +9,18 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "PretrainSettings": "electra.recipe",
-    "resolve": "electra.recipe",
-    "load_run": "electra.runs",
-    "evaluate_run": "electra.evaluate",
+    "PretrainSettings": "electra.pretraining.settings",
+    "resolve": "electra.pretraining.settings",
+    "load_run": "electra.pretraining.load",
+    "evaluate_run": "electra.pretraining.evaluate",
     "train_tokenizer": "electra.data.tokenizer",
     "load_tokenizer": "electra.data.tokenizer",
     "prepare": "electra.data.prepare",
     "open_data": "electra.data.shards",
     "load_discriminator": "electra.interop.hf",
     "load_generator": "electra.interop.hf",
-    "detect": "electra.inspector.analyse",
-    "ElectraError": "electra.errors",
+    "detect": "electra.inspector.detect",
+    "ElectraError": "electra.base.errors",
 }
 __all__ = [*_HOMES, "__version__"]
 

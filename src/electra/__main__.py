@@ -1,3 +1,3 @@
-from electra.cli import main
+from electra.commands import main
 
 main()

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from electra.batch import Batch
-from electra.data.loader import Loader
+from electra.base.batch import Batch
+from electra.base.randomness import mix
+from electra.data.batches import Loader
 from electra.data.rows import PackedRows, Rows
-from electra.randomness import mix
 
 
 class RowByRow:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from electra.base.errors import DataError
 from electra.data import corpus as corpus_module
 from electra.data.corpus import Corpus, CorpusSettings, Reading
-from electra.errors import DataError
 
 TEXT = "Café one.\nStill one.\n\nDocument two.\n"
 DOCUMENTS = ["Café one.\nStill one.", "Document two."]

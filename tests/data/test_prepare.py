@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from electra.base.errors import DataError, ElectraError, MachineError, SettingsError
 from electra.data import prepare as prepare_module
 from electra.data.corpus import CorpusSettings
 from electra.data.prepare import PrepareSettings, prepare
 from electra.data.shards import open_data, verify_shards
 from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, load_tokenizer, save_tokenizer
-from electra.errors import DataError, ElectraError, MachineError, SettingsError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SMALL_UNITS = PrepareSettings(unit_bytes=20_000, heldout_share=0.1)
@@ -338,7 +338,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from electra.data.prepare import PrepareSettings, prepare
-from electra.errors import ElectraError
+from electra.base.errors import ElectraError
 if __name__ == "__main__":
     corpus, out, tokenizer = map(Path, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))

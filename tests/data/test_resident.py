@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from test_rows import corpora, make_data, same
 
 from conftest import SPECIAL
+from electra.base.errors import MachineError
 from electra.data import resident
-from electra.data.loader import Loader
+from electra.data.batches import Loader
 from electra.data.resident import STEPS_AHEAD, Resident, place_corpus
 from electra.data.rows import RowsSettings, build_rows
 from electra.data.shards import Shard
-from electra.errors import MachineError
-from electra.pretrain import pretrain
-from electra.recipe import resolve
+from electra.pretraining.run import pretrain
+from electra.pretraining.settings import resolve
 from electra.train.checkpoint import checkpoint_folders
 
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from row_reference import RowByRow
 
 from conftest import SPECIAL
-from electra.batch import Batch
-from electra.data.loader import HeldOut, Loader, collate
+from electra.base.batch import Batch
+from electra.base.randomness import permute
+from electra.data.batches import HeldOut, Loader, collate
 from electra.data.rows import PackedRows, RowsSettings, SegmentRows, build_rows, plan_segments
 from electra.data.shards import Shard, TokenData
-from electra.randomness import permute
 
 
 def make_data(documents_of_shards: list[list[list[int]]]) -> TokenData:

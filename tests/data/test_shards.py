@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
+from electra.base.errors import CorruptError, DataError, ElectraError
 from electra.data.corpus import Corpus
 from electra.data.prepare import PrepareSettings, prepare
 from electra.data.shards import (
@@ -30,7 +31,6 @@ from electra.data.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from electra.errors import CorruptError, DataError, ElectraError
 from helpers import write_corpus
 
 DOCUMENTS = ["a b\nc", "b", "c c\n\na"] * 40 + ["only c"]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from electra.config import validate
+from electra.base.config import validate
+from electra.base.errors import CorruptError, DataError, MachineError, SettingsError
 from electra.data.corpus import Corpus
 from electra.data.tokenizer import (
     SPECIAL_TOKENS,
@@ -18,7 +19,6 @@ from electra.data.tokenizer import (
     train_tokenizer,
     vocabulary_size,
 )
-from electra.errors import CorruptError, DataError, MachineError, SettingsError
 
 KINDS = ("wordpiece", "unigram", "bpe")
 PROBES = [

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from electra.data.tokenizer import special_ids
-from electra.inspector.analyse import read_logits
-from electra.runs import load_energy_model
+from electra.inspector.detect import read_logits
+from electra.pretraining.load import load_energy_model
 from helpers import electra
 
 TEXTS = ["The barak walks the selin.", "back.", "The gorowa reads the timute, and the timute reads back."]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from electra.base.errors import CorruptError, DataError
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, special_ids, vocabulary_size
-from electra.errors import CorruptError, DataError
 from electra.interop import check, hf
-from electra.recipe import build_objective
-from electra.runs import export_parts, load_run
+from electra.pretraining.load import export_parts, load_run
+from electra.pretraining.settings import build_objective
 from helpers import electra
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")

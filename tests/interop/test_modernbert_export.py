@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 
+from electra.base.errors import CorruptError, DataError, MachineError, SettingsError
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
-from electra.errors import CorruptError, DataError, MachineError, SettingsError
 from electra.interop import hf, modernbert
 from electra.interop.check import PROBE, our_logits, probe_batch
-from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings, initialise
-from electra.model.modernbert_heads import DetectionHead, TokenHead
+from electra.model.modern import Embeddings, ModernBert, ModernBertSettings, initialise
+from electra.model.modern_heads import DetectionHead, TokenHead
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 

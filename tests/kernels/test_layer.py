@@ -13,12 +13,13 @@ pytest.importorskip("triton")
 
 from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
 
-from electra.kernels import choice, layer_fused, layer_launch
 from electra.kernels import layer as home
-from electra.kernels.choice import reference_only
+from electra.kernels import layer_fused, layer_launch
+from electra.kernels import switch as choice
 from electra.kernels.layer_fused import fused_end, fused_layer, halves_of
-from electra.model import encoder as encoder_module
-from electra.model.encoder import LAYER_NORM_EPS, Embeddings, Encoder, EncoderSettings, Layer, initialise
+from electra.kernels.switch import reference_only
+from electra.model import electra as encoder_module
+from electra.model.electra import LAYER_NORM_EPS, Embeddings, Encoder, EncoderSettings, Layer, initialise
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HALF, FULL = torch.bfloat16, torch.float32

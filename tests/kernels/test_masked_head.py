@@ -14,11 +14,12 @@ pytest.importorskip("triton")
 
 from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
 
-from electra.kernels import choice, masked_head_fused
+from electra.base.randomness import uniform
 from electra.kernels import masked_head as home
+from electra.kernels import masked_head_fused
+from electra.kernels import switch as choice
 from electra.kernels.masked_head import masked_head, reference
 from electra.kernels.masked_head_fused import fused, plan, splits_of
-from electra.randomness import uniform
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HALF, FULL = torch.bfloat16, torch.float32

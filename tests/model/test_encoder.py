@@ -6,7 +6,7 @@ import torch
 from conftest import SPECIAL, TINY, VOCABULARY, make_batch
 from electra.interop import electra, hf
 from electra.interop.folder import network_tensors
-from electra.model.encoder import Embeddings, Encoder, EncoderSettings, initialise
+from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
 from electra.model.heads import DetectionHead, TokenHead
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")

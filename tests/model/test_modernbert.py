@@ -7,11 +7,11 @@ import torch
 from torch.nn import functional
 
 from conftest import SPECIAL, VOCABULARY, make_batch
-from electra.batch import Batch
+from electra.base.batch import Batch
 from electra.interop import modernbert as export
 from electra.interop.folder import network_tensors
 from electra.model import packed
-from electra.model.modernbert import (
+from electra.model.modern import (
     Embeddings,
     ModernBert,
     ModernBertSettings,
@@ -19,7 +19,7 @@ from electra.model.modernbert import (
     rotate,
     rotation,
 )
-from electra.model.modernbert_heads import DetectionHead, TokenHead
+from electra.model.modern_heads import DetectionHead, TokenHead
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
@@ -201,8 +201,8 @@ def test_the_kernel_is_asked_for_what_the_reference_does(monkeypatch):
     encoder, batch = ours(SMALL), make_batch()
     with torch.no_grad():
         expected = encoder.encode_packed(*pack(batch))
-        monkeypatch.setattr("electra.model.modernbert.has_varlen", lambda *_: True)
-        monkeypatch.setattr("electra.model.modernbert.mix_row_by_row", None)
+        monkeypatch.setattr("electra.model.modern.has_varlen", lambda *_: True)
+        monkeypatch.setattr("electra.model.modern.mix_row_by_row", None)
         found = encoder.encode_packed(*pack(batch))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
@@ -212,7 +212,7 @@ def test_positions_start_anew_in_every_packed_row(monkeypatch):
     asked = []
     honest = rotation
     monkeypatch.setattr(
-        "electra.model.modernbert.rotation",
+        "electra.model.modern.rotation",
         lambda places, *more: asked.append(places) or honest(places, *more),
     )
     encoder, batch = ours(SMALL), make_batch()
@@ -221,8 +221,8 @@ def test_positions_start_anew_in_every_packed_row(monkeypatch):
 
 
 def test_a_kernel_without_dropout_is_not_used_where_there_is_dropout(monkeypatch):
-    monkeypatch.setattr("electra.model.modernbert.has_varlen", lambda *_: True)
-    monkeypatch.setattr("electra.model.modernbert.mix_varlen", None)
+    monkeypatch.setattr("electra.model.modern.has_varlen", lambda *_: True)
+    monkeypatch.setattr("electra.model.modern.mix_varlen", None)
     encoder = ours(SMALL.model_copy(update={"attention_dropout": 0.1})).train()
     assert encoder.encode_packed(*pack(make_batch())).isfinite().all()
 

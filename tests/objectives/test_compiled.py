@@ -11,10 +11,10 @@ SIZES = "layers=2, hidden=16, heads=1, intermediate=16, embedding=8, dropout=0, 
 CODE = """
 from dataclasses import replace
 import torch
-from electra.batch import Batch, SpecialIds
-from electra.model.encoder import EncoderSettings
-from electra.model.modernbert import ModernBertSettings
-from electra.model.generator import GeneratorSettings
+from electra.base.batch import Batch, SpecialIds
+from electra.model.electra import EncoderSettings
+from electra.model.modern import ModernBertSettings
+from electra.model.generators import GeneratorSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings
 from electra.objectives.corruptor import Material
 from electra.objectives.electra import ElectraSettings

@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from conftest import SPECIAL, make_batch
+from electra.base.randomness import uniform
 from electra.kernels.sampling import inverse_cdf, sample_tokens
 from electra.objectives.corruption import (
     SamplingSettings,
@@ -14,7 +15,6 @@ from electra.objectives.corruption import (
     replace_at,
     sample,
 )
-from electra.randomness import uniform
 
 
 def choose(batch, share=0.15, purpose="choose"):

@@ -5,11 +5,11 @@ import torch
 from sklearn import metrics
 
 from conftest import SPECIAL, TINY, make_batch, material
+from electra.base.randomness import uniform
 from electra.kernels.masked_head import masked_head
-from electra.model.generator import GeneratorSettings
+from electra.model.generators import GeneratorSettings
 from electra.objectives.corruption import SamplingSettings
 from electra.objectives.electra import ElectraSettings
-from electra.randomness import uniform
 
 VOCABULARY = 300  # more than two sampling blocks
 QUIET = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})

@@ -5,8 +5,8 @@ import torch
 from scipy import stats
 
 from conftest import SPECIAL, TINY, material
-from electra.batch import Batch
-from electra.model.generator import GeneratorSettings
+from electra.base.batch import Batch
+from electra.model.generators import GeneratorSettings
 from electra.objectives.corruption import MaskingSettings
 from electra.objectives.electric import ElectricSettings
 

@@ -8,9 +8,9 @@ from scipy import stats
 from sklearn import metrics
 
 from conftest import TINY, material
-from electra.model.generator import GeneratorSettings
+from electra.model.generators import GeneratorSettings
 from electra.objectives.electra import ElectraSettings
-from electra.objectives.figures import alarms, area_under_curve, effective_number
+from electra.objectives.metrics import alarms, area_under_curve, effective_number
 
 HEALTHY = {
     "mlm_loss": 3.0,

@@ -6,11 +6,11 @@ import torch
 from scipy import stats
 
 from conftest import SPECIAL, TINY, make_batch, material
-from electra.model.generator import GeneratorSettings, build_pair
-from electra.model.modernbert import ModernBertSettings
+from electra.base.randomness import uniform
+from electra.model.generators import GeneratorSettings, build_pair
+from electra.model.modern import ModernBertSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings, choose, mark, sample, span_starts
 from electra.objectives.electra import ElectraSettings
-from electra.randomness import uniform
 
 VOCABULARY = 150
 QUIET = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})

@@ -6,7 +6,8 @@ import reference
 import torch
 
 from conftest import SPECIAL, TINY, make_batch, material
-from electra.model.generator import GeneratorSettings
+from electra.base.randomness import uniform
+from electra.model.generators import GeneratorSettings
 from electra.objectives.adversarial import AdversarialSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings
 from electra.objectives.electra import ElectraSettings
@@ -15,7 +16,6 @@ from electra.objectives.masked_lm import MaskedLMSettings
 from electra.objectives.replaced_span import ReplacedSpanSettings
 from electra.objectives.selection import SelectionSettings
 from electra.objectives.token_recovery import TokenRecoverySettings
-from electra.randomness import uniform
 
 VOCABULARY = 150
 QUIET = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})

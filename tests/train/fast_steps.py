@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from electra.batch import Batch, SpecialIds
-from electra.model.encoder import EncoderSettings
-from electra.model.generator import GeneratorSettings
+from electra.base.batch import Batch, SpecialIds
+from electra.model.electra import EncoderSettings
+from electra.model.generators import GeneratorSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings
 from electra.objectives.corruptor import Material
 from electra.objectives.electra import ElectraSettings
-from electra.recipe import resolve
-from electra.train.optim import OptimizerSettings, build_optimizer, split_parameters
+from electra.pretraining.settings import resolve
+from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings
 from electra.train.step import Step
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.errors import CorruptError, MachineError, MemoryExhaustedError
-from electra.files import lock
-from electra.train import checkpoint, guard
+from electra.base.errors import CorruptError, MachineError, MemoryExhaustedError
+from electra.base.files import lock
+from electra.base.signals import Signals
+from electra.train import checkpoint
+from electra.train import signals as guard
 from electra.train.settings import memory_remedy
 
 
@@ -111,7 +113,7 @@ def test_a_first_signal_is_remembered_and_a_second_ends_the_process_at_once(numb
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     before = signal.getsignal(number)
-    with guard.Signals() as signals:
+    with Signals() as signals:
         os.kill(os.getpid(), number)
         assert signals.received == number and not ended
         os.kill(os.getpid(), number)
@@ -121,7 +123,7 @@ def test_a_first_signal_is_remembered_and_a_second_ends_the_process_at_once(numb
 
 def test_training_may_run_in_a_thread_where_nobody_can_listen_for_signals():
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: guard.Signals().__enter__().received).result() is None
+        assert pool.submit(lambda: Signals().__enter__().received).result() is None
 
 
 def test_out_of_memory_becomes_one_line_with_a_way_out():

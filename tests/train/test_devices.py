@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from conftest import TINY, make_batch, material
-from electra.model.generator import GeneratorSettings
+from electra.base.randomness import uniform
+from electra.model.generators import GeneratorSettings
 from electra.objectives.electra import ElectraSettings
-from electra.randomness import uniform
 from electra.train.checkpoint import checkpoint_folders
-from electra.train.runlog import read_metrics
+from electra.train.log import read_metrics
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -42,9 +42,9 @@ def run_to_the_end(
     recipe: str, prepared: Path, run: Path, device: str, stop_at: int | None = None
 ) -> dict[str, bytes]:
     """In this process, so that shapes are checked too. `stop_at` plays an interruption."""
-    from electra.pretrain import pretrain
-    from electra.recipe import resolve
-    from electra.train import trainer
+    from electra.pretraining.run import pretrain
+    from electra.pretraining.settings import resolve
+    from electra.train import loop as trainer
 
     words = [f"data={prepared}", f"run={run}", "train.deterministic=true", f"train.device={device}"]
     words += ["train.fast=off"]  # the fast step cannot be compiled with the checks: test_fast_step.py

@@ -11,12 +11,12 @@ from test_optim import original_adam
 from torch import nn, optim
 
 from conftest import TINY, make_batch, material
-from electra.model.generator import GeneratorSettings
-from electra.model.modernbert import Embeddings, ModernBert, ModernBertSettings
+from electra.model.generators import GeneratorSettings
+from electra.model.modern import Embeddings, ModernBert, ModernBertSettings
 from electra.objectives.electra import ElectraSettings
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.muon import ROUNDS, Matrix, Muon, matrices_in_layers, orthogonalise
-from electra.train.optim import (
+from electra.train.optimizers import (
     OptimizerSettings,
     Rates,
     build_optimizer,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from electra.train.optim import (
+from electra.train.optimizers import (
     OptimizerSettings,
     build_optimizer,
     clip_gradients,

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from conftest import make_batch
-from electra.batch import Batch
-from electra.errors import MachineError, MemoryExhaustedError
-from electra.kernels import choice
+from electra.base.batch import Batch
+from electra.base.errors import MachineError, MemoryExhaustedError
+from electra.base.randomness import mix
+from electra.kernels import switch as choice
 from electra.objectives.corruption import SamplingSettings, sample
-from electra.pretrain import pretrain
-from electra.randomness import mix
-from electra.recipe import resolve
+from electra.pretraining.run import pretrain
+from electra.pretraining.settings import resolve
 from electra.train import device as machine
-from electra.train import guard, trainer
-from electra.train.optim import OptimizerSettings, build_optimizer, split_parameters
-from electra.train.recorded import Recorder
-from electra.train.runlog import read_metrics
+from electra.train import loop as trainer
+from electra.train import signals as guard
+from electra.train.cuda_graph import Recorder
+from electra.train.log import read_metrics
+from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings, finer
 from electra.train.step import Step
 

@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from electra.config import Settings
-from electra.data.sources import OpenSource, Source, find_sources, open_source
+from electra.base.config import Settings
+from electra.base.errors import DataError
+from electra.data.files import OpenSource, Source, find_sources, open_source
 from electra.data.text import cut_at_whitespace, unify_lines
-from electra.errors import DataError
 
 # A longer document is cut: an encoder needs about 150 times the memory of the text that it is given at once.
 LONGEST_DOCUMENT = 1 << 20

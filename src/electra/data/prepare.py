@@ -19,7 +19,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from electra.config import Settings, dump, flatten
+from electra.base.config import Settings, dump, flatten
+from electra.base.errors import DataError, MachineError, SettingsError
+from electra.base.files import lock, remove_leftovers, write_atomically
 from electra.data.corpus import Corpus, CorpusSettings, Reading
 from electra.data.progress import Progress
 from electra.data.shards import (
@@ -35,8 +37,6 @@ from electra.data.shards import (
 )
 from electra.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_hash, vocabulary_size
 from electra.data.units import Unit, UnitEntry, entry_path, run_unit, start_worker
-from electra.errors import DataError, MachineError, SettingsError
-from electra.files import lock, remove_leftovers, write_atomically
 
 _HASHES = 1 << 64
 

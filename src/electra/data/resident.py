@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from electra.batch import Batch
-from electra.data.loader import Loader, lay_out
+from electra.base.batch import Batch
+from electra.base.errors import MachineError
+from electra.base.randomness import mix
+from electra.data.batches import Loader, lay_out
 from electra.data.rows import Rows, cumulated
 from electra.data.shards import token_dtype
-from electra.errors import MachineError
-from electra.randomness import mix
 
 Corpus = Literal["auto", "device", "stream"]
 SHARE_OF_FREE_MEMORY = 4  # a quarter: the rest is for what is trained

@@ -11,10 +11,10 @@ from typing import Literal, Protocol
 import numpy as np
 from pydantic import Field
 
-from electra.batch import SpecialIds
-from electra.config import Settings
+from electra.base.batch import SpecialIds
+from electra.base.config import Settings
+from electra.base.randomness import mix
 from electra.data.shards import Shard, TokenData
-from electra.randomness import mix
 
 SINGLE_SEGMENT_SHARE = 0.1
 SHORT_ROW_SHARE = 0.05

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from electra.config import Settings
-from electra.errors import CorruptError, DataError, MachineError
+from electra.base.config import Settings
+from electra.base.errors import CorruptError, DataError, MachineError
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

@@ -15,13 +15,13 @@ import numpy as np
 from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from electra.config import Settings
+from electra.base.config import Settings
+from electra.base.errors import CorruptError, DataError, MachineError
+from electra.base.files import write_atomically
 from electra.data.shards import TOKENIZER, json_hash
-from electra.errors import CorruptError, DataError, MachineError
-from electra.files import write_atomically
 
 if TYPE_CHECKING:
-    from electra.batch import SpecialIds
+    from electra.base.batch import SpecialIds
     from electra.data.corpus import Corpus
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -117,7 +117,7 @@ def continuing_tokens(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def special_ids(tokenizer: Tokenizer) -> "SpecialIds":
-    from electra.batch import SpecialIds  # torch
+    from electra.base.batch import SpecialIds  # torch
 
     vocabulary = tokenizer.get_vocab()
     return SpecialIds(*(vocabulary[name] for name in SPECIAL_TOKENS))

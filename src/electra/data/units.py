@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from electra.config import Settings
+from electra.base.config import Settings
+from electra.base.files import write_atomically
 from electra.data.encoder import Encoder
 from electra.data.shards import ShardEntry, Split
 from electra.data.text import cut_at_whitespace
 from electra.data.tokenizer import load_tokenizer
-from electra.files import write_atomically
 
 # The tokenizers library needs about 150 bytes for each byte of text that it encodes at once.
 _BATCH = 1 << 19

@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from electra import config
-from electra.errors import DataError, SettingsError
-from electra.files import write_atomically, write_json
-from electra.finetune import report
-from electra.finetune.kinds import AnyTask, cut_words, ensemble, fitted, result_tables
-from electra.finetune.method import FREE_TO_CHANGE
-from electra.finetune.plan import Plan, Splits, describe_files
-from electra.finetune.span import SpanTask
-from electra.finetune.squad_rows import by_id
-from electra.finetune.table_writer import TableWriter
-from electra.finetune.task import Outputs, Row
+from electra.base import config
+from electra.base.errors import DataError, SettingsError
+from electra.base.files import write_atomically, write_json
+from electra.data.table_writer import TableWriter
+from electra.data.tables import Row
+from electra.finetuning import report
+from electra.finetuning.kinds import AnyTask, cut_words, ensemble, fitted, result_tables
+from electra.finetuning.method import FREE_TO_CHANGE
+from electra.finetuning.plan import Plan, Splits, describe_files
+from electra.finetuning.span import SpanTask
+from electra.finetuning.squad_rows import by_id
 from electra.finetuning.start import Start, build, encode_others, usable_length
-from electra.plot import plot_scores
+from electra.finetuning.task import Outputs
+from electra.train.plots import plot_scores
 
 RESULT = "result.json"
 SETTINGS = "settings.json"

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from safetensors.numpy import save
 
-from electra import config
+from electra.base import config
+from electra.base.errors import SettingsError
+from electra.base.files import lock, remove_leftovers, write_json
+from electra.base.jobs import run_jobs
+from electra.base.progress import duration
+from electra.base.signals import Signals
 from electra.data.tokenizer import special_ids
-from electra.errors import SettingsError
-from electra.files import lock, remove_leftovers, write_json
-from electra.finetune.kinds import cut_words, fitted
-from electra.finetune.loop import infer, train_task
-from electra.finetune.method import size_defaults
-from electra.finetune.parallel import run_jobs
-from electra.finetune.plan import Plan, Splits, describe_files, file_line, make_plan
+from electra.finetuning.folder import architecture, write_task_folder
+from electra.finetuning.kinds import cut_words, fitted
+from electra.finetuning.loop import infer, train_task
+from electra.finetuning.method import size_defaults
+from electra.finetuning.plan import Plan, Splits, describe_files, file_line, make_plan
 from electra.finetuning.results import (
     RESULT,
     SETTINGS,
@@ -39,13 +42,11 @@ from electra.finetuning.start import (
     usable_length,
 )
 from electra.interop.card import task_card
-from electra.interop.tasks import architecture, write_task_folder
-from electra.train import guard
-from electra.train.display import duration
+from electra.train import signals as guard
 
 
 def run_one(
-    plan: Plan, prepared: Prepared, start: Start, seed: int, folder: Path, quiet: bool, signals: guard.Signals
+    plan: Plan, prepared: Prepared, start: Start, seed: int, folder: Path, quiet: bool, signals: Signals
 ) -> dict[str, Any]:
     """One (task, seed), from the start to its folder."""
     task, method = prepared.task, plan.method
@@ -124,7 +125,7 @@ def work(model: str, item: str, words: str, seed: int, folder: str, threads: int
     """What a worker does: the same as `run_one`, from what can be sent to another process."""
     torch.set_num_threads(threads)
     plan, prepared = _prepared(model, item, words)
-    return run_one(plan, prepared, _start(model), seed, Path(folder), True, guard.Signals())
+    return run_one(plan, prepared, _start(model), seed, Path(folder), True, Signals())
 
 
 def finetune(
@@ -146,7 +147,7 @@ def finetune(
             raise SettingsError(f"two tasks are called {plan.name}. Give one another name with name=….")
         plans[plan.name] = (item, plan, splits)
     refuse_problems(plans, start)
-    with lock(out), guard.Signals() as signals:
+    with lock(out), Signals() as signals:
         remove_leftovers(out)
         todo = []
         for name, (item, plan, splits) in plans.items():
@@ -179,7 +180,7 @@ def run_all(
     overrides: Mapping[str, Any],
     out: Path,
     jobs: int,
-    signals: guard.Signals,
+    signals: Signals,
     say: Callable[[str], None],
 ) -> None:
     """One after the other here, or the largest first in several processes."""

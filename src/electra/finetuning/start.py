@@ -8,17 +8,17 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from electra.base.errors import DataError
+from electra.base.randomness import mix
 from electra.data.tokenizer import vocabulary_size
-from electra.errors import DataError
-from electra.finetune.kinds import AnyTask, build_task, training_rows
-from electra.finetune.loop import Dev, Finetuned
-from electra.finetune.plan import Plan, Splits
-from electra.finetune.task import Example
+from electra.finetuning.kinds import AnyTask, build_task, training_rows
+from electra.finetuning.loop import Dev, Finetuned
+from electra.finetuning.plan import Plan, Splits
+from electra.finetuning.task import Example
 from electra.interop.folder import encoder_tensors, read_folder
 from electra.interop.names import encoder_tensors as our_tensors
-from electra.model.choice import AnySettings, encoder_alone, initialise
-from electra.randomness import mix
-from electra.runs import CONFIG, inside, load_encoder
+from electra.model.encoders import AnySettings, encoder_alone, initialise
+from electra.pretraining.load import CONFIG, inside, load_encoder
 
 
 @dataclass(frozen=True)

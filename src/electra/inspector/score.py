@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from electra.batch import SpecialIds
-from electra.errors import DataError
-from electra.inspector.analyse import read_logits
-from electra.model.choice import AnyEncoder, DetectionHead
+from electra.base.batch import SpecialIds
+from electra.base.errors import DataError
+from electra.inspector.detect import read_logits
+from electra.model.encoders import AnyEncoder, DetectionHead
 
 LISTS_AT_ONCE = 64
 

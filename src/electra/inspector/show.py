@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.style import Style
 from rich.text import Text
 
-from electra.errors import DataError
-from electra.inspector.analyse import ScoredToken
+from electra.base.errors import DataError
+from electra.inspector.detect import ScoredToken
 
 
 def coloured(tokens: list[ScoredToken]) -> Text:

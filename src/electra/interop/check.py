@@ -9,9 +9,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from electra.batch import SpecialIds
-from electra.errors import CorruptError
-from electra.model.choice import AnyEncoder, TokenHead
+from electra.base.batch import SpecialIds
+from electra.base.errors import CorruptError
+from electra.model.encoders import AnyEncoder, TokenHead
 
 TOLERANCE = 1e-4
 PROBE = (

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from electra.batch import SpecialIds
-from electra.errors import DataError
+from electra.base.batch import SpecialIds
+from electra.base.errors import DataError
 from electra.interop.names import renamed, renamed_back
-from electra.model.encoder import LAYER_NORM_EPS, TYPES, EncoderSettings
+from electra.model.electra import LAYER_NORM_EPS, TYPES, EncoderSettings
 
 CLASS, DISCRIMINATOR = "Electra", "ElectraForPreTraining"
 DISCRIMINATOR_LABELS: dict[str, str] = {}

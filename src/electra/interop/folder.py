@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from electra.base.errors import CorruptError, DataError, ElectraError
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer
-from electra.errors import CorruptError, DataError, ElectraError
 from electra.interop import electra, modernbert, names
-from electra.model.choice import AnyEncoder, AnySettings
+from electra.model.encoders import AnyEncoder, AnySettings
 
 WEIGHTS = "model.safetensors"
 FORMATS: dict[str, ModuleType] = {"electra": electra, "modernbert": modernbert}

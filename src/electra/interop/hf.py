@@ -17,10 +17,10 @@ from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from electra.batch import SpecialIds
+from electra.base.batch import SpecialIds
+from electra.base.errors import CorruptError, DataError, MachineError, SettingsError
+from electra.base.files import sync_folder, write_synced
 from electra.data.tokenizer import vocabulary_size
-from electra.errors import CorruptError, DataError, MachineError, SettingsError
-from electra.files import sync_folder, write_synced
 from electra.interop.check import PROBE, our_logits, probe_batch, require_equal, transformers_reader
 from electra.interop.folder import (
     FORMATS,
@@ -30,14 +30,14 @@ from electra.interop.folder import (
     network_tensors,
     read_folder,
 )
-from electra.model.choice import (
+from electra.model.encoders import (
     AnyEncoder,
     AnySettings,
     build_detection_head,
     build_token_head,
     encoder_alone,
 )
-from electra.model.modernbert import ModernBertSettings
+from electra.model.modern import ModernBertSettings
 
 Kind = Literal["discriminator", "generator", "encoder"]
 OBJECTIVE = "pretraining_objective"

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from electra.batch import SpecialIds
-from electra.errors import DataError
+from electra.base.batch import SpecialIds
+from electra.base.errors import DataError
 from electra.interop.names import renamed, renamed_back
-from electra.model.modernbert import NORM_EPS, ModernBertSettings
+from electra.model.modern import NORM_EPS, ModernBertSettings
 
 CLASS, DISCRIMINATOR = "ModernBert", "ModernBertForTokenClassification"
 DISCRIMINATOR_LABELS = {"0": "replaced"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from electra.model.choice import AnyEncoder
+from electra.model.encoders import AnyEncoder
 
 OWN_HEAD = "head."
 """Before the names of a head that no class of transformers has."""

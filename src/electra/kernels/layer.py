@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from electra.kernels.choice import wanted
 from electra.kernels.masked_head import product_dtype
+from electra.kernels.switch import wanted
 
 HEAD_SIZES = (16, 32, 64)  # of 128 are more than a processor holds
 SHORT = 128  # rows up to this length are one tile of attention

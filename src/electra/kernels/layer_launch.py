@@ -8,7 +8,7 @@ from torch import Tensor
 
 from electra.kernels import layer_triton as kernels
 from electra.kernels import narrow_triton
-from electra.kernels.choice import is_roomy, processors
+from electra.kernels.switch import is_roomy, processors
 
 PROGRAMS = 4  # a processor at most, for kernels that add up columns
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from electra.kernels.choice import wanted
 from electra.kernels.sampling import sample_tokens
+from electra.kernels.switch import wanted
 
 WIDEST = 128
 

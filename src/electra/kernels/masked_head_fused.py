@@ -7,9 +7,9 @@ import torch
 import triton
 from torch import Tensor
 
-from electra.kernels.choice import is_roomy, processors
 from electra.kernels.masked_head_triton import backward_kernel, finish_kernel, forward_kernel
 from electra.kernels.sampling import SAMPLING_BLOCK
+from electra.kernels.switch import is_roomy, processors
 
 TILE = SAMPLING_BLOCK
 MOST_SPLITS = 16

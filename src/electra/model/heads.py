@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from electra.model.encoder import LAYER_NORM_EPS, EncoderSettings
+from electra.model.electra import LAYER_NORM_EPS, EncoderSettings
 
 
 class TokenHead(nn.Module):

@@ -19,12 +19,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from electra.batch import Batch
-from electra.config import Settings
-from electra.model.choice import AnyEncoder, build_detection_head, initialise
-from electra.model.generator import TransformerGenerator, encode
+from electra.base.batch import Batch
+from electra.base.config import Settings
+from electra.base.randomness import mix
+from electra.model.encoders import AnyEncoder, build_detection_head, initialise
+from electra.model.generators import TransformerGenerator, encode
 from electra.objectives.corruptor import Corruptor, Loss, Material
-from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
 from electra.objectives.losses import (
     baseline_loss,
     detection_loss,
@@ -33,7 +33,7 @@ from electra.objectives.losses import (
     policy_loss,
     widen,
 )
-from electra.randomness import mix
+from electra.objectives.metrics import Figures, alarms, detection_sums, ratio, summarise
 
 
 class AdversarialSettings(Settings):

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from electra.batch import Batch, SpecialIds
-from electra.config import Settings
+from electra.base.batch import Batch, SpecialIds
+from electra.base.config import Settings
+from electra.base.randomness import uniform
 from electra.kernels.sampling import sample_tokens
-from electra.randomness import uniform
 
 
 class MaskingSettings(Settings):

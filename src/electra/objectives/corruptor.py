@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from electra.batch import Batch, SpecialIds
-from electra.model.choice import AnyEncoder, AnySettings
-from electra.model.generator import (
+from electra.base.batch import Batch, SpecialIds
+from electra.base.randomness import uniform
+from electra.model.encoders import AnyEncoder, AnySettings
+from electra.model.generators import (
     AutoregressiveGenerator,
     Generator,
     GeneratorSettings,
@@ -26,9 +27,8 @@ from electra.objectives.corruption import (
     replace_at,
     sample,
 )
-from electra.objectives.figures import Sums, generator_sums
 from electra.objectives.losses import masked_lm_loss, mean_over
-from electra.randomness import uniform
+from electra.objectives.metrics import Sums, generator_sums
 
 
 class Loss(NamedTuple):

@@ -12,15 +12,15 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from electra.batch import Batch
-from electra.config import Settings
-from electra.model.choice import AnyEncoder, build_detection_head, initialise
-from electra.model.generator import encode
+from electra.base.batch import Batch
+from electra.base.config import Settings
+from electra.base.randomness import mix
+from electra.model.encoders import AnyEncoder, build_detection_head, initialise
+from electra.model.generators import encode
 from electra.objectives.corruption import mark
 from electra.objectives.corruptor import Corruptor, Loss, Material
-from electra.objectives.figures import Figures, alarms, detection_sums, summarise
 from electra.objectives.losses import detection_loss
-from electra.randomness import mix
+from electra.objectives.metrics import Figures, alarms, detection_sums, summarise
 
 
 class ElectraSettings(Settings):

@@ -13,15 +13,15 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from electra.batch import Batch
-from electra.config import Settings
-from electra.model.choice import AnyEncoder, build_token_head, encoder_alone, initialise
-from electra.model.generator import encode, gather_rows
+from electra.base.batch import Batch
+from electra.base.config import Settings
+from electra.base.randomness import mix, uniform
+from electra.model.encoders import AnyEncoder, build_token_head, encoder_alone, initialise
+from electra.model.generators import encode, gather_rows
 from electra.objectives.corruption import choose, mask_chosen, replace_at
 from electra.objectives.corruptor import Loss, Material
-from electra.objectives.figures import Figures, alarms, generator_sums, summarise
 from electra.objectives.losses import masked_lm_loss
-from electra.randomness import mix, uniform
+from electra.objectives.metrics import Figures, alarms, generator_sums, summarise
 
 
 class MaskedLMSettings(Settings):

@@ -17,16 +17,16 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from electra.batch import Batch
-from electra.config import Settings
+from electra.base.batch import Batch
+from electra.base.config import Settings
+from electra.base.randomness import mix, uniform
 from electra.kernels.sampling import sample_tokens
-from electra.model.choice import AnyEncoder, build_detection_head, initialise
-from electra.model.generator import encode, gather_rows
+from electra.model.encoders import AnyEncoder, build_detection_head, initialise
+from electra.model.generators import encode, gather_rows
 from electra.model.heads import CandidateHead
 from electra.objectives.corruptor import Corrupted, Corruptor, Loss, Material
-from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
 from electra.objectives.losses import detection_loss, selection_loss
-from electra.randomness import mix, uniform
+from electra.objectives.metrics import Figures, alarms, detection_sums, ratio, summarise
 
 
 class SelectionSettings(Settings):

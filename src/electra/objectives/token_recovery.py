@@ -20,14 +20,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from electra.batch import Batch
-from electra.config import Settings
-from electra.model.choice import AnyEncoder, build_detection_head, build_token_head, initialise
-from electra.model.generator import encode, gather_rows
+from electra.base.batch import Batch
+from electra.base.config import Settings
+from electra.base.randomness import mix
+from electra.model.encoders import AnyEncoder, build_detection_head, build_token_head, initialise
+from electra.model.generators import encode, gather_rows
 from electra.objectives.corruptor import Corruptor, Loss, Material
-from electra.objectives.figures import Figures, alarms, detection_sums, ratio, summarise
 from electra.objectives.losses import copying_loss, detection_loss, masked_lm_loss
-from electra.randomness import mix
+from electra.objectives.metrics import Figures, alarms, detection_sums, ratio, summarise
 
 
 class TokenRecoverySettings(Settings):

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from electra.errors import CorruptError, MachineError
-from electra.files import sync_folder, write_synced
+from electra.base.errors import CorruptError, MachineError
+from electra.base.files import sync_folder, write_synced
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

@@ -6,8 +6,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from electra.errors import MachineError
-from electra.kernels import choice
+from electra.base.errors import MachineError
+from electra.kernels import switch as choice
 
 Fast = Literal["auto", "on", "off"]
 

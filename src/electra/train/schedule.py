@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from electra.config import Settings
+from electra.base.config import Settings
 
 
 class ScheduleSettings(Settings):

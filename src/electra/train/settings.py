@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from electra.config import Settings
+from electra.base.config import Settings
 
 # These change what is shown or kept and how fast it goes, not what is learned (accumulate and fast: up to rounding, the
 # numbers behind dropout and the weight of padded parts). A run may be resumed with other values.

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from electra.batch import TENSORS, Batch
-from electra.errors import ElectraError, MachineError, MemoryExhaustedError
-from electra.randomness import mix
+from electra.base.batch import TENSORS, Batch
+from electra.base.errors import ElectraError, MachineError, MemoryExhaustedError
+from electra.base.randomness import mix
+from electra.train.cuda_graph import Recorder, Tensors
 from electra.train.device import autocast, choose_backend, kernels, precision_remark
-from electra.train.guard import is_out_of_memory
-from electra.train.optim import AdamSettings, Rates, clip_gradients
-from electra.train.recorded import Recorder, Tensors
+from electra.train.optimizers import AdamSettings, Rates, clip_gradients
 from electra.train.settings import TrainSettings, finer, memory_remedy
+from electra.train.signals import is_out_of_memory
 
 Sums = dict[str, Tensor]
 Backend = str | Callable[..., Any] | None

@@ -1,0 +1,252 @@
+"""Load, override, validate and print a tree of settings.
+
+A run is one frozen tree. A TOML recipe fills it, `key.path=value` overrides it, and what was resolved is written
+back as TOML that is itself a recipe. Every part of the tree is defined beside the code that it configures; this file
+knows none of them.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from electra.base.errors import SettingsError
+
+
+class Settings(BaseModel):
+    """Base of every part of the tree: frozen, no unknown keys. A folder may be called 2024."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+
+Tree = TypeVar("Tree", bound=Settings)
+
+
+def recipe_names(folder: str = "recipes") -> list[str]:
+    entries = (resources.files("electra") / folder).iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+
+
+def recipe_comment(name: str) -> str:
+    """The first sentence of a shipped recipe's comment."""
+    text = (resources.files("electra") / "recipes" / f"{name}.toml").read_text("utf-8")
+    comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    return comment.split(": ")[0].split(". ")[0].rstrip(".")
+
+
+def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
+    """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
+    joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""
+    if "+" in name and not Path(name).is_file():
+        merged: dict[str, Any] = {}
+        for part in name.split("+"):
+            merged |= flatten(read_recipe(part, folder))
+        return nest(merged)
+    path = Path(name)
+    if name in recipe_names(folder):
+        text = (resources.files("electra") / folder / f"{name}.toml").read_text("utf-8")
+    elif path.is_file():
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
+    else:
+        known = recipe_names(folder)
+        near = difflib.get_close_matches(name, known, n=1) or [one for one in known if name in one.split("-")]
+        raise SettingsError(
+            f"no recipe {name!r}: it is neither a TOML file nor a shipped recipe."
+            + (f" Did you mean {' or '.join(near)}?" if near else f" Shipped are {', '.join(known)}.")
+        )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"recipe {name} is not valid TOML: {error}.") from None
+
+
+def parse_value(text: str) -> Any:
+    """`3`, `1e-4`, `true`, `[1, 2]` and `"quoted"` as TOML has them; anything else is a plain string."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return text if isinstance(value, date | time) else value
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}"""
+    overrides: dict[str, Any] = {}
+    problems = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            problems.append(f"{word!r} is not of the form key=value")
+        overrides[key.strip()] = parse_value(value.strip())
+    if problems:
+        raise SettingsError("; ".join(problems) + ".")
+    return overrides
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, leaf = path.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise SettingsError(f"{path}: {parent} is a value, not a section.")
+        node[leaf] = value
+    return tree
+
+
+def resolve(kind: type[Tree], recipe: str, words: Sequence[str] = ()) -> tuple[Tree, dict[str, str]]:
+    """The validated tree, and for every key where its value came from: default, the recipe, or the command line."""
+    from_recipe = flatten(read_recipe(recipe))
+    from_words = parse_overrides(words)
+    settings = validate(kind, nest(from_recipe | from_words))
+    sources = {
+        key: "command line" if key in from_words else recipe if key in from_recipe else "default"
+        for key in flatten(dump(settings))
+    }
+    return settings, sources
+
+
+def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
+    """Every problem at once, one line each, with the nearest known key where one is unknown."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        lines = [describe(problem, kind) for problem in error.errors()]
+        raise SettingsError("\n".join(dict.fromkeys(lines))) from None
+
+
+def describe(problem: Any, kind: type[BaseModel]) -> str:
+    known = sorted(known_keys(kind))
+    unknown = problem["type"] == "extra_forbidden"
+    path = without_tags([str(part) for part in problem["loc"]], known, keep_last=unknown)
+    section, _, name = path.rpartition(".")
+    if unknown:
+        if path in known:
+            owners = " or ".join(kinds_with(kind, section, name))
+            return f"{path} is for {section}.kind={owners}: add that, or drop {path}."
+        near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(
+            path.rpartition(".")[2], [key.rpartition(".")[2] for key in known], n=1
+        )
+        nearest = next(
+            (key for key in known if near and (key == near[0] or key.endswith(f".{near[0]}"))), None
+        )
+        return f"unknown key {path}." + (f" Did you mean {nearest}?" if nearest else "")
+    if problem["type"] == "missing":
+        return f"{path} is not set. Give it in the recipe or as {path}=… on the command line."
+    if problem["type"] == "union_tag_invalid":
+        expected = problem["ctx"]["expected_tags"].replace("'", "")
+        return f"{path}.kind: {problem['ctx']['tag']!r} is none of {expected}."
+    inside = [key for key in known if key.startswith(f"{path}.")]
+    if inside and problem["type"] in ("model_type", "model_attributes_type"):
+        is_kind = isinstance(problem["input"], str) and f"{path}.kind" in known
+        chosen = f"{path}.kind={problem['input']}" if is_kind else f"{inside[0]}=…"
+        return f"{path} is a section of settings (got {problem['input']!r}). Did you mean {chosen}?"
+    message = problem["msg"].removeprefix("Value error, ")
+    value = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
+    return f"{path}: {message}{value}." if path else f"{message}."
+
+
+def without_tags(parts: list[str], known: list[str], keep_last: bool) -> str:
+    """A choice between kinds puts the kind into the location of a problem; it is not part of the key. An unknown key, which
+    is always last, stays."""
+    kept: list[str] = []
+    for number, part in enumerate(parts, 1):
+        path = ".".join([*kept, part])
+        is_known = any(key == path or key.startswith(f"{path}.") for key in known)
+        if is_known or (keep_last and number == len(parts)):
+            kept.append(part)
+    return ".".join(kept)
+
+
+def kinds_with(root: type[BaseModel], section: str, name: str) -> list[str]:
+    """The kinds of a section that have a key of this name."""
+    models = [root]
+    for part in section.split("."):
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [nested for field in fields for nested in nested_models(field.annotation)]
+    return [str(model.model_fields["kind"].default) for model in models if name in model.model_fields]
+
+
+def known_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        parts = [part for part in nested_models(field.annotation)]
+        if parts:
+            for part in parts:
+                yield from known_keys(part, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def nested_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from nested_models(argument)
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    return settings.model_dump(mode="json")
+
+
+def to_toml(settings: Settings) -> str:
+    """Only what our trees hold: numbers, booleans, strings, lists of them, and nested tables."""
+    lines: list[str] = []
+
+    def write(tree: Mapping[str, Any], path: str) -> None:
+        if path:
+            lines.append(f"\n[{path}]")
+        lines.extend(
+            f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict)
+        )
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                write(value, f"{path}.{key}" if path else key)
+
+    write(dump(settings), "")
+    return "\n".join(lines).strip() + "\n"
+
+
+def toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str():
+            escaped = (
+                value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+            )
+            return f'"{escaped}"'
+        case list() | tuple():
+            return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    raise AssertionError(f"no TOML form for {value!r}")
+
+
+def differences(old: Settings, new: Settings, ignore: Sequence[str] = ()) -> list[str]:
+    """`key: old -> new` for every key whose value differs."""
+    before, after = flatten(dump(old)), flatten(dump(new))
+    return [
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and key not in ignore
+    ]

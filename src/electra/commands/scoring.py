@@ -1,0 +1,79 @@
+"""The verbs that score text with an Electric model."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from electra.inspector.score import Scored
+
+Model = Annotated[Path, typer.Argument(help='a run folder whose objective is "electric", or its export')]
+
+
+def scorer(model: Path) -> "Callable[[Sequence[str]], list[Scored]]":
+    from electra.data.tokenizer import special_ids
+    from electra.inspector.score import score_texts
+    from electra.pretraining.load import load_energy_model
+
+    loaded = load_energy_model(model)
+    special = special_ids(loaded.tokenizer)
+    return lambda texts: score_texts(texts, loaded.encoder, loaded.head, loaded.tokenizer, special)
+
+
+def score(
+    model: Model,
+    text: Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line, with every token")] = False,
+) -> None:
+    """Pseudo-log-likelihood of each line of text, in one pass (Electric models)."""
+    from electra.inspector.show import read_lines
+
+    measure = scorer(model)
+    for line in read_lines(text):
+        (scored,) = measure([line])
+        if as_json:
+            tokens = [
+                {"token": token, "score": float(value)}
+                for token, value in zip(scored.tokens, scored.token_scores, strict=True)
+            ]
+            print(json.dumps({"text": line, "score": scored.score, "tokens": tokens}, ensure_ascii=False))
+        else:
+            mean = scored.score / max(1, len(scored.tokens))
+            print(f"{scored.score:10.2f}  {mean:7.3f} a token  {line}")
+
+
+def decoded(number: int, line: bytes) -> str:
+    from electra.base.errors import DataError
+
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"line {number} has bytes that are not UTF-8. Convert the file.") from None
+
+
+def rerank(
+    model: Model,
+    lists: Annotated[Path, typer.Argument(help='jsonl: {"hypotheses": [{"text": …, "score": …}, …]} a line')],
+    out: Annotated[Path | None, typer.Option(help="jsonl to write", show_default="standard output")] = None,
+    weight: Annotated[float, typer.Option(help="total = score + weight * pseudo-log-likelihood")] = 1.0,
+) -> None:
+    """Sort n-best lists by their scores plus the model's pseudo-log-likelihood."""
+    from electra.base.errors import DataError
+    from electra.base.files import write_atomically
+    from electra.inspector.score import rerank as run
+
+    if not lists.is_file():
+        raise DataError(f"{lists} does not exist.")
+    measure = scorer(model)
+    with lists.open("rb") as raw:
+        lines = (decoded(number, line) for number, line in enumerate(raw, 1))
+        ranked = (json.dumps(record, ensure_ascii=False) + "\n" for record in run(lines, measure, weight))
+        if out is None:
+            sys.stdout.writelines(ranked)
+        else:
+            write_atomically(out, "".join(ranked).encode())
+            print(out)

@@ -1,0 +1,261 @@
+"""The encoder of the paper: BERT's post-norm block behind factorised embeddings.
+
+Differences from the original code, none of which changes a number: queries, keys and values are one matrix product;
+attention runs through torch's fused kernel; a batch without padding passes no mask at all. On a GPU in half precision
+layers are operators of our own (kernels/layer.py), which round otherwise.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from electra.base.config import Settings
+from electra.kernels.layer import available, fused_layers
+
+LAYER_NORM_EPS = 1e-12
+TYPES = 2
+
+
+class EncoderSettings(Settings):
+    """Sizes of the discriminator. `initialisation`: "original" draws the embedding projection and the detection
+    output from Glorot's distribution, as the original code does by TensorFlow's default; "normal" draws everything
+    from a normal distribution of deviation 0.02, as transformers does."""
+
+    kind: Literal["electra"] = "electra"
+    layers: int = Field(12, ge=1)
+    hidden: int = Field(256, ge=1)
+    heads: int = Field(4, ge=1)
+    intermediate: int = Field(1024, ge=1)
+    embedding: int = Field(128, ge=1)
+    positions: int = Field(512, ge=2)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    attention_dropout: float = Field(0.1, ge=0, lt=1)
+    initialisation: Literal["original", "normal"] = "original"
+
+    @model_validator(mode="after")
+    def heads_divide_hidden(self) -> "EncoderSettings":
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        return self
+
+    def scaled(self, width: float, depth: float) -> "EncoderSettings":
+        """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`, rounded;
+        the embedding size stays, because the table may be shared."""
+        return self.model_copy(
+            update={
+                "hidden": round(self.hidden * width),
+                "intermediate": round(self.intermediate * width),
+                "heads": max(1, round(self.heads * width)),
+                "layers": max(1, round(self.layers * depth)),
+            }
+        )
+
+
+class Embeddings(nn.Module):
+    """Word + position + type, LayerNorm, dropout: the part that generator and discriminator may share."""
+
+    def __init__(self, settings: EncoderSettings, vocab_size: int):
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, settings.embedding)
+        self.positions = nn.Embedding(settings.positions, settings.embedding)
+        self.types = nn.Embedding(TYPES, settings.embedding)
+        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq embedding"]:
+        summed = self.words(ids) + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments)
+        return self.dropout(self.norm(summed))
+
+    @property
+    def table(self) -> Float[Tensor, "vocab embedding"]:
+        return self.words.weight
+
+
+def look_up_type(
+    types: nn.Embedding, segments: Int[Tensor, "batch seq"]
+) -> Float[Tensor, "batch seq embedding"]:
+    """types(segments), but the gradient is two sums over all tokens: as an embedding's it would be as many additions into
+    the same two rows, one after the other."""
+    first, second = types.weight
+    return torch.where(segments[:, :, None] == 1, second, first)
+
+
+class DisentangledEmbeddings(nn.Module):
+    """Gradient-disentangled sharing (He et al., 2021): E_D = stop_gradient(E_G) + Δ, with Δ = 0 at the start. The
+    discriminator reads the generator's word table but never pulls at it. Positions, types and the norm are its own.
+    The generator's embeddings are held in a tuple: they are the generator's parameters, not ours."""
+
+    def __init__(self, settings: EncoderSettings, vocab_size: int, source: Embeddings):
+        super().__init__()
+        self._source = (source,)
+        self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
+        self.positions = nn.Embedding(settings.positions, settings.embedding)
+        self.types = nn.Embedding(TYPES, settings.embedding)
+        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq embedding"]:
+        words = F.embedding(ids, self._source[0].words.weight.detach()) + F.embedding(ids, self.delta)
+        summed = words + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments)
+        return self.dropout(self.norm(summed))
+
+    @property
+    def table(self) -> Float[Tensor, "vocab embedding"]:
+        return self._source[0].words.weight.detach() + self.delta
+
+
+class Layer(nn.Module):
+    """x -> LN(x + attention(x)) -> LN(x + feed_forward(x)), with dropout before each sum."""
+
+    def __init__(self, settings: EncoderSettings):
+        super().__init__()
+        hidden = settings.hidden
+        self.heads = settings.heads
+        self.attention_dropout = settings.attention_dropout
+        self.query_key_value = nn.Linear(hidden, 3 * hidden)
+        self.query_key_value.stacked = 3  # type: ignore[assignment]
+        self.attention_output = nn.Linear(hidden, hidden)
+        self.attention_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPS)
+        self.expand = nn.Linear(hidden, settings.intermediate)
+        self.contract = nn.Linear(settings.intermediate, hidden)
+        self.output_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPS)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq hidden"],
+        attend: Bool[Tensor, "#batch 1 #query seq"] | None,
+        first_only: bool = False,
+    ) -> Float[Tensor, "batch kept hidden"]:
+        """`first_only` computes the vector of the first token alone, which looks at all others as ever: in the last
+        layer of a classifier nobody reads the rest."""
+        mixed = self.attention_of_first(x, attend) if first_only else self.attention(x, attend)
+        kept = x[:, :1] if first_only else x
+        x = self.attention_norm(kept + self.dropout(self.attention_output(mixed)))
+        return self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
+
+    def in_order(self) -> list[Tensor]:
+        """Parameters as fused layers take them."""
+        products = self.query_key_value, self.attention_output, self.expand, self.contract
+        norms = self.attention_norm, self.output_norm
+        return [tensor for part in (*products, *norms) for tensor in (part.weight, part.bias)]
+
+    def attention(
+        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "#batch 1 #query seq"] | None
+    ) -> Float[Tensor, "batch seq hidden"]:
+        batch, seq, hidden = x.shape
+        projected = self.query_key_value(x).view(batch, seq, 3, self.heads, hidden // self.heads)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
+        return mixed.transpose(1, 2).reshape(batch, seq, hidden)
+
+    def attention_of_first(
+        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "batch 1 1 seq"] | None
+    ) -> Float[Tensor, "batch 1 hidden"]:
+        batch, seq, hidden = x.shape
+        weight, bias = self.query_key_value.weight, self.query_key_value.bias
+        query = F.linear(x[:, :1], weight[:hidden], bias[:hidden])
+        query = query.view(batch, 1, self.heads, hidden // self.heads).transpose(1, 2)
+        projected = F.linear(x, weight[hidden:], bias[hidden:])
+        key, value = projected.view(batch, seq, 2, self.heads, hidden // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
+        return mixed.transpose(1, 2).reshape(batch, 1, hidden)
+
+
+Direction = Literal["both", "left", "right"]
+
+
+def attention_mask(
+    length: int, is_real: Bool[Tensor, "batch seq"] | None, direction: Direction, device: torch.device
+) -> Bool[Tensor, "#batch 1 #query seq"] | None:
+    """Who may look at whom. "left" sees itself and what stands before it, "right" itself and what comes after. Padding is
+    seen by nobody, except that a one-sided padding token sees itself: a row of scores must not be empty."""
+    if direction == "both":
+        return None if is_real is None else is_real[:, None, None, :]
+    square = torch.ones(length, length, dtype=torch.bool, device=device)
+    allowed = (square.tril() if direction == "left" else square.triu())[None, None]
+    if is_real is None:
+        return allowed
+    itself = torch.eye(length, dtype=torch.bool, device=device)
+    return allowed & (is_real[:, None, None, :] | itself)
+
+
+class Encoder(nn.Module):
+    """Token ids in, one vector a token out. The embeddings arrive as an argument: sharing them is passing them twice."""
+
+    def __init__(
+        self,
+        settings: EncoderSettings,
+        embeddings: "Embeddings | DisentangledEmbeddings",
+        direction: Direction = "both",
+    ):
+        super().__init__()
+        self.settings = settings
+        self.embeddings: Embeddings | DisentangledEmbeddings = embeddings
+        self.direction: Direction = direction
+        projects = settings.embedding != settings.hidden
+        self.project = nn.Linear(settings.embedding, settings.hidden) if projects else nn.Identity()
+        self.project.glorot = True  # type: ignore[assignment]
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+
+    def forward(
+        self,
+        ids: Int[Tensor, "batch seq"],
+        segments: Int[Tensor, "batch seq"],
+        is_real: Bool[Tensor, "batch seq"] | None,
+        first_only: bool = False,
+    ) -> Float[Tensor, "batch kept hidden"]:
+        """`is_real` may be None where no row is padded: attention is faster without a mask. `first_only` gives the first
+        token's vector alone, the same as in the whole (without dropout)."""
+        attend = attention_mask(ids.shape[1], is_real, self.direction, ids.device)
+        x = self.project(self.embeddings(ids, segments))
+        layers: list[nn.Module] = list(self.layers)
+        *most, last = layers
+        if self.direction == "both" and available(x):
+            settings = self.settings
+            dropout = (settings.dropout, settings.attention_dropout) if self.training else (0.0, 0.0)
+            fused = most if first_only else layers
+            parameters = [layer.in_order() for layer in fused if isinstance(layer, Layer)]
+            x = fused_layers(x, is_real, parameters, settings.heads, *dropout, LAYER_NORM_EPS)
+            return last(x, attend, first_only) if first_only else x
+        for layer in most:
+            x = layer(x, attend)
+        return last(x, attend, first_only)
+
+
+def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
+    """Weights as a function of the seed. Truncated normal (0.02, cut at two deviations) and zero biases, except what
+    the original leaves to Glorot: modules that carry `glorot = True`."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in module.modules():
+        match part:
+            case nn.Linear():
+                glorot = getattr(part, "glorot", False) and settings.initialisation == "original"
+                if glorot:
+                    nn.init.xavier_uniform_(part.weight, generator=generator)
+                else:
+                    draw(part.weight, settings, generator)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
+            case nn.Embedding():
+                draw(part.weight, settings, generator)
+            case nn.LayerNorm():
+                nn.init.ones_(part.weight)
+                nn.init.zeros_(part.bias)
+
+
+def draw(weight: Tensor, settings: EncoderSettings, generator: torch.Generator) -> None:
+    if settings.initialisation == "original":
+        nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+    else:
+        nn.init.normal_(weight, std=0.02, generator=generator)

@@ -1,0 +1,189 @@
+"""Everything that can fill in tokens. A generator maps a Batch and positions to logits over the vocabulary there.
+
+`reads_masked`: it wants [MASK] at the chosen positions. The others never look at the position they predict, so they read
+the text as it is and learn from all of it. `learns`: it has something to train.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from electra.base.batch import Batch
+from electra.base.config import Settings
+from electra.kernels.masked_head import Filled, masked_head
+from electra.model.encoders import (
+    AnyEncoder,
+    AnySettings,
+    TokenHead,
+    build_embeddings,
+    build_encoder,
+    build_token_head,
+    disentangle,
+)
+
+Kind = Literal["transformer", "uniform", "unigram", "two_tower", "autoregressive", "frozen"]
+
+
+class GeneratorSettings(Settings):
+    """`width` scales hidden, intermediate and heads; `depth` the layers.
+
+    `kind`: "transformer" is the paper's masked language model; "uniform" and "unigram" draw from the vocabulary and from
+    the corpus frequencies; "two_tower" reads from the left and from the right and scores every position in one pass;
+    "autoregressive" reads from the left only; "frozen" is a transformer from an earlier run (`source`) that learns no more.
+
+    `sharing`: "none"; "tied" shares the embeddings (word, position, type and their LayerNorm); "gdes" lets the
+    discriminator read the generator's word table without pulling at it; "all" makes generator and discriminator one
+    encoder with two heads, which needs width = depth = 1."""
+
+    kind: Kind = "transformer"
+    width: float = Field(0.25, gt=0, le=1)
+    depth: float = Field(1.0, gt=0, le=1)
+    sharing: Literal["none", "tied", "gdes", "all"] = "tied"
+    source: str = ""
+
+
+def gather_rows(
+    hidden: Float[Tensor, "batch seq hidden"], positions: Int[Tensor, "batch count"]
+) -> Float[Tensor, "batch count hidden"]:
+    return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
+
+
+class TransformerGenerator(nn.Module):
+    """p_G(x_t | x^masked), at the chosen positions only."""
+
+    reads_masked = True
+
+    def __init__(self, encoder: AnyEncoder, head: TokenHead, learns: bool = True):
+        super().__init__()
+        self.encoder, self.head, self.learns = encoder, head, learns
+        if not learns:
+            self.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "TransformerGenerator":
+        """What does not learn has no dropout either."""
+        return super().train(mode and self.learns)
+
+    def states(
+        self, batch: Batch, positions: Int[Tensor, "batch count"]
+    ) -> Float[Tensor, "batch count hidden"]:
+        return gather_rows(encode(self.encoder, batch), positions)
+
+    def forward(
+        self, batch: Batch, positions: Int[Tensor, "batch count"]
+    ) -> Float[Tensor, "batch count vocab"]:
+        return self.head(self.states(batch, positions), self.encoder.embeddings.table)
+
+    def fill(
+        self,
+        batch: Batch,
+        positions: Int[Tensor, "batch count"],
+        targets: Int[Tensor, "batch count"],
+        noise: Float[Tensor, "slots 2"],
+        temperature: float | Float[Tensor, ""],
+        forbid_target: bool,
+    ) -> Filled:
+        """Likelihood and draw in one, for `slots` = batch * count positions, without logits that anybody sees."""
+        states = self.head.states(self.states(batch, positions)).flatten(0, 1)
+        table, bias = self.encoder.embeddings.table, self.head.bias
+        return masked_head(states, table, bias, targets.flatten(), noise, temperature, forbid_target)
+
+
+class TableGenerator(nn.Module):
+    """The same distribution everywhere: log p = `scores` up to a constant (unigram: log(1 + count)). Kept with the
+    weights, so that a checkpoint needs no corpus to be read."""
+
+    reads_masked = True
+    learns = False
+
+    def __init__(self, scores: Float[Tensor, "vocab"]):
+        super().__init__()
+        self.scores = nn.Parameter(scores, requires_grad=False)
+
+    def forward(
+        self, batch: Batch, positions: Int[Tensor, "batch count"]
+    ) -> Float[Tensor, "batch count vocab"]:
+        return self.scores.expand(*positions.shape, -1)
+
+
+class TwoTowerGenerator(nn.Module):
+    """q(x_t | x_<t, x_>t): a tower that reads from the left, shifted by one, beside a tower that reads from the right,
+    shifted by one the other way; dense, GELU, LayerNorm and the word table on top of both (Clark et al., 2020b)."""
+
+    reads_masked = False
+    learns = True
+
+    def __init__(self, left: AnyEncoder, right: AnyEncoder, head: TokenHead):
+        super().__init__()
+        self.left, self.right, self.head = left, right, head
+
+    def forward(
+        self, batch: Batch, positions: Int[Tensor, "batch count"]
+    ) -> Float[Tensor, "batch count vocab"]:
+        before = F.pad(encode(self.left, batch)[:, :-1], (0, 0, 1, 0))
+        after = F.pad(encode(self.right, batch)[:, 1:], (0, 0, 0, 1))
+        both = gather_rows(torch.cat([before, after], dim=2), positions)
+        return self.head(both, self.left.embeddings.table)
+
+
+class AutoregressiveGenerator(nn.Module):
+    """p_G(x_t | x_<t)."""
+
+    reads_masked = False
+    learns = True
+
+    def __init__(self, encoder: AnyEncoder, head: TokenHead):
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(
+        self, batch: Batch, positions: Int[Tensor, "batch count"]
+    ) -> Float[Tensor, "batch count vocab"]:
+        before = F.pad(encode(self.encoder, batch)[:, :-1], (0, 0, 1, 0))
+        return self.head(gather_rows(before, positions), self.encoder.embeddings.table)
+
+
+Generator = TransformerGenerator | TableGenerator | TwoTowerGenerator | AutoregressiveGenerator
+
+
+def encode(encoder: AnyEncoder, batch: Batch) -> Float[Tensor, "batch seq hidden"]:
+    return encoder(batch.ids, batch.segments, batch.is_real if batch.padded else None)
+
+
+def build_pair(
+    settings: AnySettings,
+    generator: GeneratorSettings,
+    vocab_size: int,
+    token_counts: Float[Tensor, "vocab"],
+) -> tuple[AnyEncoder, Generator]:
+    """The discriminator and its generator, sharing what they are to share."""
+    small = settings.scaled(generator.width, generator.depth)
+    own = build_embeddings(settings, vocab_size)
+    match generator.sharing:
+        case "none" | "gdes":
+            theirs = build_embeddings(small, vocab_size)
+        case "tied" | "all":
+            theirs = own
+    embeddings = disentangle(settings, vocab_size, theirs) if generator.sharing == "gdes" else own
+    discriminator = build_encoder(settings, embeddings)
+    head = build_token_head(small, vocab_size)
+    match generator.kind:
+        case "transformer" if generator.sharing == "all":
+            return discriminator, TransformerGenerator(discriminator, head)
+        case "transformer":
+            return discriminator, TransformerGenerator(build_encoder(small, theirs), head)
+        case "frozen":
+            return discriminator, TransformerGenerator(build_encoder(small, theirs), head, learns=False)
+        case "uniform":
+            return discriminator, TableGenerator(torch.zeros(vocab_size))
+        case "unigram":
+            return discriminator, TableGenerator(token_counts.float().log1p())
+        case "two_tower":
+            towers = build_encoder(small, theirs, "left"), build_encoder(small, theirs, "right")
+            wide = build_token_head(small.model_copy(update={"hidden": 2 * small.hidden}), vocab_size)
+            return discriminator, TwoTowerGenerator(*towers, wide)
+        case "autoregressive":
+            return discriminator, AutoregressiveGenerator(build_encoder(small, theirs, "left"), head)

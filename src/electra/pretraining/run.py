@@ -1,0 +1,222 @@
+"""A pre-training run put together: settings, data, network, loop, export. The only place that knows all of them."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import tokenizers
+import torch
+from tokenizers import Tokenizer
+
+import electra
+from electra.base import config
+from electra.base.batch import SpecialIds
+from electra.base.errors import CorruptError, DataError, SettingsError
+from electra.base.files import lock, remove_leftovers, write_atomically, write_json
+from electra.base.signals import Signals
+from electra.data.batches import HeldOut, Loader
+from electra.data.resident import Resident, place_corpus
+from electra.data.rows import NoRows, Rows, build_rows
+from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
+from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
+from electra.pretraining import flops
+from electra.pretraining.load import CONFIG, copy_weights, export_parts, load_encoder, load_generator
+from electra.pretraining.settings import PretrainSettings, build_objective
+from electra.train import checkpoint
+from electra.train import signals as guard
+from electra.train.device import choose_backend, choose_device
+from electra.train.loop import Run, train
+from electra.train.settings import FREE_TO_CHANGE, TrainSettings, memory_remedy
+
+SAVED = "Everything up to the newest checkpoint is saved: run the same command again."
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the settings and the data folder make together."""
+
+    objective: Any
+    manifest: Manifest
+    loader: Loader | Resident
+    loader_note: str
+    heldout: HeldOut
+
+
+def build_parts(settings: PretrainSettings, verify: bool = True, fresh: bool = True) -> Parts:
+    """`fresh`: take weights from the folders that `start` and `generator.source` name. A run that goes on does not need
+    them any more: its checkpoints hold everything."""
+    folder = Path(settings.data)
+    data = open_data(folder, "train", verify)
+    tokenizer = load_tokenizer(folder)
+    special = special_ids(tokenizer)
+    rows = build_rows(settings.rows, data, special, settings.seed)
+    train, device = settings.train, choose_device(settings.train)
+    pin = device.type == "cuda"
+    streamed = Loader(rows, train.batch, train.steps, settings.seed, workers=train.workers, pin=pin)
+    loader, note = place_corpus(streamed, data.manifest.vocab_size, train.corpus, device)
+    heldout = build_heldout(settings, folder, special, verify)
+    counts = data.token_counts() if settings.generator.kind == "unigram" and fresh else None
+    objective = build_objective(settings, tokenizer, counts)
+    if fresh:
+        take_weights(settings, objective, data.manifest.tokenizer_sha256)
+    return Parts(objective, data.manifest, loader, note, heldout)
+
+
+def take_weights(settings: PretrainSettings, objective: Any, tokenizer_sha256: str) -> None:
+    """The generator first: a disentangled discriminator is stored as its difference from it."""
+    if settings.generator.kind == "frozen":
+        source = load_generator(Path(settings.generator.source))
+        refuse_other_tokenizer(settings.generator.source, source.tokenizer, tokenizer_sha256)
+        name = f"generator.source={settings.generator.source}"
+        copy_weights(name, source.encoder, objective.corruptor.generator.encoder)
+        copy_weights(name, source.head, objective.corruptor.generator.head)
+    if settings.start:
+        encoder, tokenizer = load_encoder(Path(settings.start))
+        refuse_other_tokenizer(settings.start, tokenizer, tokenizer_sha256)
+        main, _ = next(iter(objective.networks().values()))
+        copy_weights(f"start={settings.start}", encoder, main)
+
+
+def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> None:
+    if tokenizer_hash(tokenizer) != sha256:
+        raise DataError(
+            f"{folder} was trained with another tokenizer than the data. Prepare the text with its tokenizer."
+        )
+
+
+def build_heldout(
+    settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True
+) -> HeldOut:
+    """Empty where nothing was held out: training works, its held-out figures are missing."""
+    part = settings.train.batch // settings.train.accumulate
+    limit = settings.train.evaluate_rows
+    rows: Rows = NoRows(special, settings.rows.length)
+    if read_manifest(folder).splits["heldout"].shards:
+        rows = build_rows(settings.rows, open_data(folder, "heldout", verify), special, settings.seed)
+    return HeldOut(rows, part, limit, settings.seed)
+
+
+def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
+    """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
+    refuse_other_machine(settings.train)
+    folder = Path(settings.run)
+    remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
+    with lock(folder), Signals() as signals, guard.explain_memory(remedy), guard.explain_device(SAVED):
+        remove_leftovers(folder)
+        refuse_other_settings(folder, settings)
+        parts = build_parts(settings, fresh=not checkpoint.checkpoint_folders(folder / "checkpoints"))
+        fingerprint = {
+            "data_manifest_sha256": manifest_hash(Path(settings.data)),
+            "tokenizer_sha256": parts.manifest.tokenizer_sha256,
+        }
+        refuse_other_data(folder, fingerprint)
+        print(parts.loader_note, file=sys.stderr)
+        write_atomically(folder / CONFIG, config.to_toml(settings).encode())
+        write_json(folder / "environment.json", environment() | fingerprint)
+        write_atomically(folder / "tokenizer.json", (Path(settings.data) / "tokenizer.json").read_bytes())
+        run = Run(folder, fingerprint, command)
+        figures = train(
+            parts.objective,
+            parts.loader,
+            parts.heldout,
+            settings.train,
+            settings.optimizer,
+            settings.schedule,
+            settings.seed,
+            run,
+            signals,
+            flops_per_token(settings, parts.manifest.vocab_size),
+            device_peak(settings.train),
+        )
+        if not (folder / "export").exists():
+            main = dict(list(parts.objective.networks().items())[:1])
+            export_parts(settings, main, folder, folder / "export", figures)
+        return figures
+
+
+def work(settings: PretrainSettings, vocab_size: int) -> flops.Work:
+    """What a run computes, for counting it."""
+    sizes = vocab_size, settings.rows.length, settings.train.batch, settings.train.steps
+    networks = settings.objective, settings.encoder, settings.generator, settings.masking
+    return flops.Work(*networks, *sizes)
+
+
+def flops_per_token(settings: PretrainSettings, vocab_size: int) -> float:
+    """0 for an objective that nobody has counted: training must not depend on it."""
+    with suppress(SettingsError):
+        return work(settings, vocab_size).per_token()
+    return 0.0
+
+
+def device_peak(settings: TrainSettings) -> float:
+    """Of the GPU that the run is on; 0 on processors and on devices that we do not know."""
+    cuda = choose_device(settings).type == "cuda"
+    return flops.peak_flops(torch.cuda.get_device_name()) if cuda else 0.0
+
+
+def refuse_other_machine(settings: TrainSettings) -> None:
+    """Before anything is read or written."""
+    choose_backend(settings.fast, choose_device(settings), lambda text: None)
+
+
+def refuse_other_settings(folder: Path, settings: PretrainSettings) -> None:
+    path = folder / CONFIG
+    if not path.is_file() or not checkpoint.checkpoint_folders(folder / "checkpoints"):
+        return
+    before = config.validate(PretrainSettings, config.read_recipe(str(path)))
+    changed = config.differences(before, settings, ignore=("run", "data", *FREE_TO_CHANGE))
+    if changed:
+        raise SettingsError(
+            f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…)."
+        )
+
+
+def refuse_other_data(folder: Path, fingerprint: dict[str, str]) -> None:
+    path = folder / "environment.json"
+    if not path.is_file() or not checkpoint.checkpoint_folders(folder / "checkpoints"):
+        return
+    before = json.loads(path.read_text("utf-8"))
+    names = {"tokenizer_sha256": "tokenizer", "data_manifest_sha256": "token shards"}
+    for key, name in names.items():
+        if before.get(key) != fingerprint[key]:
+            raise CorruptError(
+                f"{folder} was trained on other {name} (sha256 {str(before.get(key))[:12]}…, now {fingerprint[key][:12]}…). "
+                "Give the data of that run, or another run folder (run=…)."
+            )
+
+
+def environment() -> dict[str, Any]:
+    def git_commit() -> str | None:
+        """Of the checkout that this code is in, not of one that happens to lie around the installation."""
+        here = Path(__file__).parent
+        ask = ["git", "rev-parse", "--show-toplevel", "HEAD"]
+        with suppress(OSError, subprocess.SubprocessError, ValueError):
+            answer = subprocess.run(ask, capture_output=True, text=True, cwd=here, timeout=5).stdout
+            top, commit = answer.split()
+            return commit if Path(top) == here.parents[1] else None
+        return None
+
+    return {
+        "electra": electra.__version__,
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tokenizers": tokenizers.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def resume_command(recipe: str, words: list[str]) -> str:
+    return shlex.join(["electra", "pretrain", recipe, *words])

@@ -1,0 +1,152 @@
+"""AdamW with and without bias correction, alone or beside Muon; no decay on LayerNorm and bias; global clipping."""
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn, optim
+
+from electra.base.config import Settings
+from electra.train.muon import Matrix, Muon, matrices_in_layers
+
+# Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
+FAR_STEP = 1e9
+MOMENTUM = 0.95
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+# Objectives call the part that makes the noise, and holds the generator, `corruptor`.
+GENERATOR = "corruptor."
+
+
+class AdamSettings(Settings):
+    """The paper's Adam. `bias_correction = false` is what the original does."""
+
+    lr: float = Field(5e-4, gt=0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    bias_correction: bool = False
+    clip: float = Field(1.0, gt=0)
+
+
+class OptimizerSettings(AdamSettings):
+    """With `decoupled` the generator has an Adam of its own (`optimizer.generator`) and each network's gradient is clipped
+    by itself: Adam divides by the size of the gradient, so the weights of the losses cannot balance the two (Dong et al.,
+    2023). Shared embeddings belong to the discriminator, disentangled ones to the generator.
+
+    `kind = "muon"` updates the matrices inside the layers by Muon (`momentum` is its own; rate, decay and clipping are
+    those of the network) and everything else by Adam as ever."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    momentum: Beta = MOMENTUM
+    decoupled: bool = False
+    generator: AdamSettings = AdamSettings()
+
+    @model_validator(mode="after")
+    def momentum_is_muons(self) -> "OptimizerSettings":
+        if self.kind != "muon" and self.momentum != MOMENTUM:
+            raise ValueError(
+                f'momentum ({self.momentum}) is for kind = "muon" alone; AdamW has betas. '
+                "Add optimizer.kind=muon, or set optimizer.betas"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def generator_as_discriminator(cls, tree: Any) -> Any:
+        """What is not said of the generator's Adam is as in the discriminator's."""
+        if not isinstance(tree, dict) or not isinstance(tree.get("generator", {}), dict):
+            return tree
+        same = {key: tree[key] for key in AdamSettings.model_fields.keys() & tree.keys()}
+        return tree | {"generator": same | tree.get("generator", {})}
+
+
+def split_parameters(
+    settings: OptimizerSettings, model: nn.Module
+) -> list[tuple[AdamSettings, list[nn.Parameter]]]:
+    """What learns, by the settings it learns with."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not settings.decoupled:
+        return [(settings, [p for _, p in named])]
+    main = [p for name, p in named if not name.startswith(GENERATOR)]
+    generator = [p for name, p in named if name.startswith(GENERATOR)]
+    return [(settings, main), (settings.generator, generator)]
+
+
+def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> optim.Optimizer:
+    """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
+    p <- p - lr (m / (sqrt(v) + eps) + decay * p)."""
+    for_muon = {id(m.parameter): m for m in matrices_in_layers(model)} if settings.kind == "muon" else {}
+    adam_groups: list[dict[str, Any]] = []
+    muon_groups: list[tuple[list[Matrix], dict[str, Any]]] = []
+    for adam, parameters in split_parameters(settings, model):
+        rate = {"lr": adam.lr, "peak": adam.lr}
+        decayed = {"weight_decay": adam.weight_decay}
+        shared = rate | {"betas": adam.betas, "eps": adam.eps, "bias_correction": adam.bias_correction}
+        rest = [p for p in parameters if id(p) not in for_muon]
+        adam_groups.append(shared | decayed | {"params": [p for p in rest if p.ndim > 1]})
+        adam_groups.append(shared | {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0})
+        matrices = [for_muon[id(p)] for p in parameters if id(p) in for_muon]
+        muon_groups.append((matrices, rate | decayed | {"momentum": settings.momentum}))
+    optimizer = optim.AdamW([group for group in adam_groups if group["params"]], fused=True)
+    start_state(optimizer)
+    muon_groups = [(matrices, options) for matrices, options in muon_groups if matrices]
+    return Muon(muon_groups, optimizer) if muon_groups else optimizer
+
+
+def start_state(optimizer: optim.AdamW) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": parameter.new_full((), 0.0 if group["bias_correction"] else FAR_STEP),
+                "exp_avg": parameter.detach().clone().zero_(),
+                "exp_avg_sq": parameter.detach().clone().zero_(),
+            }
+
+
+def clip_gradients(parts: list[tuple[AdamSettings, list[nn.Parameter]]]) -> Tensor:
+    """Clips to a global norm, that of each network apart where they are decoupled. Returns the discriminator's, or that
+    of all."""
+    norms = [nn.utils.clip_grad_norm_(parameters, adam.clip) for adam, parameters in parts]
+    return norms[0]
+
+
+def set_rate(optimizer: optim.Optimizer, share: float) -> None:
+    """`share` of each group's own peak."""
+    for group in optimizer.param_groups:
+        group["lr"] = share * group["peak"]
+
+
+class Rates:
+    """The learning rate of every group: a share of its peak. On the GPU they are tensors that a recorded step reads, and one
+    number a step goes there."""
+
+    def __init__(self, optimizer: optim.Optimizer, device: torch.device):
+        self.optimizer = optimizer
+        self.share: Tensor | None = None
+        if device.type == "cuda":
+            self.peaks = torch.tensor([group["peak"] for group in optimizer.param_groups], device=device)
+            self.share, self.rates = torch.zeros((), device=device), torch.zeros_like(self.peaks)
+            for group, lr in zip(optimizer.param_groups, self.rates.unbind(), strict=True):
+                group["lr"], group["capturable"] = lr, True
+            # torch warns when such an optimizer steps outside of a recording; ours does at every new shape.
+            for one in (optimizer, getattr(optimizer, "others", optimizer)):
+                one._warned_capturable_if_run_uncaptured = True
+
+    def set(self, share: float) -> None:
+        if self.share is None:
+            set_rate(self.optimizer, share)
+        else:
+            torch.mul(self.peaks, self.share.fill_(share), out=self.rates)
+
+
+def optimizer_tensors(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name. The dictionary holds the live tensors: copying into them restores."""
+    return {
+        f"{name}.{part}": tensor
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        for part, tensor in optimizer.state[parameter].items()
+    }

@@ -1,0 +1,290 @@
+"""The command line as people meet it: each verb once for good, and each mistake with its one line and exit code."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from electra.inspector.detect import windows
+from helpers import SETTINGS, electra, write_corpus
+
+TEXT = "The barak walks the lonute, and the lonute walks back."
+
+
+def refused(done, code: int, *parts: str) -> None:
+    """One line for people, no traceback, the agreed exit code."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    message = [line for line in done.stderr.splitlines() if line.startswith("electra: ")]
+    assert len(message) == 1, done.stderr
+    for part in parts:
+        assert part in message[0], message[0]
+
+
+def test_detect_gives_every_token_a_probability_and_its_place(finished_run):
+    done = electra("detect", finished_run, TEXT, "--json")
+    (line,) = done.stdout.splitlines()
+    tokens = json.loads(line)["tokens"]
+    assert all(0 <= token["probability"] <= 1 for token in tokens)
+    assert [TEXT[token["start"] : token["end"]].lower() for token in tokens] == [
+        t["token"].removeprefix("##") for t in tokens
+    ]
+
+
+def test_detect_reads_a_file_or_standard_input_and_run_and_export_agree(finished_run, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(f"{TEXT}\n\n{TEXT}\n")
+    from_file = electra("detect", finished_run, file, "--json").stdout
+    from_stdin = electra("detect", finished_run / "export", "--json", input=f"{TEXT}\n{TEXT}\n").stdout
+    ours, theirs = ([json.loads(line) for line in out.splitlines()] for out in (from_file, from_stdin))
+    assert len(ours) == len(theirs) == 2
+    pairs = zip(ours[0]["tokens"], theirs[0]["tokens"], strict=True)
+    assert all(math.isclose(a["probability"], b["probability"], abs_tol=1e-5) for a, b in pairs)
+
+
+def test_detect_reads_text_longer_than_the_network(finished_run):
+    done = electra("detect", finished_run, TEXT * 20, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["tokens"]) > 200
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 10), (3, 10), (10, 10), (11, 10), (95, 10), (8, 1)])
+def test_windows_cover_every_token(count, size):
+    ids = list(range(count))
+    covered = {index for first, part in windows(ids, size) for index in range(first, first + len(part))}
+    assert covered == set(ids)
+
+
+def test_evaluate_prints_figures_beside_the_untrained_network_and_draws_the_curves(finished_run):
+    done = electra("evaluate", finished_run, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["trained"]["auc"] > figures["untrained"]["auc"]
+    last = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+    held = [record for record in last if record["kind"] == "heldout"][-1]
+    assert figures["trained"]["mlm_loss"] == pytest.approx(held["mlm_loss"], rel=1e-5)
+    assert (finished_run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    table = electra("evaluate", finished_run)
+    assert "ROC-AUC" in table.stdout and "majority_baseline" in table.stdout
+
+
+def test_the_run_folder_holds_what_is_needed_to_know_what_was_done(finished_run, prepared):
+    environment = json.loads((finished_run / "environment.json").read_text())
+    assert (
+        environment["torch"] and environment["cpu_count"] and len(environment["data_manifest_sha256"]) == 64
+    )
+    assert json.loads((finished_run / "run_state.json").read_text())["state"] == "finished"
+    kinds = [json.loads(line)["kind"] for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+    assert kinds.count("train") == 8 and kinds.count("heldout") == 4
+    assert list((finished_run / "tensorboard").iterdir())
+
+
+def test_config_show_says_where_each_value_came_from():
+    done = electra("config", "show", "electra-small", "train.steps=2000", "data=shards")
+    lines = {line.split("=")[0].strip(): line for line in done.stdout.splitlines()}
+    assert lines["train.steps"].split("=")[1].split() == ["2000", "#", "command", "line"]
+    assert lines["optimizer.lr"].endswith("# electra-small") and lines["seed"].endswith("# default")
+    assert lines["data"].endswith("# command line") and lines["run"].endswith("# default")
+    assert "data " in (bare := electra("config", "show", "electra-small").stdout) and "# not set" in bare
+
+
+def test_doctor_tries_a_step_and_a_checkpoint(recipe, prepared, tmp_path):
+    done = electra("doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in ("machine", "settings", "every hash right", "the whole run takes about", "one checkpoint"):
+        assert part in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_doctor_finds_damaged_shards(recipe, prepared, tmp_path):
+    shards = shutil.copytree(prepared, tmp_path / "shards")
+    flip(next(shards.glob("train-*")))
+    done = electra("doctor", recipe, f"data={shards}")
+    assert done.returncode == 4 and "wrong shards" in done.stdout and "train-00000" in done.stdout
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def test_training_works_where_nothing_is_held_out(recipe, tmp_path):
+    text = write_corpus(tmp_path / "text.txt", documents=60)
+    assert electra("tokenizer", tmp_path / "tok", text, "--vocab-size", 300).returncode == 0
+    assert (
+        electra(
+            "prepare", tmp_path / "shards", text, "--tokenizer", tmp_path / "tok", "--heldout", 0
+        ).returncode
+        == 0
+    )
+    run = tmp_path / "run"
+    done = electra("pretrain", recipe, f"data={tmp_path / 'shards'}", f"run={run}", "train.steps=12")
+    assert done.returncode == 0, done.stderr
+    assert "no held-out documents" in done.stdout
+    refused(electra("evaluate", run), 3, "no held-out documents", "--data")
+
+
+def test_an_interrupted_start_leaves_settings_that_still_work(finished_run, recipe, prepared, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    (run / ".config.toml.1.tmp").write_text("half")
+    (run / ".export.1.tmp").mkdir()
+    assert electra("pretrain", recipe, f"data={prepared}", f"run={run}").returncode == 0
+    assert not list(run.glob(".*.tmp"))
+
+
+def test_prepare_refuses_a_folder_with_other_things_in_it(finished_run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train-00007.safetensors").write_text("mine")
+    text = write_corpus(tmp_path / "text.txt", documents=20)
+    done = electra("prepare", tmp_path / "out", text, "--tokenizer", finished_run / "tokenizer.json")
+    refused(done, 2, "is not empty")
+    assert (tmp_path / "out" / "train-00007.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+def test_damaged_shards_stop_a_run_before_its_first_step(recipe, prepared, tmp_path, harm):
+    shards = shutil.copytree(prepared, tmp_path / "shards")
+    file = next(shards.glob("train-*"))
+    match harm:
+        case "flip":
+            flip(file)
+        case "truncate":
+            file.write_bytes(file.read_bytes()[:-7])
+        case "remove":
+            file.unlink()
+    done = electra("pretrain", recipe, f"data={shards}", f"run={tmp_path / 'run'}")
+    refused(done, 4, "train-00000.safetensors")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_token_id_beyond_the_vocabulary_is_found_before_the_first_step(recipe, prepared, tmp_path):
+    import hashlib
+
+    shards = shutil.copytree(prepared, tmp_path / "shards")
+    file = next(shards.glob("train-*"))
+    tensors = load_file(file)
+    tensors["tokens"] = tensors["tokens"].copy()
+    tensors["tokens"][17] = np.uint16(60_000)
+    save_file(tensors, file)
+    manifest = json.loads((shards / "manifest.json").read_text())
+    manifest["splits"]["train"]["shards"][0]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    manifest["splits"]["train"]["shards"][0]["bytes"] = file.stat().st_size
+    (shards / "manifest.json").write_text(json.dumps(manifest))
+    refused(electra("pretrain", recipe, f"data={shards}", f"run={tmp_path / 'run'}"), 4, "60000", "17")
+
+
+def test_shards_of_another_tokenizer_are_refused(finished_run, recipe, tmp_path):
+    text = write_corpus(tmp_path / "text.txt", documents=60)
+    assert electra("tokenizer", tmp_path / "tok", text, "--vocab-size", 310, "--cased").returncode == 0
+    made = electra("prepare", tmp_path / "shards", text, "--tokenizer", tmp_path / "tok", "--heldout", 0.2)
+    assert made.returncode == 0, made.stderr
+    other = electra("evaluate", finished_run, "--data", tmp_path / "shards")
+    refused(other, 4, "another tokenizer")
+    refused(
+        electra("pretrain", recipe, f"data={tmp_path / 'shards'}", f"run={finished_run}"),
+        4,
+        "other tokenizer",
+    )
+
+
+def test_a_damaged_checkpoint_falls_back_loudly_and_only_damaged_ones_exit_4(
+    finished_run, recipe, prepared, tmp_path
+):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    flip(newest / "model.safetensors")
+    again = electra("pretrain", recipe, f"data={prepared}", f"run={run}")
+    assert (
+        again.returncode == 0
+        and "is damaged and not used" in again.stderr
+        and "resuming at step 36" in again.stderr
+    )
+    weights = [
+        (folder / "checkpoints" / newest.name / "model.safetensors").read_bytes()
+        for folder in (run, finished_run)
+    ]
+    assert weights[0] == weights[1]
+    for folder in (run / "checkpoints").iterdir():
+        flip(folder / "model.safetensors")
+    refused(electra("pretrain", recipe, f"data={prepared}", f"run={run}"), 4, "checkpoints", "damaged")
+
+
+def test_a_diverging_run_stops_with_advice_and_keeps_its_checkpoints(recipe, prepared, tmp_path):
+    words = (f"data={prepared}", f"run={tmp_path / 'run'}", "optimizer.lr=1e18", "optimizer.clip=1e30")
+    done = electra("pretrain", recipe, *words)
+    refused(done, 6, "not finite", "optimizer.lr")
+    assert json.loads((tmp_path / "run" / "run_state.json").read_text())["state"] == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (
+            ("pretrain", "electra-small", "data=nowhere"),
+            3,
+            ("nowhere has no manifest.json", "electra prepare"),
+        ),
+        (("pretrain", "electra-small", "data=x", "encoder.hiden=3"), 2, ("Did you mean encoder.hidden?",)),
+        (("evaluate", "nowhere"), 3, ("nowhere is not a run folder",)),
+        (("export", "nowhere", "out"), 3, ("nowhere is not a run folder",)),
+        (("detect", "nowhere", "text"), 3, ("nowhere",)),
+        (("tokenizer", "out"), 2, ("--from-vocab",)),
+        (("tokenizer", "out", "missing.txt"), 3, ("missing.txt",)),
+        (("tokenizer", "out", "--from-vocab", "missing.txt"), 3, ("missing.txt",)),
+        (("prepare", "out", "missing.txt", "--tokenizer", "missing.json"), 3, ("missing.json",)),
+        (("pretrain", "electra-small", "data=x", "train.device=cuda", "train.steps=0"), 2, ("train.steps",)),
+    ],
+)
+def test_mistakes_get_one_line_and_their_exit_code(words, code, parts, tmp_path):
+    done = electra(*words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in done.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("runs",)]
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    assert "Traceback" in electra("--debug", "evaluate", "nowhere", cwd=tmp_path).stderr
+
+
+def test_a_wrong_option_is_a_usage_error(tmp_path):
+    done = electra("detect", "x", "--jsn", cwd=tmp_path)
+    assert done.returncode == 2 and "--jsn" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_whole_pipeline_in_folders_with_spaces_and_other_scripts(tmp_path):
+    home = tmp_path / "mein Ordner 한국어"
+    home.mkdir()
+    text = write_corpus(home / "text.txt", documents=60)
+    (home / "my recipe.toml").write_text(SETTINGS)
+    steps = [
+        ("tokenizer", home / "tok", text, "--vocab-size", 300),
+        ("prepare", home / "shards", text, "--tokenizer", home / "tok", "--heldout", 0.2),
+        (
+            "pretrain",
+            home / "my recipe.toml",
+            f"data={home / 'shards'}",
+            f"run={home / 'run'}",
+            "train.steps=6",
+        ),
+        ("detect", home / "run", TEXT),
+    ]
+    for words in steps:
+        done = electra(*words)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_closed_pipe_is_not_an_error(finished_run):
+    import subprocess
+
+    from helpers import command, environment
+
+    words = " ".join(f"'{word}'" for word in command("config", "show", "tiny"))
+    done = subprocess.run(f"{words} | head -1", shell=True, capture_output=True, text=True, env=environment())
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr

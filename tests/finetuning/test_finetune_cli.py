@@ -1,0 +1,442 @@
+"""Fine-tuning as people do it: through the command line, interrupted, repeated, with wrong tables."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from electra.data.table_writer import TableWriter
+from electra.data.tables import read_rows
+from electra.finetuning.folder import load_task_folder
+from helpers import command, environment
+from helpers import electra as electra_process
+from helpers import electra_inside as electra
+
+FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=24")
+
+
+def rows(count: int = 160, seed: int = 0) -> list[dict]:
+    """Which of two beings walks? One word decides."""
+    rng = random.Random(seed)
+    fill = ["reads", "jumps", "cooks", "the", "back", "and"]
+    made = []
+    for number in range(count):
+        being = rng.choice(["barak", "lonute"])
+        words = [rng.choice(fill) for _ in range(rng.randint(2, 12))]
+        words.insert(rng.randrange(len(words)), being)
+        made.append({"id": number, "review": " ".join(words) + f" {seed}{number}", "stars": being[:3]})
+    return made
+
+
+def write(path: Path, content: list[dict]) -> Path:
+    with TableWriter(path) as writer:
+        writer.write(content)
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("table") / "my.csv", rows())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, toy_model, table) -> Path:
+    out = tmp_path_factory.mktemp("finetuned") / "out"
+    done = electra_process("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "text column (guessed): review" in done.stderr and "label column (guessed): stars" in done.stderr
+    assert "dev: a tenth of train, 16 rows" in done.stderr
+    return out
+
+
+def test_a_table_is_a_task_and_the_results_say_everything(finished):
+    results = json.loads((finished / "results.json").read_text())["tasks"]["my"]
+    assert results["runs"] == 2 and results["median"] >= 0.8 and results["metric"] == "accuracy"
+    assert results["best"] >= results["median"] and results["sd"] is not None
+    assert sum(map(sum, results["confusion"])) == 16 == sum(entry["rows"] for entry in results["per_class"])
+    text = (finished / "results.md").read_text()
+    assert "best (chosen on dev)" in text and "a tenth of train (16 rows)" in text
+    assert (finished / "my" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_ensemble_averages_the_logits_of_the_seeds(finished):
+    from safetensors.numpy import load_file
+
+    from electra.finetuning.results import unpack
+
+    folders = [finished / "my" / f"seed-{seed}" for seed in range(2)]
+    first, second = (unpack(load_file(folder / "outputs-dev.safetensors")) for folder in folders)
+    from electra.finetuning.loop import mean_outputs
+
+    mean = mean_outputs([first, second])[3]["logits"]
+    assert mean == pytest.approx((first[3]["logits"] + second[3]["logits"]) / 2)
+    assert not (first[3]["logits"] == second[3]["logits"]).all()
+
+
+def test_the_model_folder_loads_in_transformers_with_its_label_map(finished):
+    transformers = pytest.importorskip("transformers")
+    folder = finished / "my" / "seed-0"
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert (
+        model.config.id2label == {0: "bar", 1: "lon"}
+        and model.config.problem_type == "single_label_classification"
+    )
+    written = json.loads((folder / "config.json").read_text())
+    assert written["label2id"] == {"bar": 0, "lon": 1} and written["id2label"] == {"0": "bar", "1": "lon"}
+    classify = transformers.pipeline("text-classification", model=str(folder))
+    ours = load_task_folder(folder)
+    sample = rows(12, seed=5)
+    examples, _ = ours.task.encode(sample)
+    from electra.finetuning.loop import infer
+
+    said = ours.task.predict(sample, examples, infer(ours.model, ours.task, examples, ours.method, 0))
+    for row, prediction in zip(sample, said, strict=True):
+        theirs = classify(row["review"])[0]
+        assert theirs["label"] == prediction["prediction"]
+        assert theirs["score"] == pytest.approx(prediction[f"_probability_{theirs['label']}"], abs=1e-5)
+
+
+def test_the_same_command_keeps_what_is_finished_and_more_seeds_add_to_it(finished, toy_model, table):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("model.safetensors")}
+    again = electra("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", finished)
+    assert again.returncode == 0 and "2 finished runs kept" in again.stderr
+    assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("model.safetensors")}
+
+
+def test_a_folder_with_other_settings_is_refused_with_the_difference(finished, toy_model, table):
+    done = electra("finetune", toy_model, table, *FAST, "head=linear", "--out", finished)
+    assert done.returncode == 2 and "head: 'transformers' -> 'linear'" in done.stderr
+
+
+def test_other_data_under_the_same_name_is_refused(finished, toy_model, tmp_path):
+    other = write(tmp_path / "my.csv", rows(seed=9))
+    done = electra("finetune", toy_model, other, *FAST, "--out", finished)
+    assert done.returncode == 2 and "files.train.sha256" in done.stderr
+
+
+def test_a_killed_command_loses_the_run_in_progress_and_no_other(finished, toy_model, table, tmp_path):
+    """Killed while the second seed trains, the same command again ends with the same weights as never interrupted."""
+    out = tmp_path / "out"
+    words = command("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", out)
+    process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("my seed 1 "):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    assert [path.name for path in (out / "my").glob("seed-*")] == ["seed-0"]
+    again = electra_process("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", out)
+    assert again.returncode == 0 and "1 finished run kept" in again.stderr
+    for seed in ("seed-0", "seed-1"):
+        weights = [folder / "my" / seed / "model.safetensors" for folder in (out, finished)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
+    words = command("finetune", toy_model, table, "epochs=2000", "evaluations=200", "--out", tmp_path / "out")
+    process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("my seed 0 "):
+            break
+    process.send_signal(signal.SIGTERM)
+    rest = process.stderr.read()
+    process.stderr.close()
+    assert (
+        process.wait(60) == 75 and "finished runs are kept" in rest and "to go on: electra finetune" in rest
+    )
+
+
+def test_processes_side_by_side_give_the_same_weights(finished, toy_model, table, tmp_path):
+    done = electra_process(
+        "finetune", toy_model, table, *FAST, "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 done" in done.stderr
+    for seed in ("seed-0", "seed-1"):
+        weights = [folder / "my" / seed / "model.safetensors" for folder in (tmp_path / "out", finished)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_workers_end_with_their_parent(toy_model, table, tmp_path):
+    words = command(
+        "finetune", toy_model, table, "epochs=3000", "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out"
+    )
+    process = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL)
+    children: list[str] = []
+    deadline = time.monotonic() + 60
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(children) < 3 and time.monotonic() < deadline:  # two workers and the resource tracker
+        children = path.read_text().split()
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(children) >= 3 and not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv.gz", "jsonl", "json", "parquet", "jsonl.zst"])
+def test_predictions_come_in_the_format_of_the_file(finished, tmp_path, kind):
+    sample = [{key: row[key] for key in ("id", "review")} for row in rows(30, seed=3)]
+    file = write(tmp_path / f"new.{kind}", sample)
+    done = electra("predict", finished / "my" / "seed-0", file, "--probabilities", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = list(read_rows(tmp_path / f"new.predictions.{kind}"))
+    assert [str(row["id"]) for row in found] == [str(row["id"]) for row in sample]
+    for row in found:
+        likely = max(("bar", "lon"), key=lambda name: float(row[f"probability_{name}"]))
+        assert row["prediction"] == likely
+    right = sum(row["prediction"] == true["stars"] for row, true in zip(found, rows(30, seed=3), strict=True))
+    assert right >= 20
+
+
+def test_predictions_do_not_depend_on_chunks_and_other_columns_can_be_named(finished, tmp_path, monkeypatch):
+    from electra.finetuning import use
+
+    sample = [{"words": row["review"]} for row in rows(25, seed=4)]
+    file = write(tmp_path / "new.jsonl", sample)
+    model = finished / "my" / "seed-0"
+    whole = use.predict_file(model, file, tmp_path / "a.jsonl", True, {"text": ["words"]})
+    monkeypatch.setattr(use, "CHUNK", 7)
+    use.predict_file(model, file, tmp_path / "b.csv", True, {"text": ["words"]})
+    assert whole.rows == 25
+    for one, other in zip(read_rows(tmp_path / "a.jsonl"), read_rows(tmp_path / "b.csv"), strict=True):
+        assert one["prediction"] == other["prediction"]
+        assert one["probability_bar"] == pytest.approx(float(other["probability_bar"]), rel=1e-3)
+    missing = electra("predict", model, file, cwd=tmp_path)
+    assert missing.returncode == 3 and "no column 'review' (there are words)" in missing.stderr
+
+
+def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, tmp_path):
+    file = write(tmp_path / "new.parquet", rows(60, seed=6))
+    done = electra("evaluate", finished / "my" / "seed-0", file, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    matrix = figures["confusion"]
+    assert figures["scores"]["accuracy"] == pytest.approx((matrix[0][0] + matrix[1][1]) / 60)
+    shown = electra("evaluate", finished / "my" / "seed-0", file)
+    assert "each class" in shown.stdout and "true class (down)" in shown.stdout
+    assert electra("evaluate", finished / "my" / "seed-0").returncode == 2
+
+
+def task_toml(folder: Path, **more) -> Path:
+    lines = {"text": ["a", "b"], "labels": ["no", "yes"], "epochs": 1, "length": 24, **more}
+    path = folder / "mine.toml"
+    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items()))
+    return path
+
+
+def pairs(count: int, seed: int) -> list[dict]:
+    return [
+        {"a": row["review"], "b": "the back", "label": "yes" if row["stars"] == "bar" else "no"}
+        for row in rows(count, seed)
+    ]
+
+
+def test_a_toml_file_is_a_task_whose_partial_files_are_named_as_such(toy_model, tmp_path):
+    data = tmp_path / "data"
+    write(data / "train_part.jsonl", pairs(40, 1))
+    write(data / "dev_matched.csv", pairs(20, 2))
+    write(data / "test.tsv", [{"a": row["a"], "b": row["b"]} for row in pairs(10, 3)])
+    toml = task_toml(tmp_path)
+    toml.write_text(toml.read_text() + '\n[rows]\ntrain = 900\ndev = 20\n[submission]\ntest = "Mine.tsv"\n')
+    out = tmp_path / "out"
+    done = electra("finetune", toy_model, toml, f"data={data}", "double_unordered=true", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "train: train_part.jsonl, 40 rows, NOT the official set of 900" in done.stderr
+    assert "dev: dev_matched.csv, 20 rows, the official set's size" in done.stdout
+    assert "mine*" in (out / "results.md").read_text()
+    assert (
+        json.loads((out / "mine" / "seed-0" / "result.json").read_text())["steps"] == 3
+    )  # 80 rows in batches of 32
+    submission = (out / "submission" / "Mine.tsv").read_text().splitlines()
+    assert submission[0] == "index\tprediction" and len(submission) == 11
+    assert submission[1].split("\t")[1] in ("no", "yes")
+
+
+def test_of_several_dev_files_none_is_chosen_in_silence(toy_model, tmp_path):
+    write(tmp_path / "d" / "train.csv", pairs(20, 1))
+    write(tmp_path / "d" / "dev_a.csv", pairs(9, 2))
+    write(tmp_path / "d" / "dev_b.csv", pairs(9, 3))
+    words = ("finetune", toy_model, task_toml(tmp_path), f"data={tmp_path / 'd'}", "--out", tmp_path / "out")
+    done = electra(*words)
+    assert done.returncode == 3 and "which of dev_a.csv, dev_b.csv is dev? Say files.dev=NAME" in done.stderr
+    assert electra(*words, "files.dev=dev_b").returncode == 0
+
+
+def test_the_shipped_tasks_are_glue_with_the_paper_s_epochs():
+    from electra.base import config
+    from electra.finetuning.plan import TASKS, SourceSettings, place
+
+    epochs, doubled = {}, set()
+    for name in config.recipe_names(TASKS):
+        tree = config.read_recipe(name, TASKS)
+        for key in SourceSettings.model_fields:
+            tree.pop(key, None)
+        if tree["kind"] not in ("classification", "regression"):
+            continue
+        task, _ = place(tree, {})
+        epochs[name] = task.epochs
+        doubled |= {name} if task.double_unordered else set()
+    ten = {"rte": 10, "stsb": 10}
+    assert epochs == dict.fromkeys(("cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "wnli"), 3) | ten
+    assert doubled == {"mrpc", "stsb"}
+
+
+def test_glue_files_are_found_and_named(shared_data, toy_model, tmp_path):
+    done = electra(
+        "finetune", toy_model, "wnli", f"data={shared_data / 'glue'}", "epochs=1", "--out", tmp_path / "o"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train.jsonl.zst, 635 rows, the official set's size" in done.stderr
+
+
+def test_a_fine_tuned_model_is_a_start_for_another_task(finished, toy_model, table, tmp_path):
+    from electra.finetuning.start import load_start
+
+    start = load_start(finished / "my" / "seed-0")
+    model = load_task_folder(finished / "my" / "seed-0").model
+    for name, tensor in model.encoder.state_dict().items():
+        assert torch.equal(start.tensors[name], tensor)
+    bare = pytest.importorskip("transformers").AutoModel.from_pretrained(finished / "my" / "seed-0")
+    bare.save_pretrained(tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "bare" / name).write_bytes((toy_model / name).read_bytes())
+    again = load_start(tmp_path / "bare")
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in start.tensors.items())
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_numbers_and_several_labels_from_tables(toy_model, tmp_path, kind):
+    made = [
+        {"text": row["review"], "label": {"bar": 4.5, "lon": 1.0}[row["stars"]] if kind == "regression" else [row["stars"], "x"]}
+        for row in rows(60)
+    ]  # fmt: skip
+    file = write(tmp_path / "t.jsonl", made)
+    done = electra("finetune", toy_model, file, *FAST, "head=linear", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert f"kind (guessed from the labels): {kind}" in done.stderr
+    predicted = electra("predict", tmp_path / "out" / "t" / "seed-0", file, cwd=tmp_path)
+    assert predicted.returncode == 0, predicted.stderr
+    first = next(read_rows(tmp_path / "t.predictions.jsonl"))["prediction"]
+    assert isinstance(first, float if kind == "regression" else list)
+    assert json.loads((tmp_path / "out/t/seed-0/task.json").read_text())["architecture"] == ""
+
+
+def test_a_diverging_run_stops_with_advice(toy_model, table, tmp_path):
+    done = electra(
+        "finetune", toy_model, table, "lr=1e30", "clip=1e30", "epochs=2", "--out", tmp_path / "out"
+    )
+    assert (
+        done.returncode == 6 and "lower lr" in done.stderr and not list((tmp_path / "out/my").glob("seed-*"))
+    )
+
+
+GOOD = [{"text": f"the barak {n}", "label": "ab"[n % 2]} for n in range(40)]
+
+
+def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
+    made = [dict(row) for row in GOOD]
+    for row, column, value in changes:
+        made[row][column] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("table", "dev", "words", "parts"),
+    [
+        (
+            GOOD,
+            None,
+            ("--text", "txt", "--label", "label"),
+            ("no column 'txt' (there are text, label)", "(2 problems)"),
+        ),
+        ([GOOD[0]] * 20, None, ("--text", "text", "--label", "label"), ("one class only (a)",)),
+        ([GOOD[0]] * 20, None, ('labels=["a", "b"]',), ("train row 1 is also train row 3",)),
+        (GOOD, None, ("--text", "text", "--label", "lab"), ("no column 'lab'",)),
+        (spoiled((3, "label", None), (7, "label", "")), None, (), ("no label", "(2 problems)")),
+        (spoiled((3, "text", "  "), (5, "text", None)), None, (), ("no text in 'text'", "(2 problems)")),
+        (
+            [{**row, "label": "a"} for row in GOOD],
+            None,
+            ("--text", "text", "--label", "label"),
+            ("one class only (a)",),
+        ),
+        (GOOD, GOOD[:3], (), ("dev row 1 is also train row 1", "dev row 3 is also train row 3")),
+        (GOOD, [{"text": "new", "label": "c"}], (), ("dev row 1: label 'c' is unknown (known: a, b)",)),
+        (
+            spoiled((2, "label", "1")),
+            None,
+            ('labels=["a", "b"]',),
+            ("label '1' is a number where a name was expected",),
+        ),
+        (
+            spoiled((2, "label", "x")),
+            None,
+            ("kind=regression",),
+            ("label 'x' is not a number", "40 problems"),
+        ),
+        (
+            [{**row, "text": n} for n, row in enumerate(GOOD)],
+            None,
+            ("--text", "text"),
+            ("column 'text' holds numbers",),
+        ),
+        (
+            [{**row, "label": f"c{n}"} for n, row in enumerate(GOOD)],
+            None,
+            (),
+            ("different labels", "kind=regression"),
+        ),
+        (GOOD, None, ("metric=pearson",), ("metric=pearson is not one of classification",)),
+    ],
+)
+def test_problems_of_a_table_are_reported_together_and_nothing_is_written(
+    toy_model, tmp_path, table, dev, words, parts
+):
+    file = write(tmp_path / "t.jsonl", table)
+    more = ("--dev", write(tmp_path / "dev.jsonl", dev)) if dev else ()
+    done = electra("finetune", toy_model, file, *more, *words, "--out", tmp_path / "out")
+    assert done.returncode == (2 if "metric=pearson" in words else 3), done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
+    for part in parts:
+        assert part in done.stderr, done.stderr
+
+
+def test_at_most_twenty_problems_are_shown(toy_model, tmp_path):
+    file = write(tmp_path / "t.jsonl", [*GOOD, *({"text": "", "label": "a"} for _ in range(50))])
+    dev = write(tmp_path / "d.jsonl", [{**row, "text": f"new {row['text']}"} for row in GOOD])
+    done = electra("finetune", toy_model, file, "--out", tmp_path / "out", "--dev", dev)
+    assert done.returncode == 3 and "train row 41: no text in 'text'" in done.stderr
+    assert done.stderr.count("no text") == 20 and "… and 30 more" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (("MODEL", "nothing"), 2, "neither a task (cola"),
+        (("MODEL", "missing.csv"), 3, "missing.csv does not exist"),
+        (("MODEL", "mrpc"), 2, "Add data=FOLDER"),
+        (("MODEL", "mrpc", "data=nowhere"), 3, "nowhere"),
+        (("MODEL", "TABLE", "epoch=3"), 2, "Did you mean epochs?"),
+        (("MODEL", "TABLE", "lr=fast"), 2, "lr"),
+        (("MODEL", "TABLE", "kind=poetry"), 2, "no kind of task 'poetry'"),
+        (("MODEL", "TABLE", "--dev", "gone.csv"), 3, "gone.csv"),
+        (("MODEL", "TABLE", "TABLE"), 2, "two tasks are called my"),
+        (("nowhere", "TABLE"), 3, "nowhere"),
+        (("MODEL", "TABLE", "--text2", "x"), 2, "--text"),
+        (("MODEL", "epochs=2"), 2, "on what?"),
+    ],
+)
+def test_mistakes_get_one_line_and_their_exit_code_in_finetune(toy_model, table, tmp_path, words, code, part):
+    names = {"MODEL": toy_model, "TABLE": table}
+    done = electra("finetune", *(names.get(word, word) for word in words), "--out", tmp_path / "out")
+    assert done.returncode == code, done.stderr
+    assert part in done.stderr and "Traceback" not in done.stderr and not (tmp_path / "out").exists()

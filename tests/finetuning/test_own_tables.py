@@ -1,0 +1,157 @@
+"""Tables as people have them: many classes, rare ones, few rows, columns that come and go."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from electra.base.errors import DataError
+from electra.data.columns import guess_kind
+from electra.data.table_writer import TableWriter
+from electra.data.tables import parquet_schema, read_rows
+from electra.data.tokenizer import load_tokenizer
+from electra.finetuning.class_rows import ClassificationSettings
+from electra.finetuning.kinds import build_task, input_problems
+from electra.finetuning.plan import make_plan
+from helpers import electra_inside
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def problems(toy_model, tmp_path):
+    """What is wrong with a table, without a network."""
+
+    def find(rows: list[dict], **settings: Any) -> list[str]:
+        plan, splits = make_plan(str(write(tmp_path / "t.jsonl", rows)), settings, {})
+        return build_task(plan.task, load_tokenizer(toy_model), 24, splits).problems(splits)
+
+    return find
+
+
+def test_many_classes_are_refused_only_where_train_alone_makes_them_doubtful(problems):
+    assert problems([{"text": f"row {n}", "label": f"class {n % 50}"} for n in range(400)]) == []
+    alone = [{"text": f"row {n}", "label": f"class {n % 30}"} for n in range(58)]
+    (line,) = problems(alone)
+    assert "30 different labels in" in line and "labels=" in line
+    assert problems(alone, labels=[f"class {n}" for n in range(30)]) == []
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel"])
+def test_the_only_row_of_a_class_stays_in_train(problems, kind):
+    """Wherever the hash of its text would put it."""
+    common = [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(30)]
+    for n in range(0, 30, 3):
+        rare = [{"text": f"rare {n}", "label": "rare"}, {"text": f"rare {n}", "label": "rare"}]
+        assert problems([*common, *rare], kind=kind) == []
+
+
+def test_an_empty_cell_is_a_row_where_there_is_one_column(tmp_path):
+    for name, text in (("a.csv", 'text\nx\n""\ny\n'), ("a.tsv", "text\nx\n\ny\n")):
+        (tmp_path / name).write_text(text)
+        assert [row["text"] for row in read_rows(tmp_path / name)] == ["x", "", "y"]
+    (tmp_path / "b.csv").write_text('text,label\nx,1\n""\n\ny,2\n')
+    assert [row["text"] for row in read_rows(tmp_path / "b.csv")] == ["x", "y"]
+
+
+def test_columns_of_a_parquet_file_keep_their_types(tmp_path):
+    """Also where the first rows say nothing about them, or too little."""
+    kinds = pa.schema([("n", pa.int32()), ("list", pa.list_(pa.int64())), ("real", pa.float64())])
+    rows = [{"n": None, "list": [], "real": 1}, {"n": 7, "list": [3], "real": 1.5}]
+    pq.write_table(pa.Table.from_pylist(rows, schema=kinds), tmp_path / "a.parquet")
+    with TableWriter(tmp_path / "b.parquet", schema=parquet_schema(tmp_path / "a.parquet")) as writer:
+        for row in read_rows(tmp_path / "a.parquet"):
+            writer.write([{**row, "prediction": "x"}])
+    written = pq.read_table(tmp_path / "b.parquet")
+    assert written.schema.field("n").type == pa.int32() and written.select(kinds.names).to_pylist() == rows
+
+
+def test_parquet_that_cannot_hold_the_rows_names_the_way_round(tmp_path):
+    with (
+        pytest.raises(DataError, match=r"rows 2 to 2 .* --out a\.jsonl"),
+        TableWriter(tmp_path / "a.parquet") as writer,
+    ):
+        writer.write([{"n": 1}])
+        writer.write([{"n": "one"}])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
+def test_a_column_is_never_dropped(tmp_path, kind):
+    with TableWriter(tmp_path / f"a.{kind}") as writer:
+        writer.write([{"a": "1"}, {"a": "2", "b": "3"}])
+    assert [row["b"] or None for row in read_rows(tmp_path / f"a.{kind}")] == [None, "3"]
+    with (
+        pytest.raises(DataError, match=r"'b' .* --out c\.jsonl"),
+        TableWriter(tmp_path / f"c.{kind}") as writer,
+    ):
+        writer.write([{"a": "1"}])
+        writer.write([{"a": "2", "b": "3"}])
+
+
+def test_numbers_of_the_file_are_written_exactly_and_ours_with_six_digits(tmp_path):
+    with TableWriter(tmp_path / "a.csv") as writer:
+        writer.write([{"id": 1234567.25, "probability": 0.123456789}], answers={"probability"})
+    assert list(read_rows(tmp_path / "a.csv")) == [{"id": "1234567.25", "probability": "0.123457"}]
+
+
+@pytest.mark.parametrize("words", [{}, {"text": "text", "label": "label"}, {"kind": "classification"}])
+@pytest.mark.parametrize(("rows", "said"), [("", "no rows"), ("a text,yes\n", "one row")])
+def test_a_table_without_two_rows_says_so(tmp_path, rows, said, words):
+    (tmp_path / "t.csv").write_text("text,label\n" + rows)
+    with pytest.raises(DataError, match=f"has {said}. At least two different ones are needed"):
+        make_plan(str(tmp_path / "t.csv"), words, {})
+
+
+def test_rows_without_text_get_no_label(toy_model):
+    settings = ClassificationSettings(text=("a|b",), labels=("no", "yes"))
+    task = build_task(settings, load_tokenizer(toy_model), 24, {})
+    rows = [{"a": "fine"}, {"b": "fine"}, {"a": ""}, {"c": "x"}, {"a": None}, {"b": 5}]
+    assert input_problems(task, rows, before=10) == [
+        "row 14: no 'a|b'",
+        "row 15: 'a|b' is None, not text",
+        "row 16: 'a|b' is 5, not text",
+    ]
+
+
+def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
+    train = [{"text": "x", "label": "a"}, {"text": "", "label": "a"}, {"text": "y", "label": None}]
+    splits = {"train": train, "dev": [{"text": "x", "label": "a"}, {"text": "", "label": "a"}]}
+    task = build_task(ClassificationSettings(), load_tokenizer(toy_model), 24, splits)
+    assert [line.partition(" (")[0] for line in task.problems(splits)] == [
+        "train row 2: no text in 'text'",
+        "train row 3: no label",
+        "dev row 2: no text in 'text'",
+        "train: one class only",
+        "dev row 1 is also train row 1",
+    ]
+
+
+def test_names_with_a_separator_between_them_are_several_labels():
+    assert guess_kind(["a|b", "a", None]) == "multilabel"
+    assert guess_kind(["a;b", "a"]) == guess_kind(["|", "a|"]) == "classification"
+    assert guess_kind(["a;b", "a"], ";") == "multilabel"
+
+
+def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path):
+    """Other tasks, and seeds beyond those asked for this time."""
+    for name in ("one", "two"):
+        write(tmp_path / f"{name}.jsonl", [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(20)])
+
+    def finetune(name: str, seeds: int) -> dict:
+        words = ("epochs=1", "length=24", "--seeds", seeds, "--out", "out")
+        done = electra_inside("finetune", toy_model, f"{name}.jsonl", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        results = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
+        return {name: result["runs"] for name, result in results.items()}
+
+    assert finetune("one", 2) == {"one": 2}
+    assert finetune("two", 1) == {"two": 1, "one": 2}
+    assert finetune("one", 1) == {"one": 2, "two": 1}
+    assert "## two" in (tmp_path / "out" / "results.md").read_text()

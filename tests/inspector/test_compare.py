@@ -1,0 +1,139 @@
+"""Recipes side by side, as people use it: short runs on the small corpus."""
+
+import json
+
+import pytest
+
+from electra.base.errors import SettingsError
+from electra.inspector.compare import Budget, Result, parse_budget, variants
+from electra.inspector.compare_report import markdown, summary
+from helpers import electra
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("2m", Budget("seconds", 120)),
+        ("90s", Budget("seconds", 90)),
+        ("0.5h", Budget("seconds", 1800)),
+        ("3e14 flops", Budget("flops", 3e14)),
+        ("500 steps", Budget("steps", 500)),
+    ],
+)
+def test_budgets_are_time_flops_or_steps(text, budget):
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "2", "two minutes", "-3m", "0s"])
+def test_a_budget_that_is_none_is_refused(text):
+    with pytest.raises(SettingsError, match='Use "2m"'):
+        parse_budget(text)
+
+
+def test_varying_a_key_makes_a_variant_of_every_recipe_and_value():
+    made = variants(["a", "b"], ["data=x"], "generator.width=0.5,1")
+    assert [v.name for v in made] == [f"{r} generator.width={w}" for r in "ab" for w in ("0.5", "1")]
+    assert made[1].words == ("data=x", "generator.width=1")
+
+
+def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measured():
+    results = [
+        Result("a", seed, 10, 1e9, 1.0, {"auc": auc}, None) for seed, auc in enumerate((0.6, 0.9, 0.7))
+    ]
+    results.append(Result("b", 0, 20, 2e9, 1.0, {"auc": float("nan")}, 0.5))
+    results.append(Result("b", 1, 20, 2e9, 1.0, {}, None, diverged=True))
+    rows = summary(results)
+    assert rows[0]["auc"] == {"median": 0.7, "least": 0.6, "greatest": 0.9}
+    assert "auc" not in rows[1]
+    assert rows[1]["probe"]["median"] == 0.5 and "| b | 2 (1 diverged) | 20 |" in markdown(rows)
+    assert "| a | 3 | 10 | 1.00e+09 | 0.700 (0.600–0.900) | – |" in markdown(rows)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory, recipe, prepared):
+    folder = tmp_path_factory.mktemp("compare")
+    table = folder / "table.csv"
+    lines = [f"the {'barak' if n % 2 else 'selin'} walks {n},{'a' if n % 2 else 'b'}" for n in range(60)]
+    table.write_text("sentence,kind\n" + "\n".join(lines) + "\n")
+    words = [
+        "compare",
+        recipe,
+        f"{recipe}+masked-lm",
+        f"{recipe}+two-stage",
+        f"data={prepared}",
+        "--seeds",
+        "2",
+    ]
+    words += ["--budget", "6 steps", "--out", folder / "out"]
+    words += ["--table", table, "--text", "sentence", "--label", "kind"]
+    done = electra(*words)
+    assert done.returncode == 0, done.stderr
+    return folder / "out", words, done
+
+
+def test_every_recipe_is_trained_for_every_seed_and_measured(compared, recipe):
+    out, _, done = compared
+    rows = {row["variant"]: row for row in json.loads((out / "results.json").read_text())}
+    assert list(rows) == [str(recipe), f"{recipe}+masked-lm", f"{recipe}+two-stage"]
+    assert all(row["seeds"] == 2 and 0 <= row["probe"]["median"] <= 1 for row in rows.values())
+    assert "auc" in rows[str(recipe)] and "auc" not in rows[f"{recipe}+masked-lm"]
+    assert (
+        rows[str(recipe)]["steps"] == 6 and rows[f"{recipe}+two-stage"]["steps"] == 3
+    )  # half for each stage
+    assert (out / "comparison.png").stat().st_size > 5000
+    assert (out / "comparison.md").read_text().count("\n") == 5
+    assert "comparison.md" in done.stdout
+
+
+def test_two_stages_share_one_budget(compared, recipe):
+    out, *_ = compared
+    (stage,) = out.glob("*two-stage/seed-0/first-stage/result.json")
+    first = json.loads(stage.read_text())
+    both = json.loads((stage.parents[1] / "result.json").read_text())
+    assert first["steps"] == 3 and both["flops"] > first["flops"]
+
+
+def test_finished_runs_are_not_trained_again_and_another_budget_needs_another_folder(compared):
+    out, words, _ = compared
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    again = electra(*words)
+    assert again.returncode == 0, again.stderr
+    assert stamps == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    other = electra(*[("7 steps" if word == "6 steps" else word) for word in words])
+    assert other.returncode == 2 and "not the same: budget" in other.stderr
+    without = electra(*words[: words.index("--table")])
+    assert without.returncode == 2 and "not the same: table" in without.stderr
+
+
+def test_a_recipe_named_twice_is_refused():
+    with pytest.raises(SettingsError, match="named twice"):
+        variants(["a", "a"], [], "")
+
+
+def test_the_same_flops_are_fewer_steps_for_a_dearer_objective(recipe, prepared, tmp_path):
+    done = electra(
+        *("compare", recipe, f"{recipe}+all-tokens", f"data={prepared}", "--seeds", "1", "--jobs", "2"),
+        *("--budget", "2e9 flops", "--out", tmp_path / "out"),
+    )
+    assert done.returncode == 0, done.stderr
+    plain, dear = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert dear["steps"] < plain["steps"]
+    assert dear["flops"] == pytest.approx(plain["flops"], rel=0.2) == pytest.approx(2e9, rel=0.2)
+
+
+def test_wrong_settings_of_any_recipe_stop_everything_before_it_starts(recipe, prepared, tmp_path):
+    done = electra(
+        *("compare", recipe, f"{recipe}+electric", f"data={prepared}", "generator.kind=transformer"),
+        *("--budget", "2 steps", "--out", tmp_path / "out"),
+    )
+    assert done.returncode == 2 and "two_tower" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_diverges_is_a_result_and_the_others_go_on(recipe, prepared, tmp_path):
+    words = ["compare", recipe, f"data={prepared}", "--vary", "optimizer.lr=1e-3,1e30", "--seeds", "1"]
+    done = electra(*words, "--budget", "6 steps", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    good, bad = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (good["diverged"], bad["diverged"]) == (0, 1)
+    assert "auc" in good and "auc" not in bad and "diverged" in done.stdout

@@ -1,0 +1,157 @@
+"""Never loses work: whatever ends a run, the same command goes on and ends with the same weights, dropout included."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from electra.train.checkpoint import checkpoint_folders, newest_checkpoint, problem_of
+from electra.train.log import read_metrics
+from helpers import command, electra, environment
+
+
+def start(recipe: Path, prepared: Path, run: Path, *more: str) -> subprocess.Popen:
+    words = command("pretrain", recipe, f"data={prepared}", f"run={run}", *more)
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+
+
+def wait_for_step(run: Path, step: int, timeout: float = 60) -> None:
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if any(record["step"] >= step for record in read_metrics(run)):
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} not reached in {timeout} s")
+
+
+def final_weights(run: Path) -> dict[str, bytes]:
+    folder = checkpoint_folders(run / "checkpoints")[-1]
+    return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer")}
+
+
+def figures(run: Path) -> list[dict]:
+    timing = ("seconds", "tokens_per_second")
+    return [{k: v for k, v in record.items() if k not in timing} for record in read_metrics(run)]
+
+
+def kill_until_finished(recipe: Path, prepared: Path, run: Path, kills: int) -> int:
+    """kill -9 at random moments, from the first import to the last checkpoint, until `kills` have hit."""
+    rng = random.Random(0)
+    done = 0
+    while done < kills:
+        process = start(recipe, prepared, run, "train.save_every=3")
+        time.sleep(rng.uniform(1.0, 3.5))
+        if process.poll() is None:
+            process.kill()
+            done += 1
+        process.communicate()
+        for folder in checkpoint_folders(run / "checkpoints"):
+            assert problem_of(folder) is None
+        if checkpoint_folders(run / "checkpoints")[-1:] == [run / "checkpoints" / "step-000000040"]:
+            break
+    process = start(recipe, prepared, run, "train.save_every=3")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return done
+
+
+def test_a_run_killed_twice_ends_with_the_same_weights_and_the_same_figures(
+    finished_run, recipe, prepared, tmp_path
+):
+    run = tmp_path / "run"
+    for step in (10, 25):
+        process = start(recipe, prepared, run)
+        wait_for_step(run, step)
+        process.kill()
+        process.communicate()
+    again = electra("pretrain", recipe, f"data={prepared}", f"run={run}")
+    assert again.returncode == 0 and "resuming at step" in again.stderr
+    assert final_weights(run) == final_weights(finished_run)
+    assert figures(run) == figures(finished_run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_twenty_random_kills_end_with_the_same_weights(finished_run, recipe, prepared, tmp_path):
+    total = 0
+    for attempt in range(40):
+        run = tmp_path / f"run-{attempt}"
+        total += kill_until_finished(recipe, prepared, run, 20 - total)
+        assert final_weights(run) == final_weights(finished_run)
+        if total >= 20:
+            break
+    assert total >= 20
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "state"), [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_saves_and_the_same_command_ends_with_the_same_weights(
+    number, code, state, finished_run, recipe, prepared, tmp_path
+):
+    run = tmp_path / "run"
+    process = start(recipe, prepared, run, "train.save_every=1000")
+    wait_for_step(run, 5)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "everything is saved" in errors and f"to go on: electra pretrain {recipe}" in errors
+    told = json.loads((run / "run_state.json").read_text())
+    assert told["state"] == state and told["step"] == newest_checkpoint(run / "checkpoints", print).step
+    assert electra("pretrain", recipe, f"data={prepared}", f"run={run}").returncode == 0
+    assert final_weights(run) == final_weights(finished_run)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(finished_run, recipe, prepared):
+    before = {
+        path: path.read_bytes()
+        for path in finished_run.rglob("*")
+        if path.name.endswith(("safetensors", "jsonl"))
+    }
+    again = electra("pretrain", recipe, f"data={prepared}", f"run={finished_run}")
+    assert again.returncode == 0 and "finished" in again.stdout
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_second_process_is_refused_with_the_pid_of_the_first(recipe, prepared, tmp_path):
+    run = tmp_path / "run"
+    first = start(recipe, prepared, run, "train.steps=100000")
+    wait_for_step(run, 5)
+    second = electra("pretrain", recipe, f"data={prepared}", f"run={run}", "train.steps=100000")
+    first.kill()
+    first.communicate()
+    assert second.returncode == 5 and f"in use by process {first.pid}" in second.stderr
+
+
+def test_other_settings_are_refused_and_the_differing_keys_listed(finished_run, recipe, prepared):
+    other = electra(
+        "pretrain", recipe, f"data={prepared}", f"run={finished_run}", "optimizer.lr=0.5", "seed=9"
+    )
+    assert other.returncode == 2
+    assert "optimizer.lr: 0.001 -> 0.5" in other.stderr and "seed: 3 -> 9" in other.stderr
+
+
+def test_the_resolved_settings_in_the_run_folder_repeat_the_run(finished_run, tmp_path):
+    run = tmp_path / "again"
+    done = electra("pretrain", finished_run / "config.toml", f"run={run}")
+    assert done.returncode == 0, done.stderr
+    assert final_weights(run) == final_weights(finished_run)
+
+
+def test_accumulating_in_parts_gives_the_same_corruption_losses_and_gradient(recipe, prepared, tmp_path):
+    """At the first step both have the same weights. Packed rows have no padding, so all parts weigh the same."""
+    first = {}
+    for accumulate in (1, 4):
+        run = tmp_path / f"run-{accumulate}"
+        shape = ("rows.kind=packed", "encoder.dropout=0", "encoder.attention_dropout=0", "train.steps=1")
+        words = (f"data={prepared}", f"run={run}", f"train.accumulate={accumulate}", *shape)
+        assert electra("pretrain", recipe, *words).returncode == 0
+        first[accumulate] = figures(run)[0]
+    for name in ("replaced_share", "sampled_accuracy", "mlm_loss", "rtd_loss", "loss", "gradient_norm"):
+        assert first[4][name] == pytest.approx(first[1][name], rel=1e-3), name

@@ -1,0 +1,85 @@
+"""Settings that cannot be trained together are refused before anything starts, with the remedy."""
+
+import pytest
+
+from electra.base.errors import SettingsError
+from electra.pretraining.settings import resolve
+
+DATA = "data=x"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "messages"),
+    [
+        ("electric", ["generator.kind=transformer"], ["scores every position", "generator.kind=two_tower"]),
+        ("electric", ["generator.kind=unigram"], ["scores every position"]),
+        ("electric", ["sampling.temperature=2.0"], ["must be 1"]),
+        ("electric", ["sampling.top_k=5"], ["top_k must be off"]),
+        ("two-stage", [], ["needs the run it comes from", "electra pretrain masked-lm", "generator.source="]),
+        ("frozen-generator", ["generator.source=x", "generator.sharing=tied"], ["cannot share", '"gdes"']),
+        ("electra-small", ["generator.source=x"], ['only for generator.kind = "frozen"']),
+        ("electra-small", ["sampling.greedy=true", "sampling.disallow_correct=true"], ["greedy", "Drop one"]),
+        ("electra-small", ["sampling.greedy=true", "sampling.top_k=3"], ["top_k", "Drop one"]),
+        ("adversarial", ["generator.kind=two_tower"], ["generator.kind=transformer"]),
+        ("adversarial", ["sampling.greedy=true"], ["must be off"]),
+        ("replaced-span", ["masking.unit=token"], ["masking.unit=span"]),
+        ("replaced-span", ["masking.span_limit=127"], ["span_limit (127)", "rows.length 128", "Lower it"]),
+        ("electra-small", ["generator.sharing=all"], ["generator.width=1"]),
+        (
+            "generator-unigram",
+            ["generator.sharing=gdes"],
+            ["no embeddings to share", "generator.sharing=none"],
+        ),
+        ("electric", ["masking.unit=word"], ["masking.unit=token"]),
+        ("masked-lm", ["objective.random_share=0.2"], ["(0.85)", "(0.2)", "together at most 1"]),
+        ("masked-lm+two-stage", ["generator.source=x"], ["has no generator", "Drop one"]),
+        ("electra-small", ["optimizer.momentum=0.9"], ["(0.9)", "optimizer.kind=muon", "optimizer.betas"]),
+        ("tiny+muon", ["optimizer.generator.kind=adamw"], ["unknown key optimizer.generator.kind"]),
+        ("tiny+muon", ["optimizer.momentum=1.0"], ["optimizer.momentum"]),
+        (
+            "generator-two-tower",
+            ["generator.sharing=all", "generator.width=1.0"],
+            ["one network", "generator.sharing=tied"],
+        ),
+    ],
+)
+def test_contradictions_are_refused_with_the_remedy(recipe, words, messages):
+    with pytest.raises(SettingsError) as error:
+        resolve(recipe, [DATA, *words])
+    for message in messages:
+        assert message in str(error.value)
+
+
+def test_an_unknown_objective_is_answered_with_those_there_are():
+    with pytest.raises(SettingsError, match=r"objective.kind: 'electrik' is none of electra, masked_lm"):
+        resolve("electra-small", [DATA, "objective.kind=electrik"])
+
+
+def test_a_key_of_another_objective_is_answered_with_its_kind():
+    with pytest.raises(SettingsError, match="objective.candidates is for objective.kind=selection"):
+        resolve("electra-small", [DATA, "objective.candidates=3"])
+
+
+def test_recipes_joined_by_plus_override_from_left_to_right(tmp_path):
+    settings, sources = resolve("tiny+masked-lm+whole-word", [DATA])
+    assert (settings.encoder.hidden, settings.objective.kind, settings.masking.unit) == (
+        64,
+        "masked_lm",
+        "word",
+    )
+    assert settings.run == "runs/tiny+masked-lm+whole-word"
+    mine = tmp_path / "mine.toml"
+    mine.write_text("seed = 3")
+    assert resolve(f"{mine}+masked-lm", [DATA])[0].run == "runs/mine+masked-lm"
+    electric, _ = resolve("tiny+electric", [DATA])
+    assert electric.sampling.start_temperature == 1.0  # tiny starts hot, electric may not
+    assert sources["masking.unit"] == "tiny+masked-lm+whole-word"
+    with pytest.raises(SettingsError, match="no recipe 'nonsense'"):
+        resolve("tiny+nonsense", [DATA])
+
+
+def test_the_generators_adam_is_the_discriminators_where_nothing_else_is_said():
+    settings, _ = resolve("tiny+gdes", [DATA, "optimizer.generator.lr=1e-3"])
+    assert settings.optimizer.decoupled
+    assert (settings.optimizer.generator.lr, settings.optimizer.lr) == (1e-3, 4e-3)
+    assert settings.optimizer.generator.betas == settings.optimizer.betas == (0.9, 0.95)
