@@ -21,8 +21,7 @@ from electra.pretraining.run import build_parts
 from electra.pretraining.settings import PretrainSettings
 from electra.train.device import choose_device
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
-from electra.train.schedule import ScheduleSettings, learning_rate
-from electra.train.settings import TrainSettings
+from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
 from electra.train.step import Step
 from pretraining_steps import SIZES, Case
 

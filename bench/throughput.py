@@ -32,7 +32,7 @@ import torch
 import machine
 from electra.base.errors import MemoryExhaustedError
 from electra.pretraining import flops
-from electra.train.signals import is_out_of_memory
+from electra.train.device import is_out_of_memory
 from pretraining_steps import MODES, PEER, SIZES, VARIANTS, Case, ours, theirs
 
 Result = TypeVar("Result")

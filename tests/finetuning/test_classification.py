@@ -14,7 +14,6 @@ from electra.finetuning.class_rows import ClassificationSettings
 from electra.finetuning.classification import build_classification, fit
 from electra.finetuning.features import collate
 from electra.finetuning.loop import Finetuned
-from electra.finetuning.task import Inputs
 from electra.interop import electra, names
 from electra.model.electra import Embeddings, Encoder, initialise
 
@@ -35,11 +34,6 @@ def network(task) -> Finetuned:
     return Finetuned(encoder, head).eval()
 
 
-def as_inputs(padded: bool) -> Inputs:
-    batch = make_batch(padded=padded)
-    return Inputs(batch.ids, batch.segments, batch.is_real if padded else None, {})
-
-
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("kind", ["transformers", "linear"])
 def test_logits_are_those_of_transformers(tokenizer, kind, padded):
@@ -53,9 +47,9 @@ def test_logits_are_those_of_transformers(tokenizer, kind, padded):
     theirs = transformers.ElectraForSequenceClassification(sizes).eval()
     body = {f"electra.{k}": v for k, v in electra.encoder_to_transformers(ours.encoder.state_dict()).items()}
     theirs.load_state_dict(body, strict=False)
-    inputs = as_inputs(padded)
-    mask = torch.ones_like(inputs.ids) if inputs.is_real is None else inputs.is_real.long()
-    given = {"input_ids": inputs.ids, "token_type_ids": inputs.segments, "attention_mask": mask}
+    batch = make_batch(padded=padded)
+    mask = batch.is_real.long()
+    given = {"input_ids": batch.ids, "token_type_ids": batch.segments, "attention_mask": mask}
     with torch.no_grad():
         if kind == "transformers":
             table = electra.HEADS["ElectraForSequenceClassification"]
@@ -66,15 +60,15 @@ def test_logits_are_those_of_transformers(tokenizer, kind, padded):
         else:
             first = theirs.electra(**given).last_hidden_state[:, 0]
             expected = first @ ours.head.output.weight.T + ours.head.output.bias
-        torch.testing.assert_close(ours(inputs)["logits"], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours(batch)["logits"], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_last_layer_for_the_first_token_alone_is_the_same_maths(tokenizer, padded):
     model = network(build_classification(PAIR, tokenizer, 24, {}))
-    inputs = as_inputs(padded)
-    short = model.encoder(inputs.ids, inputs.segments, inputs.is_real, True)
-    whole = model.encoder(inputs.ids, inputs.segments, inputs.is_real)
+    batch = make_batch(padded=padded)
+    short = model.encoder(batch.ids, batch.segments, batch.is_real, True)
+    whole = model.encoder(batch.ids, batch.segments, batch.is_real)
     assert short.shape[1] == 1
     torch.testing.assert_close(short[:, 0], whole[:, 0], atol=1e-6, rtol=1e-6)
     gradients = [
@@ -104,8 +98,8 @@ def test_pairs_are_encoded_as_transformers_does_and_the_cut_is_counted(tokenizer
         if max(len(row["a"]), len(row["b"])) < 100:
             assert list(example.ids) == expected["input_ids"]
             assert example.first == expected["token_type_ids"].index(1)
-    inputs = collate(task, examples[:2], special_ids(tokenizer).pad, with_targets=True)
-    assert inputs.targets["labels"].tolist() == [1, 0]
+    batch = collate(task, examples[:2], special_ids(tokenizer).pad, with_targets=True)
+    assert batch.targets["labels"].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

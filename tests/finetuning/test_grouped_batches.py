@@ -47,8 +47,8 @@ def test_a_batch_is_as_wide_as_its_longest_and_needs_no_mask_when_all_are_equal(
     inputs = collate(NoTargets(), examples, pad=0, with_targets=True)
     assert inputs.ids.tolist() == [[2, 7, 3, 0, 0], [2, 8, 3, 9, 3]]
     assert inputs.segments.tolist() == [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
-    assert inputs.is_real is not None and inputs.is_real.sum().item() == 8
-    assert collate(NoTargets(), examples[1:], pad=0, with_targets=False).is_real is None
+    assert inputs.padded and inputs.is_real.sum().item() == 8
+    assert collate(NoTargets(), examples[1:], pad=0, with_targets=False).padded is False
 
 
 def test_training_passes_over_all_examples_once_an_epoch():

@@ -3,6 +3,7 @@
 import json
 import random
 import tomllib
+from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SPECIAL, TINY, VOCABULARY, make_batch
+from electra.base.batch import Batch
 from electra.base.config import validate
 from electra.base.errors import SettingsError
 from electra.data.corpus import Corpus
@@ -23,7 +25,7 @@ from electra.finetuning.span import SpanSettings, SpanTask, target_in, token_spa
 from electra.finetuning.span_decode import Window
 from electra.finetuning.span_heads import JointHead, PlainHead, pointable, span_loss
 from electra.finetuning.squad_rows import Answer, answers_of, read_squad
-from electra.finetuning.task import Inputs, Task
+from electra.finetuning.task import Task
 from electra.interop import electra
 from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
 from helpers import write_corpus
@@ -198,15 +200,15 @@ def test_an_answer_gets_the_tokens_it_shares_a_character_with():
 # Heads
 
 
-def inputs_of(batch, targets=None) -> Inputs:
-    return Inputs(batch.ids, batch.segments, batch.is_real, targets or {})
+def inputs_of(batch, targets=None) -> Batch:
+    return Batch.of_rows(batch.ids, batch.segments, batch.is_real, targets)
 
 
 def test_only_the_context_and_position_zero_can_be_pointed_at():
     batch = make_batch(rows=2, length=10)
     found = pointable(inputs_of(batch))
     assert found.tolist() == ((batch.segments == 1) | (torch.arange(10) == 0)).tolist()
-    careless = inputs_of(batch)._replace(segments=torch.where(batch.is_real, batch.segments, 1))
+    careless = replace(inputs_of(batch), segments=torch.where(batch.is_real, batch.segments, 1))
     assert torch.equal(pointable(careless), found)  # whatever segment padding has
     assert pointable(careless._replace(is_real=None)).sum() > found.sum()
 
@@ -312,7 +314,10 @@ def test_weights_are_glorots_and_padding_changes_nothing(tokenizer, head):
     hidden = torch.randn(3, 24, TINY.hidden, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         together = module.eval()(hidden, inputs_of(batch))
-        alone = module(hidden[2:, :20], Inputs(batch.ids[2:, :20], batch.segments[2:, :20], None, {}))
+        alone = module(
+            hidden[2:, :20],
+            Batch.of_rows(batch.ids[2:, :20], batch.segments[2:, :20], batch.is_real[2:, :20]),
+        )
     if head == "joint":
         assert beam_of(together, 2) == pytest.approx(beam_of(alone, 0), abs=1e-5)
         assert len(beam_of(alone, 0)) == 10 * 10  # of 20 × 20: nine tokens of segment 1, and position 0
@@ -522,7 +527,7 @@ def made_up_rows(count: int, rng: random.Random, impossible: bool) -> list[dict]
     return rows
 
 
-def batch_of(task: SpanTask, examples, with_targets: bool) -> Inputs:
+def batch_of(task: SpanTask, examples, with_targets: bool) -> Batch:
     length = max(len(example.ids) for example in examples)
     ids = torch.zeros(len(examples), length, dtype=torch.long)
     segments, is_real = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
@@ -531,14 +536,14 @@ def batch_of(task: SpanTask, examples, with_targets: bool) -> Inputs:
         ids[place, :size] = torch.tensor(example.ids)
         segments[place, example.first :] = 1
         is_real[place, :size] = True
-    return Inputs(ids, segments, is_real, task.targets(examples, length) if with_targets else {})
+    return Batch.of_rows(ids, segments, is_real, task.targets(examples, length) if with_targets else {})
 
 
 def score(task: SpanTask, encoder, head, rows) -> dict[str, float]:
     examples, _ = task.encode(rows)
     inputs = batch_of(task, examples, with_targets=False)
     with torch.no_grad():
-        outputs = head.eval()(encoder.eval()(*inputs[:3]), inputs)
+        outputs = head.eval()(encoder.eval()(inputs.ids, inputs.segments, inputs.is_real), inputs)
     each = [{name: it[place].numpy() for name, it in outputs.items()} for place in range(len(examples))]
     return task.scores(rows, task.predict(rows, examples, each))
 
@@ -570,7 +575,9 @@ def test_both_heads_learn_to_point(tokenizer, head, impossible):
         rng.shuffle(examples)
         for first in range(0, len(examples), 8):
             inputs = batch_of(task, examples[first : first + 8], with_targets=True)
-            loss = task.loss(module(encoder(*inputs[:3]), inputs), inputs.targets)
+            loss = task.loss(
+                module(encoder(inputs.ids, inputs.segments, inputs.is_real), inputs), inputs.targets
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

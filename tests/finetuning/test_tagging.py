@@ -14,13 +14,14 @@ from hypothesis import given, strategies
 from tokenizers import Tokenizer
 
 from electra.base import config
+from electra.base.batch import Batch
 from electra.base.errors import SettingsError
 from electra.data.corpus import Corpus
 from electra.data.tables import Row
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, train_tokenizer
 from electra.finetuning.spans import Span, from_spans, legal, to_spans
 from electra.finetuning.tagging import IGNORED, Tagging, TaggingSettings, build_tagging
-from electra.finetuning.task import Example, Inputs, Outputs, Task
+from electra.finetuning.task import Example, Outputs, Task
 from electra.finetuning.words import WordPieces, split_words
 from electra.interop import electra
 from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
@@ -52,11 +53,11 @@ def read(path: Path) -> list[dict]:
         return [json.loads(line) for line in stream.read().splitlines()]
 
 
-def collate(task: Task, examples: Sequence[Example], pad: int = 0) -> Inputs:
+def collate(task: Task, examples: Sequence[Example], pad: int = 0) -> Batch:
     width = max(len(example.ids) for example in examples)
     ids = torch.tensor([[*example.ids, *[pad] * (width - len(example.ids))] for example in examples])
     is_real = torch.tensor([[place < len(example.ids) for place in range(width)] for example in examples])
-    return Inputs(ids, torch.zeros_like(ids), is_real, task.targets(examples, width))
+    return Batch.of_rows(ids, torch.zeros_like(ids), is_real, task.targets(examples, width))
 
 
 def perfect(task: Tagging, examples: Sequence[Example], padding: int = 3) -> list[Outputs]:
@@ -108,7 +109,7 @@ def test_logits_and_loss_equal_those_of_transformers(tokenizer: Tokenizer) -> No
     head.load_state_dict({name: tensor for name, tensor in tensors.items() if name.startswith("classifier")})
 
     inputs = collate(task, task.encode(ROWS)[0])
-    assert inputs.is_real is not None and not inputs.is_real.all()
+    assert not inputs.is_real.all()
     with torch.no_grad():
         outputs = head(encoder(inputs.ids, inputs.segments, inputs.is_real), inputs)
         expected = theirs(inputs.ids, attention_mask=inputs.is_real.long(), labels=inputs.targets["tags"])

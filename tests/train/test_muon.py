@@ -15,13 +15,17 @@ from electra.model.generators import GeneratorSettings
 from electra.model.modern import Embeddings, ModernBert, ModernBertSettings
 from electra.objectives.electra import ElectraSettings
 from electra.train.checkpoint import checkpoint_folders
-from electra.train.muon import ROUNDS, Matrix, Muon, matrices_in_layers, orthogonalise
 from electra.train.optimizers import (
+    ROUNDS,
+    Matrix,
+    Muon,
     OptimizerSettings,
     Rates,
     build_optimizer,
     clip_gradients,
+    matrices_in_layers,
     optimizer_tensors,
+    orthogonalise,
     set_rate,
     split_parameters,
 )

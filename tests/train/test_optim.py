@@ -14,7 +14,7 @@ from electra.train.optimizers import (
     set_rate,
     split_parameters,
 )
-from electra.train.schedule import ScheduleSettings, learning_rate
+from electra.train.settings import ScheduleSettings, learning_rate
 
 
 def original_adam(weight, gradients, rates, decay, beta1=0.9, beta2=0.999, eps=1e-6, correct=False):

@@ -16,13 +16,13 @@ from electra.kernels import switch as choice
 from electra.objectives.corruption import SamplingSettings, sample
 from electra.pretraining.run import pretrain
 from electra.pretraining.settings import resolve
+from electra.train import device as guard
 from electra.train import device as machine
 from electra.train import loop as trainer
-from electra.train import signals as guard
 from electra.train.cuda_graph import Recorder
 from electra.train.log import read_metrics
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
-from electra.train.settings import TrainSettings, finer
+from electra.train.settings import TrainSettings, next_accumulate
 from electra.train.step import Step
 
 CPU = torch.device("cpu")
@@ -277,7 +277,7 @@ def test_an_update_that_may_have_begun_is_not_done_twice(monkeypatch):
     ("rows", "parts", "expected"), [(1024, 1, 2), (12, 4, 6), (9, 1, 3), (9, 3, 9), (8, 8, None), (7, 1, 7)]
 )
 def test_parts_double_where_they_can(rows, parts, expected):
-    assert finer(rows, parts) == expected
+    assert next_accumulate(rows, parts) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """Batch: what data hands to objectives."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 TENSORS = ("ids", "segments", "is_real", "samples")
+TARGET = "target."
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Batch:
     """Rows of token ids. `samples` is each row's place in the run's endless order: together with `seed` it is the key
     to all randomness about that row. `padded` is known when the batch is built, so that nobody has to ask a device.
     `progress` is the share of the run that is done, for what changes in its course; 1 outside of training. A step that is
-    compiled or recorded has it as a tensor: a number would be frozen into it."""
+    compiled or captured has it as a tensor: a number would be frozen into it. `targets` are what fine-tuning learns, by
+    the names that its task gives them; empty in pre-training, which learns from the text itself."""
 
     ids: Int[Tensor, "batch seq"]
     segments: Int[Tensor, "batch seq"]
@@ -34,6 +35,18 @@ class Batch:
     seed: int
     padded: bool
     progress: float | Float[Tensor, ""] = 1.0
+    targets: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of_rows(
+        ids: Int[Tensor, "batch seq"],
+        segments: Int[Tensor, "batch seq"],
+        is_real: Bool[Tensor, "batch seq"],
+        targets: Mapping[str, Tensor] | None = None,
+    ) -> "Batch":
+        """Rows outside of a pre-training run: nothing about them is random. On the host."""
+        samples, padded = torch.arange(len(ids)), not bool(is_real.all())
+        return Batch(ids, segments, is_real, samples, 0, padded, targets=targets or {})
 
     def with_ids(self, ids: Int[Tensor, "batch seq"]) -> "Batch":
         return replace(self, ids=ids)
@@ -46,13 +59,29 @@ class Batch:
         """In memory from which a GPU copies while the host goes on."""
         return self._each(Tensor.pin_memory)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that has a row for each sequence, by name."""
+        own: dict[str, Tensor] = {name: getattr(self, name) for name in TENSORS}
+        return own | {TARGET + name: tensor for name, tensor in self.targets.items()}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Batch":
+        """The inverse of `tensors`: the same batch from other tensors of the same names."""
+        return replace(
+            self,
+            ids=tensors["ids"],
+            segments=tensors["segments"],
+            is_real=tensors["is_real"],
+            samples=tensors["samples"],
+            targets={name: tensors[TARGET + name] for name in self.targets},
+        )
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in TENSORS}
-        return replace(self, **changed)
+        return self.with_tensors({name: change(tensor) for name, tensor in self.tensors().items()})
 
     def split(self, parts: int) -> list["Batch"]:
         """Consecutive parts of equal size. Randomness belongs to samples, so a part is corrupted as in the whole."""
         if parts == 1:
             return [self]
-        pieces = zip(*(getattr(self, name).chunk(parts) for name in TENSORS), strict=True)
-        return [replace(self, **dict(zip(TENSORS, piece, strict=True))) for piece in pieces]
+        tensors = self.tensors()
+        pieces = zip(*(tensor.chunk(parts) for tensor in tensors.values()), strict=True)
+        return [self.with_tensors(dict(zip(tensors, piece, strict=True))) for piece in pieces]

@@ -39,7 +39,7 @@ def pretrain(recipe: Recipe, words: Words = None) -> None:
     from electra.pretraining.run import resume_command
     from electra.pretraining.settings import resolve
     from electra.train.checkpoint import checkpoint_folders
-    from electra.train.plots import plot_run
+    from electra.train.log import plot_run
 
     settings, _ = resolve(recipe, words or [])
     command = resume_command(recipe, words or [])
@@ -86,8 +86,7 @@ def evaluate(
 
     from electra.base.files import write_json
     from electra.pretraining.evaluate import evaluate_run, figures_table
-    from electra.train.log import finite_or_none
-    from electra.train.plots import plot_run
+    from electra.train.log import finite_or_none, plot_run
 
     figures, untrained = evaluate_run(run, data, rows)
     result = {"trained": figures, "untrained": untrained}

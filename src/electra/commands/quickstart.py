@@ -34,7 +34,7 @@ from electra.pretraining.evaluate import evaluate_run
 from electra.pretraining.load import load_run
 from electra.pretraining.run import build_heldout, pretrain, resume_command
 from electra.pretraining.settings import build_objective, resolve
-from electra.train.plots import plot_run
+from electra.train.log import plot_run
 
 VOCABULARY = 4096
 HELDOUT_SHARE = 0.02

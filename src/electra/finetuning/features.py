@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from electra.base.batch import Batch
 from electra.base.randomness import mix, permute
-from electra.finetuning.task import Example, Inputs, Task
+from electra.finetuning.task import Example, Task
 
 CHUNK_BATCHES = 64
 
@@ -46,7 +47,7 @@ def sorted_order(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
-def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: bool) -> Inputs:
+def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: bool) -> Batch:
     lengths = lengths_of(examples)
     width = int(lengths.max())
     ids = np.full((len(examples), width), pad, np.int64)
@@ -54,27 +55,14 @@ def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: boo
     for index, example in enumerate(examples):
         ids[index, : lengths[index]] = example.ids
         segments[index, example.first : lengths[index]] = 1
-    is_real = None
-    if lengths.min() < width:
-        is_real = torch.from_numpy(np.arange(width) < lengths[:, None])
+    is_real = torch.from_numpy(np.arange(width) < lengths[:, None])
     targets = task.targets(examples, width) if with_targets else {}
-    return Inputs(torch.from_numpy(ids), torch.from_numpy(segments), is_real, targets)
+    return Batch.of_rows(torch.from_numpy(ids), torch.from_numpy(segments), is_real, targets)
 
 
-def to_device(inputs: Inputs, device: torch.device) -> Inputs:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """Through pinned memory on the GPU, so that the copy waits for nobody."""
-    if device.type == "cpu":
-        return inputs
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory().to(device, non_blocking=True)
-
-    return Inputs(
-        move(inputs.ids),
-        move(inputs.segments),
-        None if inputs.is_real is None else move(inputs.is_real),
-        {name: move(tensor) for name, tensor in inputs.targets.items()},
-    )
+    return batch if device.type == "cpu" else batch.pinned().to(device)
 
 
 def training_batches(
@@ -85,7 +73,7 @@ def training_batches(
     epochs: int,
     seed: int,
     device: torch.device,
-) -> Iterator[Inputs]:
+) -> Iterator[Batch]:
     lengths = lengths_of(examples)
     for epoch in range(epochs):
         for chosen in epoch_order(lengths, batch, seed, epoch):

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from electra.base import config
+from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.finetuning.classification import Classification
@@ -22,7 +23,6 @@ from electra.finetuning.features import to_device
 from electra.finetuning.kinds import AnyTask, build_task, settings_class
 from electra.finetuning.loop import Finetuned
 from electra.finetuning.method import MethodSettings
-from electra.finetuning.task import Inputs
 from electra.interop.check import PROBE, quiet, require_equal
 from electra.interop.folder import (
     FORMATS,
@@ -163,31 +163,29 @@ def check_task_folder(folder: Path, model: Finetuned, task: AnyTask) -> str:
         if (
             ours.shape[:2] == inputs.ids.shape
         ):  # a figure for each token: what stands in padding is nobody's business
-            assert inputs.is_real is not None
             ours, other = ours[inputs.is_real], other[inputs.is_real]
         require_equal(ours, other, "transformers")
     return "electra and transformers"
 
 
-def answers(model: Finetuned, inputs: Inputs) -> dict[str, Tensor]:
+def answers(model: Finetuned, batch: Batch) -> dict[str, Tensor]:
     device, training = model.encoder.embeddings.table.device, model.training
     model.eval()
     with torch.no_grad():
-        outputs = {name: tensor.float().cpu() for name, tensor in model(to_device(inputs, device)).items()}
+        outputs = {name: tensor.float().cpu() for name, tensor in model(to_device(batch, device)).items()}
     model.train(training)
     return outputs
 
 
-def probe(tokenizer: Tokenizer, positions: int) -> Inputs:
+def probe(tokenizer: Tokenizer, positions: int) -> Batch:
     """The probe's texts as pairs, padded; [MASK] in them is the special token, as transformers has it."""
     cutting = Tokenizer.from_str(tokenizer.to_str())
     cutting.encode_special_tokens = False
     cutting.enable_truncation(positions)
     cutting.enable_padding(pad_id=special_ids(tokenizer).pad)
     encodings = cutting.encode_batch(list(zip(PROBE, reversed(PROBE), strict=True)))
-    return Inputs(
+    return Batch.of_rows(
         torch.tensor([encoding.ids for encoding in encodings]),
         torch.tensor([encoding.type_ids for encoding in encodings]),
         torch.tensor([encoding.attention_mask for encoding in encodings]).bool(),
-        {},
     )

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.finetuning.task import Inputs
+from electra.base.batch import Batch
 from electra.model.electra import EncoderSettings
 from electra.model.encoders import AnySettings
 from electra.model.modern import ModernBertSettings
@@ -22,7 +22,7 @@ class TransformersHead(nn.Module):
         self.output = nn.Linear(settings.hidden, outputs)
         self.dense.glorot = self.output.glorot = True  # type: ignore[assignment]
 
-    def forward(self, hidden: Tensor, inputs: Inputs) -> dict[str, Tensor]:
+    def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
         x = F.gelu(self.dense(self.dropout(hidden[:, 0])))
         return {"logits": self.output(self.dropout(x))}
 
@@ -36,7 +36,7 @@ class ModernBertHead(nn.Module):
         super().__init__()
         self.label = LabelHead(settings, outputs)
 
-    def forward(self, hidden: Tensor, inputs: Inputs) -> dict[str, Tensor]:
+    def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"logits": self.label(hidden[:, 0])}
 
 
@@ -51,5 +51,5 @@ class LinearHead(nn.Module):
         self.output = nn.Linear(settings.hidden, outputs)
         self.output.glorot = True  # type: ignore[assignment]
 
-    def forward(self, hidden: Tensor, inputs: Inputs) -> dict[str, Tensor]:
+    def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"logits": self.output(self.dropout(hidden[:, 0]))}

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from electra.base.batch import Batch
 from electra.base.errors import DivergedError
 from electra.base.progress import Display
 from electra.base.randomness import mix
@@ -20,11 +21,11 @@ from electra.finetuning.features import collate, lengths_of, sorted_order, to_de
 from electra.finetuning.method import MethodSettings
 from electra.finetuning.optimise import build_layerwise
 from electra.finetuning.step import Step
-from electra.finetuning.task import Example, Inputs, Outputs, Task
+from electra.finetuning.task import Example, Outputs, Task
 from electra.model.encoders import AnyEncoder
 from electra.train.device import autocast, choose_device, kernel_remark
 from electra.train.optimizers import Rates
-from electra.train.schedule import ScheduleSettings, learning_rate
+from electra.train.settings import ScheduleSettings, learning_rate
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -37,9 +38,10 @@ class Finetuned(nn.Module):
         self.encoder, self.head = encoder, head
         self.first_only = bool(getattr(head, "reads_first_only", False))
 
-    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
-        hidden = self.encoder(inputs.ids, inputs.segments, inputs.is_real, self.first_only)
-        return self.head(hidden, inputs)
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        is_real = batch.is_real if batch.padded else None
+        hidden = self.encoder(batch.ids, batch.segments, is_real, self.first_only)
+        return self.head(hidden, batch)
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,12 @@ def train_task(
     display.start(0)
     try:
         batches = training_batches(task, examples, pad, method.batch, epochs, seed, device)
-        for step, inputs in enumerate(batches):
+        for step, batch in enumerate(batches):
             rates.set(learning_rate(schedule, 1.0, step, steps))
             torch.manual_seed(mix(seed, "dropout", step))
-            loss_sum += update(inputs)
+            loss_sum += update(batch)
             seen += 1
-            tokens += inputs.ids.numel()
+            tokens += batch.ids.numel()
             done = step + 1
             display.advance(done)
 
@@ -190,8 +192,8 @@ def infer(
 
     with torch.inference_mode(), autocast(method, device):
         for chosen in sorted_order(lengths_of(examples), batch or 2 * method.batch):
-            inputs = collate(task, [examples[index] for index in chosen], pad, with_targets=False)
-            waiting.append((chosen, model(to_device(inputs, device))))
+            rows = collate(task, [examples[index] for index in chosen], pad, with_targets=False)
+            waiting.append((chosen, model(to_device(rows, device))))
             if len(waiting) == 64:
                 collect()
         collect()

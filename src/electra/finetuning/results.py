@@ -23,7 +23,7 @@ from electra.finetuning.span import SpanTask
 from electra.finetuning.squad_rows import by_id
 from electra.finetuning.start import Start, build, encode_others, usable_length
 from electra.finetuning.task import Outputs
-from electra.train.plots import plot_scores
+from electra.train.log import plot_scores
 
 RESULT = "result.json"
 SETTINGS = "settings.json"

@@ -42,7 +42,7 @@ from electra.finetuning.start import (
     usable_length,
 )
 from electra.interop.card import task_card
-from electra.train import signals as guard
+from electra.train import device as guard
 
 
 def run_one(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from electra.finetuning.task import Inputs
+from electra.base.batch import Batch
 from electra.model.modern import ModernBertSettings
 from electra.model.modern_heads import LabelHead
 
@@ -20,11 +20,9 @@ WIDTH = 512
 """Of the hidden layers of the joint head, whatever the size of the encoder."""
 
 
-def pointable(inputs: Inputs) -> Bool[Tensor, "batch seq"]:
+def pointable(batch: Batch) -> Bool[Tensor, "batch seq"]:
     """The context (segment 1, no padding) and position 0."""
-    allowed = inputs.segments == 1
-    if inputs.is_real is not None:
-        allowed = allowed & inputs.is_real
+    allowed = (batch.segments == 1) & batch.is_real
     allowed[:, 0] = True
     return allowed
 
@@ -44,8 +42,8 @@ class PlainHead(nn.Module):
         self.qa_outputs = nn.Linear(hidden, 2)
         self.qa_outputs.glorot = True  # type: ignore[assignment]
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
-        return pointed(self.qa_outputs(hidden), inputs)
+    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
+        return pointed(self.qa_outputs(hidden), batch)
 
 
 class ModernBertPlainHead(nn.Module):
@@ -55,13 +53,13 @@ class ModernBertPlainHead(nn.Module):
         super().__init__()
         self.label = LabelHead(settings, 2)
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
-        return pointed(self.label(hidden), inputs)
+    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
+        return pointed(self.label(hidden), batch)
 
 
-def pointed(logits: Float[Tensor, "batch seq 2"], inputs: Inputs) -> dict[str, Tensor]:
+def pointed(logits: Float[Tensor, "batch seq 2"], batch: Batch) -> dict[str, Tensor]:
     start, end = widened(logits).unbind(-1)
-    return {"start_logits": start, "end_logits": end, "allowed": pointable(inputs)}
+    return {"start_logits": start, "end_logits": end, "allowed": pointable(batch)}
 
 
 class JointHead(nn.Module):
@@ -87,12 +85,12 @@ class JointHead(nn.Module):
         for part in parts:
             part.glorot = True  # type: ignore[assignment]
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
+    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
         """With targets: masked logits of start, and of end given the true start. Without: the beam. `null` in both."""
-        allowed = pointable(inputs)
+        allowed = pointable(batch)
         start = widened(self.start(hidden).squeeze(-1)).masked_fill(~allowed, -torch.inf)
-        if inputs.targets:
-            end = self.ends(hidden, inputs.targets["start"][:, None], allowed).squeeze(1)
+        if batch.targets:
+            end = self.ends(hidden, batch.targets["start"][:, None], allowed).squeeze(1)
             outputs = {"start_logits": start, "end_logits": end}
         else:
             outputs = self.search(hidden, start, allowed)

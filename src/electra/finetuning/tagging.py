@@ -15,11 +15,12 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from electra.base.batch import Batch
 from electra.base.errors import SettingsError
 from electra.data.tables import Row
 from electra.finetuning.spans import NONE, count_spans, legal, to_spans
 from electra.finetuning.tag_rows import TaggingSettings, find_problems, is_texts, train_labels
-from electra.finetuning.task import Example, Inputs, Outputs
+from electra.finetuning.task import Example, Outputs
 from electra.finetuning.words import WordPieces, split_words
 from electra.model.electra import EncoderSettings
 from electra.model.encoders import AnySettings
@@ -38,7 +39,7 @@ class TaggingHead(nn.Module):
         self.classifier = nn.Linear(encoder.hidden, labels)
         self.classifier.glorot = True  # type: ignore[assignment]
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
+    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
         return {"logits": self.classifier(self.dropout(hidden))}
 
 
@@ -49,7 +50,7 @@ class ModernBertTaggingHead(nn.Module):
         super().__init__()
         self.label = LabelHead(encoder, labels)
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], inputs: Inputs) -> dict[str, Tensor]:
+    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
         return {"logits": self.label(hidden)}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -36,15 +36,6 @@ class Example:
     """What `predict` of its kind needs to get back from tokens to text."""
 
 
-class Inputs(NamedTuple):
-    """A batch. `is_real` is None where no row is padded. `targets` is empty when predicting."""
-
-    ids: Tensor
-    segments: Tensor
-    is_real: Tensor | None
-    targets: dict[str, Tensor]
-
-
 class Task(Protocol):
     """A kind of task with its settings and labels filled in."""
 
@@ -71,7 +62,7 @@ class Task(Protocol):
         ...
 
     def head(self, encoder: AnySettings) -> nn.Module:
-        """A module: (hidden [batch seq hidden], Inputs) -> dict of tensors whose first dimension is the batch. One that
+        """A module: (hidden [batch seq hidden], Batch) -> dict of tensors whose first dimension is the batch. One that
         looks at the first token alone says `reads_first_only = True` and is given [batch 1 hidden], which is cheaper.
         """
         ...

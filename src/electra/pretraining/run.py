@@ -31,7 +31,7 @@ from electra.pretraining import flops
 from electra.pretraining.load import CONFIG, copy_weights, export_parts, load_encoder, load_generator
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.train import checkpoint
-from electra.train import signals as guard
+from electra.train import device as guard
 from electra.train.device import choose_backend, choose_device
 from electra.train.loop import Run, train
 from electra.train.settings import FREE_TO_CHANGE, TrainSettings, memory_remedy

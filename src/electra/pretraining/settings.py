@@ -21,8 +21,7 @@ from electra.objectives.corruptor import Material
 from electra.objectives.electra import ElectraSettings
 from electra.objectives.masked_lm import MaskedLMSettings
 from electra.train.optimizers import OptimizerSettings
-from electra.train.schedule import ScheduleSettings
-from electra.train.settings import TrainSettings
+from electra.train.settings import ScheduleSettings, TrainSettings
 
 
 class PretrainSettings(config.Settings):

@@ -19,11 +19,10 @@ from electra.data.shards import verify_shards
 from electra.pretraining.run import Parts, build_parts
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.train.checkpoint import save_checkpoint
-from electra.train.device import choose_device
+from electra.train.device import check_space, choose_device, explain_device, explain_memory
 from electra.train.loop import checkpoint_groups
 from electra.train.optimizers import build_optimizer, split_parameters
 from electra.train.settings import memory_remedy
-from electra.train.signals import check_space, explain_device, explain_memory
 from electra.train.step import Step
 
 TRIAL_STEPS = 3

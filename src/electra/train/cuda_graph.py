@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from electra.train.signals import is_out_of_memory
+from electra.train.device import is_out_of_memory
 
 Tensors = dict[str, Tensor]
 Key = tuple[Hashable, ...]

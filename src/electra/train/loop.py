@@ -18,12 +18,11 @@ from electra.base.errors import DivergedError
 from electra.base.progress import Display
 from electra.base.signals import Signals
 from electra.train import checkpoint
-from electra.train import signals as guard
+from electra.train import device as guard
 from electra.train.device import autocast, choose_device, kernels
 from electra.train.log import RunLog
 from electra.train.optimizers import OptimizerSettings, build_optimizer, optimizer_tensors, split_parameters
-from electra.train.schedule import ScheduleSettings, learning_rate
-from electra.train.settings import TrainSettings
+from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
 from electra.train.step import Step
 
 

@@ -1,5 +1,6 @@
-"""What can be set about the loop."""
+"""What can be set about the loop, and the learning rate as a function of the step."""
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -52,7 +53,7 @@ class TrainSettings(Settings):
         return self
 
 
-def finer(batch: int, accumulate: int) -> int | None:
+def next_accumulate(batch: int, accumulate: int) -> int | None:
     """Into how many parts a batch is split next when memory is short: twice as many, or as few more as divide it evenly.
     None where a part is a single row."""
     if batch % (2 * accumulate) == 0:
@@ -62,10 +63,34 @@ def finer(batch: int, accumulate: int) -> int | None:
 
 def memory_remedy(batch: int, accumulate: int) -> str:
     """Same batch and same data in smaller parts, if there are any."""
-    parts = finer(batch, accumulate)
+    parts = next_accumulate(batch, accumulate)
     if parts is None:
         return "A single row does not fit: use a shorter rows.length or a smaller encoder."
     rows = batch // accumulate
     return (
         f"{rows} rows at once do not fit: add train.accumulate={parts} (same batch, same data, less memory)."
     )
+
+
+class ScheduleSettings(Settings):
+    """`kind`: "original" multiplies warm-up and linear decay, so that the peak is a little below `lr`; the others warm
+    up first and then decay from `lr` to zero ("linear", "cosine") or stay ("constant")."""
+
+    kind: Literal["original", "linear", "cosine", "constant"] = "original"
+    warmup: int = Field(10_000, ge=0)
+    power: float = Field(1.0, gt=0)
+
+
+def learning_rate(settings: ScheduleSettings, peak: float, step: int, steps: int) -> float:
+    """The rate of update number `step`, counted from 0. Never zero: an update at rate zero would be wasted."""
+    warm = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
+    after = max(0, step - settings.warmup) / max(1, steps - settings.warmup)
+    match settings.kind:
+        case "original":
+            return peak * warm * (1 - step / steps) ** settings.power
+        case "linear":
+            return peak * warm * (1 - after) ** settings.power
+        case "cosine":
+            return peak * warm * (1 + math.cos(math.pi * after)) / 2
+        case "constant":
+            return peak * warm

@@ -19,10 +19,9 @@ from electra.base.batch import TENSORS, Batch
 from electra.base.errors import ElectraError, MachineError, MemoryExhaustedError
 from electra.base.randomness import mix
 from electra.train.cuda_graph import Recorder, Tensors
-from electra.train.device import autocast, choose_backend, kernels, precision_remark
+from electra.train.device import autocast, choose_backend, is_out_of_memory, kernels, precision_remark
 from electra.train.optimizers import AdamSettings, Rates, clip_gradients
-from electra.train.settings import TrainSettings, finer, memory_remedy
-from electra.train.signals import is_out_of_memory
+from electra.train.settings import TrainSettings, memory_remedy, next_accumulate
 
 Sums = dict[str, Tensor]
 Backend = str | Callable[..., Any] | None
@@ -113,7 +112,7 @@ class Step:
         return tensors | {"progress": progress}
 
     def update_from(self, tensors: Tensors, seed: int, padded: bool, accumulate: int) -> tuple[Sums, Tensor]:
-        return self.update(Batch(**tensors, seed=seed, padded=padded), accumulate)
+        return self.update(Batch(**tensors, seed=seed, padded=padded), accumulate)  # type: ignore[arg-type]
 
     def update(self, batch: Batch, accumulate: int) -> tuple[Sums, Tensor]:
         objective = self.objective if self.compiled is None else self.compiled
@@ -157,7 +156,7 @@ class Step:
         crowded = bool(self.recorder.recordings) and not self.recorder.recording
         self.recorder.drop()
         if not crowded:
-            parts = finer(rows, self.accumulate)
+            parts = next_accumulate(rows, self.accumulate)
             if parts is None:
                 raise MemoryExhaustedError(f"out of memory. {memory_remedy(rows, self.accumulate)}")
             before, now = rows // self.accumulate, rows // parts
