@@ -14,7 +14,12 @@ from helpers import command, electra, electra_inside, environment, write_corpus
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "experiments" / "LOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def commands(text: str) -> list[str]:
