@@ -432,7 +432,7 @@ def test_at_most_twenty_problems_are_shown(toy_model, tmp_path):
         (("MODEL", "TABLE", "TABLE"), 2, "two tasks are called my"),
         (("nowhere", "TABLE"), 3, "nowhere"),
         (("MODEL", "TABLE", "--text2", "x"), 2, "--text"),
-        (("MODEL", "epochs=2"), 2, "on what?"),
+        (("MODEL", "epochs=2"), 2, "no task given"),
     ],
 )
 def test_mistakes_get_one_line_and_their_exit_code_in_finetune(toy_model, table, tmp_path, words, code, part):

@@ -1,12 +1,32 @@
-"""Verbs -> functions. torch and everything that needs it is imported inside the verbs: --help must answer at once."""
+"""The command line: one file per verb, which parses, calls one function of the library and prints what it returns.
 
+Flags, colours, tables, logging and exit codes are known here and nowhere below. torch and everything that needs it is
+imported inside the verbs: `electra --help` must answer at once.
+"""
+
+import logging
 import sys
 from typing import Annotated, Any
 
 import typer
 
 from electra.base.errors import ElectraError
-from electra.commands import comparing, data, finetuning, flops, pretraining, scoring, settings
+from electra.commands import (
+    compare,
+    config,
+    detect,
+    doctor,
+    evaluate,
+    export,
+    finetune,
+    flops,
+    predict,
+    prepare,
+    pretrain,
+    quickstart,
+    score,
+    tokenizer,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -24,58 +44,70 @@ def root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 
 
 for verb in (
-    pretraining.quickstart,
-    data.tokenizer,
-    data.prepare,
-    pretraining.pretrain,
-    comparing.compare,
-    finetuning.finetune,
-    finetuning.predict,
-    pretraining.evaluate,
-    pretraining.detect,
-    scoring.score,
-    scoring.rerank,
-    pretraining.export,
-    settings.doctor,
+    quickstart.quickstart,
+    tokenizer.tokenizer,
+    prepare.prepare,
+    pretrain.pretrain,
+    compare.compare,
+    finetune.finetune,
+    predict.predict,
+    evaluate.evaluate,
+    detect.detect,
+    score.score,
+    score.rerank,
+    export.export,
+    doctor.doctor,
     flops.flops,
 ):
     app.command()(verb)
+app.add_typer(config.app, name="config")
 
-config_app = typer.Typer(no_args_is_help=True, help="Look at recipes and settings.", rich_markup_mode=None)
-config_app.command("show")(settings.config_show)
-config_app.command("list")(settings.config_list)
-config_app.command("tasks")(settings.config_tasks)
-app.add_typer(config_app, name="config")
+
+class Messages(logging.Handler):
+    """Messages of the library as plain lines on standard error, whatever that is at the moment: a live progress bar
+    puts itself in its place, to print them above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            text = f"WARNING: {text}"
+            text = f"\033[1;33m{text}\033[0m" if sys.stderr.isatty() else text
+        print(text, file=sys.stderr, flush=True)
+
+
+def configure_logging() -> None:
+    logger = logging.getLogger("electra")
+    logger.handlers = [Messages()]
+    logger.setLevel(logging.INFO)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Errors meant for people are one line and an exit code; everything else is a bug and keeps its traceback."""
     words = sys.argv[1:] if arguments is None else arguments
+    configure_logging()
+    usage_error: Any = typer.BadParameter.__mro__[2]  # click's, or that of the copy of it inside newer typers
     try:
         result: Any = app(words, standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except ElectraError as error:
-        if "--debug" in words:
-            raise
-        print(f"electra: {error}", file=sys.stderr)
+        fail(words, error, error.exit_code)
+    except usage_error as error:
+        error.show()
         sys.exit(error.exit_code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         print("electra: interrupted.", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:  # disk full, no permission, a folder that vanished
-        if "--debug" in words:
-            raise
-        print(f"electra: {error}.", file=sys.stderr)
-        sys.exit(5)
-    except Exception as error:
-        if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
-            error.show()
-            sys.exit(error.exit_code)
+        fail(words, f"{error}.", 5)
+
+
+def fail(words: list[str], message: object, code: int) -> None:
+    if "--debug" in words:
         raise
+    print(f"electra: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from electra.commands.settings import Words
+from electra.commands.console import Overrides
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,7 @@ def flops(
     recipe: Annotated[
         str | None, typer.Argument(help="a recipe; without one, the paper's figures for published models")
     ] = None,
-    words: Words = None,
+    overrides: Overrides = None,
     device: Annotated[
         str | None, typer.Option(help="h200, a100, v100, …; cpu is measured", show_default="a few")
     ] = None,
@@ -43,7 +43,7 @@ def flops(
         models = {"printed": published(), "corrected": published(corrected=True)}
         print(json.dumps(models)) if as_json else Console().print(published_table(models))
         return
-    result = count(recipe, words or [], vocab_size) | {
+    result = count(recipe, overrides or [], vocab_size) | {
         "utilisation": utilisation,
         "devices": devices(device, tflops),
     }

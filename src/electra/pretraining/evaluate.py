@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
@@ -76,17 +75,3 @@ def baseline_sums(trained: Any, untrained: Any, batch: Batch) -> Sums:
     logits = untrained.detect(corrupted.batch)
     loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
     return detection_sums(logits, corrupted.is_replaced, batch.is_real, loss)
-
-
-def figures_table(title: str, trained: Figures, untrained: Figures) -> Table:
-    table = Table(title=title)
-    table.add_column("figure")
-    table.add_column("trained", justify="right")
-    table.add_column("untrained", justify="right")
-    table.add_column("meaning")
-    for name, meaning in MEANINGS.items():
-        if name not in trained:
-            continue
-        values = (f"{part[name]:.4f}" if name in part else "" for part in (trained, untrained))
-        table.add_row(name, *values, meaning)
-    return table

@@ -1,12 +1,15 @@
-"""The verbs that score text with an Electric model."""
+"""electra score, electra rerank: pseudo-log-likelihoods of texts from an Electric model."""
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from electra.base.errors import DataError
+from electra.commands.console import read_lines
 
 if TYPE_CHECKING:
     from electra.inspector.score import Scored
@@ -27,11 +30,11 @@ def scorer(model: Path) -> "Callable[[Sequence[str]], list[Scored]]":
 def score(
     model: Model,
     text: Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line, with every token")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="one JSON object per line, with every token")
+    ] = False,
 ) -> None:
     """Pseudo-log-likelihood of each line of text, in one pass (Electric models)."""
-    from electra.inspector.show import read_lines
-
     measure = scorer(model)
     for line in read_lines(text):
         (scored,) = measure([line])
@@ -43,37 +46,42 @@ def score(
             print(json.dumps({"text": line, "score": scored.score, "tokens": tokens}, ensure_ascii=False))
         else:
             mean = scored.score / max(1, len(scored.tokens))
-            print(f"{scored.score:10.2f}  {mean:7.3f} a token  {line}")
-
-
-def decoded(number: int, line: bytes) -> str:
-    from electra.base.errors import DataError
-
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError:
-        raise DataError(f"line {number} has bytes that are not UTF-8. Convert the file.") from None
+            print(f"{scored.score:10.2f}  {mean:7.3f} per token  {line}")
 
 
 def rerank(
     model: Model,
-    lists: Annotated[Path, typer.Argument(help='jsonl: {"hypotheses": [{"text": …, "score": …}, …]} a line')],
+    lists: Annotated[
+        Path, typer.Argument(help='jsonl, per line {"hypotheses": [{"text": …, "score": …}, …]}')
+    ],
     out: Annotated[Path | None, typer.Option(help="jsonl to write", show_default="standard output")] = None,
     weight: Annotated[float, typer.Option(help="total = score + weight * pseudo-log-likelihood")] = 1.0,
 ) -> None:
     """Sort n-best lists by their scores plus the model's pseudo-log-likelihood."""
-    from electra.base.errors import DataError
-    from electra.base.files import write_atomically
+    from electra.data.table_writer import whole_file
     from electra.inspector.score import rerank as run
 
     if not lists.is_file():
         raise DataError(f"{lists} does not exist.")
     measure = scorer(model)
-    with lists.open("rb") as raw:
-        lines = (decoded(number, line) for number, line in enumerate(raw, 1))
-        ranked = (json.dumps(record, ensure_ascii=False) + "\n" for record in run(lines, measure, weight))
-        if out is None:
-            sys.stdout.writelines(ranked)
-        else:
-            write_atomically(out, "".join(ranked).encode())
-            print(out)
+    ranked = (
+        json.dumps(record, ensure_ascii=False) + "\n" for record in run(text_lines(lists), measure, weight)
+    )
+    if out is None:
+        sys.stdout.writelines(ranked)
+        return
+    with whole_file(out) as file:
+        file.writelines(line.encode() for line in ranked)
+    print(out)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """One at a time: lists of hypotheses may be larger than memory."""
+    with path.open("rb") as raw:
+        for number, line in enumerate(raw, 1):
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError:
+                raise DataError(
+                    f"{path} line {number} has bytes that are not UTF-8. Convert the file."
+                ) from None

@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from electra.base.table import Table
+from electra.commands.console import print_table
+
 
 def compare(
     recipes_and_words: Annotated[
@@ -25,9 +28,6 @@ def compare(
     jobs: Annotated[int, typer.Option(help="runs at the same time", min=1)] = 1,
 ) -> None:
     """Train recipes under the same budget, over several seeds; a table and a plot of what came out."""
-    from rich.console import Console
-    from rich.table import Table
-
     from electra.base.errors import SettingsError
     from electra.inspector.compare import compare as run
     from electra.inspector.compare import parse_budget, variants
@@ -39,23 +39,20 @@ def compare(
     if not recipes:
         raise SettingsError("name at least one recipe, such as tiny or tiny+masked-lm.")
     labelled = None if table is None else read_labelled(table, text, label, probe_rows)
-    console = Console(highlight=False)
     results = []
     chosen = variants(recipes, words, vary)
     for result in run(chosen, seeds, parse_budget(budget), out, labelled, jobs):
         results.append(result)
         end = "diverged" if result.diverged else f"{result.steps:,} steps in {result.seconds:.0f} s"
-        console.print(f"{result.variant}, seed {result.seed}: {end}")
+        print(f"{result.variant}, seed {result.seed}: {end}")
     order = [variant.name for variant in chosen]
     results.sort(key=lambda result: (order.index(result.variant), result.seed))
     rows = write_report(out, results)
-    shown = [(key, name) for key, name in MEASURES if any(key in row for row in rows)]
-    view = Table(title=f"{budget} a run, median (least–greatest) of {seeds} seeds")
-    for column in ("recipe", "seeds", "steps", *(name for _, name in shown)):
-        view.add_column(column, justify="left" if column == "recipe" else "right")
-    for row in rows:
-        view.add_row(
-            row["variant"], seeds_cell(row), f"{row['steps']:,}", *(cell(row.get(key)) for key, _ in shown)
-        )
-    console.print(view)
+    measures = [(key, name) for key, name in MEASURES if any(key in row for row in rows)]
+    cells = [
+        (row["variant"], seeds_cell(row), f"{row['steps']:,}", *(cell(row.get(key)) for key, _ in measures))
+        for row in rows
+    ]
+    head = ("recipe", "seeds", "steps", *(name for _, name in measures))
+    print_table(Table(head, cells, title=f"{budget} per run, median (least–greatest) of {seeds} seeds"))
     print(f"{out / 'comparison.md'} · {out / 'comparison.png'} · {out / 'results.json'}")

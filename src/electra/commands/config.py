@@ -1,0 +1,44 @@
+"""electra config: recipes, tasks and settings."""
+
+import typer
+
+from electra.commands.console import Overrides, Recipe
+
+app = typer.Typer(no_args_is_help=True, help="Look at recipes and settings.", rich_markup_mode=None)
+
+
+@app.command()
+def show(recipe: Recipe, overrides: Overrides = None) -> None:
+    """The resolved settings, and where each value came from."""
+    from electra.base import config
+    from electra.pretraining.settings import resolve
+
+    words = overrides or []
+    if "data" in config.parse_overrides(words).keys() | config.read_recipe(recipe).keys():
+        settings, sources = resolve(recipe, words)
+    else:  # the one setting without a default: to look at the others it is not needed
+        settings, sources = resolve(recipe, [*words, 'data=""'])
+        sources |= {"data": "not set"}
+    flat = config.flatten(config.dump(settings))
+    width = max(map(len, flat))
+    for key, value in flat.items():
+        print(f"{key:<{width}} = {config.toml_value(value):<14} # {sources[key]}")
+
+
+@app.command("list")
+def list_recipes() -> None:
+    """The shipped recipes."""
+    from electra.base import config
+
+    names = config.recipe_names()
+    for name in names:
+        print(f"{name:<{max(map(len, names))}}  {config.recipe_comment(name)}")
+
+
+@app.command()
+def tasks() -> None:
+    """The shipped fine-tuning tasks."""
+    from electra.base import config
+
+    for name in config.recipe_names("recipes/tasks"):
+        print(name)

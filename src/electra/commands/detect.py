@@ -1,0 +1,56 @@
+"""electra detect: each token with its probability of having been replaced."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from electra.commands.console import read_lines
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from electra.inspector.detect import ScoredToken
+
+
+def detect(
+    model: Annotated[Path, typer.Argument(help="a run folder or an exported model folder")],
+    text: Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line of text")] = False,
+) -> None:
+    """Each token with its probability of having been replaced."""
+    from rich.console import Console
+
+    from electra.data.tokenizer import special_ids
+    from electra.inspector.detect import detect as probabilities
+    from electra.pretraining.load import load_detector
+
+    loaded = load_detector(model)
+    special = special_ids(loaded.tokenizer)
+    console = Console(highlight=False)
+    for line in read_lines(text):
+        tokens = probabilities(line, loaded.encoder, loaded.head, loaded.tokenizer, special)
+        if as_json:
+            record = {"text": line, "tokens": [asdict(token) for token in tokens]}
+            print(json.dumps(record, ensure_ascii=False))
+        else:
+            console.print(coloured(tokens), soft_wrap=True)
+
+
+def coloured(tokens: "Sequence[ScoredToken]") -> "Text":
+    """Each token with its probability, on a background that goes from none to red; pieces of a word stay together."""
+    from rich.style import Style
+    from rich.text import Text
+
+    text = Text()
+    for number, token in enumerate(tokens):
+        joined = number and token.start == tokens[number - 1].end
+        text.append("" if joined or not number else " ")
+        red = 80 + int(175 * token.probability)
+        style = Style(bgcolor=f"rgb({red},0,0)", color="white") if token.probability >= 0.15 else Style()
+        text.append(token.token, style)
+        text.append(f"·{token.probability:.2f}", Style(dim=True))
+    return text

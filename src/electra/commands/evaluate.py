@@ -1,0 +1,88 @@
+"""electra evaluate: metrics of a pre-training run, or of a fine-tuned model on a file with answers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from electra.base.errors import SettingsError
+from electra.base.table import Table
+from electra.commands.console import Text2, columns, print_table
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="a run folder, or a fine-tuned model folder")],
+    file: Annotated[Path | None, typer.Argument(help="for a fine-tuned model: a table with labels")] = None,
+    data: Annotated[Path | None, typer.Option(help="other prepared shards than the run's")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="how many held-out rows", show_default="as in training", min=1)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="metrics for machines")] = False,
+    text: Annotated[str | None, typer.Option(help="column of the text, if not as in training")] = None,
+    text2: Text2 = None,
+    label: Annotated[str | None, typer.Option(help="column of the label, if not as in training")] = None,
+) -> None:
+    """Metrics of a run on held-out documents, with its curves.png; or of a fine-tuned model on a table."""
+    if (run / "task.json").is_file() or file is not None:
+        if file is None:
+            raise SettingsError(f"{run} is a fine-tuned model: give a table to score it on.")
+        evaluate_task(run, file, columns(text, text2, label), as_json)
+    else:
+        evaluate_pretraining(run, data, rows, as_json)
+
+
+def evaluate_pretraining(run: Path, data: Path | None, rows: int | None, as_json: bool) -> None:
+    from electra.base.files import write_json
+    from electra.pretraining.evaluate import MEANINGS, evaluate_run
+    from electra.train.log import finite_or_none, plot_run
+
+    trained, untrained = evaluate_run(run, data, rows)
+    result = {
+        name: {key: finite_or_none(value) for key, value in metrics.items()}
+        for name, metrics in (("trained", trained), ("untrained", untrained))
+    }
+    write_json(run / "evaluation.json", result)
+    plot_run(run, run / "curves.png")
+    if as_json:
+        print(json.dumps(result))
+        return
+    lines = [
+        (key, *(f"{metrics[key]:.4f}" if key in metrics else "" for metrics in (trained, untrained)), meaning)
+        for key, meaning in MEANINGS.items()
+        if key in trained
+    ]
+    print_table(
+        Table(("metric", "trained", "untrained", "meaning"), lines, title=f"{run}, held-out documents")
+    )
+    print(f"{run / 'evaluation.json'} · {run / 'curves.png'}")
+
+
+def evaluate_task(model: Path, file: Path, names: Mapping[str, Any], as_json: bool) -> None:
+    from electra.finetuning.predict import evaluate_file
+
+    result = evaluate_file(model, file, names)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    scores = [(name, f"{value:.4f}") for name, value in result["scores"].items()]
+    print_table(Table(("metric", "value"), scores, title=f"{model} on {file.name}, {result['rows']:,} rows"))
+    if result["cut"]:
+        print(f"{result['cut']:,} rows {result['cut_words']}")
+    if "per_class" in result:
+        classes = [
+            (
+                entry["label"],
+                *(f"{entry[key]:.4f}" for key in ("precision", "recall", "f1")),
+                f"{entry['rows']:,}",
+            )
+            for entry in result["per_class"]
+        ]
+        print_table(Table(("class", "precision", "recall", "F1", "rows"), classes, title="each class"))
+    if "confusion" in result:
+        counts = [
+            (label, *(f"{count:,}" for count in row))
+            for label, row in zip(result["labels"], result["confusion"], strict=True)
+        ]
+        print_table(Table(("", *result["labels"]), counts, title="true class (down), answer (across)"))

@@ -1,0 +1,91 @@
+"""electra finetune: tasks and tables, over seeds."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from electra.base.errors import SettingsError
+from electra.base.table import Table
+from electra.commands.console import Text2, columns, print_table, resume_hint
+
+
+def finetune(
+    model: Annotated[
+        Path,
+        typer.Argument(help="a run folder, an export, or any transformers ELECTRA or ModernBERT folder"),
+    ],
+    items: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TASK_OR_TABLE... [KEY=VALUE]...",
+            help='tasks ("electra config tasks"), TOML files, tables; settings such as epochs=5 data=glue',
+        ),
+    ],
+    text: Annotated[
+        str | None, typer.Option(help="column of the text, or of the words", show_default="guessed")
+    ] = None,
+    text2: Text2 = None,
+    label: Annotated[
+        str | None, typer.Option(help="column of the label, or of the tags", show_default="guessed")
+    ] = None,
+    dev: Annotated[
+        str | None, typer.Option(help="table to score on", show_default="a tenth of the table")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="runs of each task", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="runs at the same time", min=1)] = 1,
+    out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),
+) -> None:
+    """Fine-tune on tasks and tables, over seeds. The same command again keeps what is finished."""
+    from electra.base import config
+    from electra.finetuning.run import finetune as run
+
+    words = [item for item in items if "=" in item and not Path(item).exists()]
+    tasks = [item for item in items if item not in words]
+    if not tasks:
+        raise SettingsError("no task given. Pass a task name, a TOML file or a table.")
+    overrides = config.parse_overrides(words) | columns(text, text2, label)
+    if dev:
+        overrides["files.dev"] = dev
+    with resume_hint(sys.argv[1:]):
+        results = run(model, tasks, overrides, out, seeds, jobs, print_message)
+    print_results(results)
+    first = out / next(iter(results["tasks"])) / "seed-0"
+    print(f"{out / 'results.md'} · {out / 'results.json'}")
+    print(f"next: electra predict {first} FILE   or   electra evaluate {first} FILE")
+
+
+def print_message(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_results(results: dict[str, Any]) -> None:
+    from electra.finetuning.plan import file_line
+    from electra.finetuning.report import shown
+
+    tasks = results["tasks"].items()
+    rows = [
+        (
+            name,
+            result["metric"],
+            shown(result["median"]),
+            shown(result["mean"]) + ("" if result["sd"] is None else f" ± {result['sd']:.4f}"),
+            shown(result["best"]),
+            shown(result["ensemble"][result["metric"]]),
+            str(result["runs"]),
+        )
+        for name, result in tasks
+    ]
+    head = ("task", "metric", "median", "mean ± sd", "best", "ensemble", "runs")
+    print_table(Table(head, rows, title=f"{results['model']}: dev scores"))
+    for name, result in tasks:
+        lines = [file_line(entry) for entry in result["files"]]
+        lines += [f"started from {result['model']}"] if result["model"] != results["model"] else []
+        print(f"{name}: {' · '.join(lines)}")
+    if any(result["runs"] > 1 for _, result in tasks):
+        print("'best' was selected on this dev set and is biased upwards")
+    if results["glue"]:
+        wrong = results["glue"]["not_official"]
+        note = f" (not comparable: {'; '.join(wrong)})" if wrong else ""
+        print(f"GLUE mean of eight medians: {100 * results['glue']['mean']:.2f}{note}")

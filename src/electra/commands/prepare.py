@@ -1,0 +1,43 @@
+"""electra prepare: text to token shards."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from electra.commands.console import Documents, OnBad, TextKey
+
+
+def prepare(
+    out: Annotated[Path, typer.Argument(help="folder for the token shards")],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(help="files and folders of .txt, .jsonl, .parquet or arrow; plain or compressed"),
+    ],
+    tokenizer: Annotated[Path, typer.Option(help="tokenizer.json or a folder with one")],
+    heldout: Annotated[float, typer.Option(help="share of documents kept for evaluation")] = 0.01,
+    workers: Annotated[int | None, typer.Option(help="processes", show_default="all cores")] = None,
+    text_key: TextKey = "text",
+    documents: Documents = "blank-line",
+    on_bad: OnBad = "stop",
+) -> None:
+    """Documents -> token shards. Run it again after an interruption: it does what is missing."""
+    from electra.base import config
+    from electra.data.prepare import PrepareSettings
+    from electra.data.prepare import prepare as run
+
+    corpus = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
+    settings = config.validate(PrepareSettings, {"corpus": corpus, "heldout_share": heldout})
+    manifest = run(inputs, out, tokenizer, settings, workers)
+    train, held = manifest.splits["train"], manifest.splits["heldout"]
+    print(
+        f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "
+        f"{held.documents:,} documents ({held.tokens:,} tokens) held out"
+    )
+    exceptions = {
+        "skipped": manifest.skipped_documents,
+        "repaired": manifest.replaced_documents,
+        "empty files": manifest.empty_files,
+    }
+    if any(exceptions.values()):
+        print(", ".join(f"{name}: {count}" for name, count in exceptions.items() if count))
