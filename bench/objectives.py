@@ -12,10 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import machine
-from electra.data.tokenizer import load_tokenizer, special_ids
+from electra.data.tokenizer import load_tokenizer
 from electra.inspector.compare import Variant, compare, parse_budget
 from electra.inspector.compare_report import markdown, plot, summary
 from electra.inspector.probe import probe_accuracy, read_labelled
+from electra.interop.read import Pretrained
 from electra.pretraining.settings import build_objective, resolve
 
 BASE = str(Path(__file__).with_name("objectives.toml"))
@@ -81,9 +82,8 @@ def main() -> None:
     for seed in range(given.seeds):
         settings, _ = resolve(BASE, [f"data={given.data}", f"seed={seed}", *given.words])
         encoder = build_objective(settings, tokenizer).discriminator
-        untrained.append(
-            probe_accuracy(table, encoder, tokenizer, special_ids(tokenizer), settings.rows.length)
-        )
+        network = Pretrained(encoder.eval(), None, "encoder", tokenizer)
+        untrained.append(probe_accuracy(table, network, settings.rows.length))
     print("untrained probe:", untrained)
 
     report = {

@@ -4,8 +4,9 @@ from pathlib import Path
 
 
 def random_small(folder: Path, vocabulary: Path) -> Path:
-    from electra.data.tokenizer import adopt_vocabulary, special_ids, vocabulary_size
-    from electra.interop import hf
+    from electra.data.tokenizer import adopt_vocabulary, vocabulary_size
+    from electra.interop.read import Pretrained
+    from electra.interop.write import write_network
     from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
     from electra.model.heads import DetectionHead
 
@@ -15,7 +16,5 @@ def random_small(folder: Path, vocabulary: Path) -> Path:
         head = DetectionHead(settings)
         initialise(encoder, settings, 1)
         initialise(head, settings, 2)
-        hf.write_folder(
-            folder, "discriminator", encoder, head, tokenizer, special_ids(tokenizer), "untrained"
-        )
+        write_network(folder, Pretrained(encoder, head, "discriminator", tokenizer), "untrained")
     return folder

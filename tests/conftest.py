@@ -114,8 +114,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, prepared: Path, recip
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A transformers folder of an untrained network of two layers with a tokenizer of its own."""
     from electra.data.corpus import Corpus
-    from electra.data.tokenizer import TokenizerSettings, special_ids, train_tokenizer, vocabulary_size
-    from electra.interop import hf
+    from electra.data.tokenizer import TokenizerSettings, train_tokenizer, vocabulary_size
+    from electra.interop.read import Pretrained
+    from electra.interop.write import write_network
     from electra.model.electra import Embeddings, Encoder, initialise
     from electra.model.heads import DetectionHead
 
@@ -126,6 +127,5 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = DetectionHead(TINY)
     initialise(encoder, TINY, 1)
     initialise(head, TINY, 2)
-    special = special_ids(tokenizer)
-    hf.write_folder(folder / "model", "discriminator", encoder, head, tokenizer, special, "")
+    write_network(folder / "model", Pretrained(encoder, head, "discriminator", tokenizer), "")
     return folder / "model"

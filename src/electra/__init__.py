@@ -17,9 +17,7 @@ _HOMES = {
     "load_tokenizer": "electra.data.tokenizer",
     "prepare": "electra.data.prepare",
     "open_data": "electra.data.shards",
-    "load_discriminator": "electra.interop.hf",
-    "load_generator": "electra.interop.hf",
-    "detect": "electra.inspector.detect",
+    "load": "electra.inspector",
     "ElectraError": "electra.base.errors",
 }
 __all__ = [*_HOMES, "__version__"]

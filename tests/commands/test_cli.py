@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from electra.inspector.detect import windows
 from helpers import SETTINGS, electra, write_corpus
 
 TEXT = "The barak walks the lonute, and the lonute walks back."
@@ -50,13 +49,6 @@ def test_detect_reads_text_longer_than_the_network(finished_run):
     done = electra("detect", finished_run, TEXT * 20, "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["tokens"]) > 200
-
-
-@pytest.mark.parametrize(("count", "size"), [(0, 10), (3, 10), (10, 10), (11, 10), (95, 10), (8, 1)])
-def test_windows_cover_every_token(count, size):
-    ids = list(range(count))
-    covered = {index for first, part in windows(ids, size) for index in range(first, first + len(part))}
-    assert covered == set(ids)
 
 
 def test_evaluate_prints_figures_beside_the_untrained_network_and_draws_the_curves(finished_run):

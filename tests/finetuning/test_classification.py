@@ -14,7 +14,7 @@ from electra.finetuning.class_rows import ClassificationSettings
 from electra.finetuning.classification import build_classification, fit
 from electra.finetuning.features import collate
 from electra.finetuning.loop import Finetuned
-from electra.interop import electra, names
+from electra.interop.formats import FORMATS, encoder_to_transformers, renamed
 from electra.model.electra import Embeddings, Encoder, initialise
 
 PAIR = ClassificationSettings(text=("a", "b"), labels=("no", "yes", "maybe"))
@@ -45,15 +45,15 @@ def test_logits_are_those_of_transformers(tokenizer, kind, padded):
         intermediate_size=64, max_position_embeddings=40, num_labels=3,
     )  # fmt: skip
     theirs = transformers.ElectraForSequenceClassification(sizes).eval()
-    body = {f"electra.{k}": v for k, v in electra.encoder_to_transformers(ours.encoder.state_dict()).items()}
+    body = {f"electra.{k}": v for k, v in encoder_to_transformers(TINY, ours.encoder.state_dict()).items()}
     theirs.load_state_dict(body, strict=False)
     batch = make_batch(padded=padded)
     mask = batch.is_real.long()
     given = {"input_ids": batch.ids, "token_type_ids": batch.segments, "attention_mask": mask}
     with torch.no_grad():
         if kind == "transformers":
-            table = electra.HEADS["ElectraForSequenceClassification"]
-            head = names.renamed(ours.head.state_dict(), table)
+            table = FORMATS["electra"].heads["ElectraForSequenceClassification"]
+            head = renamed(ours.head.state_dict(), table)
             missing, unexpected = theirs.load_state_dict(head, strict=False)
             assert not unexpected and not [name for name in missing if name.startswith("classifier")]
             expected = theirs(**given).logits

@@ -26,7 +26,7 @@ from electra.finetuning.span_decode import Window
 from electra.finetuning.span_heads import JointHead, PlainHead, pointable, span_loss
 from electra.finetuning.squad_rows import Answer, answers_of, read_squad
 from electra.finetuning.task import Task
-from electra.interop import electra
+from electra.interop.formats import config_json, encoder_to_transformers
 from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
 from helpers import write_corpus
 
@@ -219,11 +219,12 @@ def test_plain_logits_equal_those_of_transformers():
     for module in (encoder, head):
         initialise(module, TINY, seed=1)
         module.eval()
-    config = electra.config_json(TINY, VOCABULARY, SPECIAL, "discriminator")
+    config = config_json(TINY, VOCABULARY, SPECIAL, "discriminator")
     config = transformers.ElectraConfig(**{key: it for key, it in config.items() if key != "model_type"})
     theirs = transformers.ElectraForQuestionAnswering(config).eval()
     body = {
-        f"electra.{name}": it for name, it in electra.encoder_to_transformers(encoder.state_dict()).items()
+        f"electra.{name}": it
+        for name, it in encoder_to_transformers(encoder.settings, encoder.state_dict()).items()
     }
     theirs.load_state_dict({**body, **head.state_dict()})
     with torch.no_grad():

@@ -23,7 +23,7 @@ from electra.finetuning.spans import Span, from_spans, legal, to_spans
 from electra.finetuning.tagging import IGNORED, Tagging, TaggingSettings, build_tagging
 from electra.finetuning.task import Example, Outputs, Task
 from electra.finetuning.words import WordPieces, split_words
-from electra.interop import electra
+from electra.interop.formats import encoder_from_transformers
 from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
 
 TASKS = Path(config.__file__).parent / "recipes" / "tasks"
@@ -104,8 +104,7 @@ def test_logits_and_loss_equal_those_of_transformers(tokenizer: Tokenizer) -> No
     task: Task = build(tokenizer)
     head = task.head(settings).eval()
     tensors = theirs.state_dict()
-    body = {name.removeprefix("electra."): tensor for name, tensor in tensors.items()}
-    encoder.load_state_dict(electra.encoder_from_transformers(body))
+    encoder.load_state_dict(encoder_from_transformers(encoder.settings, tensors))
     head.load_state_dict({name: tensor for name, tensor in tensors.items() if name.startswith("classifier")})
 
     inputs = collate(task, task.encode(ROWS)[0])

@@ -9,8 +9,9 @@ import torch
 
 from electra.base.errors import CorruptError, DataError
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, special_ids, vocabulary_size
-from electra.interop import check, hf
-from electra.pretraining.load import export_parts, load_run
+from electra.interop import write
+from electra.interop.read import Pretrained, read_network
+from electra.pretraining.load import export_networks, load_run
 from electra.pretraining.settings import build_objective
 from helpers import electra
 
@@ -61,7 +62,7 @@ def test_the_generator_fills_masks_in_a_pipeline(exported, finished_run):
 
 
 def test_the_run_folder_ends_with_an_export_of_the_discriminator(finished_run):
-    loaded = hf.load_discriminator(finished_run / "export")
+    loaded = read_network(finished_run / "export", "discriminator")
     _, objective = load_run(finished_run)
     assert torch.equal(
         loaded.encoder.embeddings.words.weight, objective.discriminator.embeddings.words.weight
@@ -74,27 +75,27 @@ def test_their_tokenizer_gives_our_ids_for_every_kind_of_tokenizer(finished_run,
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     theirs = transformers.AutoTokenizer.from_pretrained(finished_run / "export")
     ours = load_tokenizer(finished_run / "export")
-    for text in (*check.PROBE, TEXT):
+    for text in (*write.PROBE, TEXT):
         assert theirs(text)["input_ids"] == ours.encode(text).ids
     assert theirs.model_max_length == 32 and theirs.mask_token == "[MASK]"
 
 
 def test_an_export_whose_tokenizer_would_be_read_otherwise_is_not_kept(finished_run, tmp_path, monkeypatch):
-    honest = hf.tokenizer_config
+    honest = write.tokenizer_config
     monkeypatch.setattr(
-        hf,
+        write,
         "tokenizer_config",
         lambda *a: honest(*a) | {"tokenizer_class": "ElectraTokenizer", "do_lower_case": False},
     )
     settings, objective = load_run(finished_run)
     with pytest.raises(CorruptError, match="tokenizer reads .* otherwise than ours"):
         main = {"discriminator": (objective.discriminator, objective.detection_head)}
-        export_parts(settings, main, finished_run, tmp_path / "bad", {})
+        export_networks(settings, main, finished_run, tmp_path / "bad", {})
     assert not list(tmp_path.iterdir())
 
 
 def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeypatch):
-    honest = hf.network_tensors
+    honest = write.network_tensors
 
     def harmed(*parts):
         tensors = honest(*parts)
@@ -102,11 +103,11 @@ def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeyp
             "electra.embeddings.LayerNorm.bias": tensors["electra.embeddings.LayerNorm.bias"] + 0.1
         }
 
-    monkeypatch.setattr(hf, "network_tensors", harmed)
+    monkeypatch.setattr(write, "network_tensors", harmed)
     settings, objective = load_run(finished_run)
     with pytest.raises(CorruptError, match="other logits"):
         main = {"discriminator": (objective.discriminator, objective.detection_head)}
-        export_parts(settings, main, finished_run, tmp_path / "bad", {})
+        export_networks(settings, main, finished_run, tmp_path / "bad", {})
     assert not list(tmp_path.iterdir())
 
 
@@ -116,7 +117,7 @@ def test_a_probe_longer_than_the_network_is_cut_as_transformers_cuts_it(finished
     tokenizer = load_tokenizer(finished_run / "tokenizer.json")
     objective = build_objective(short, tokenizer)
     main = {"discriminator": (objective.discriminator, objective.detection_head)}
-    (line,) = export_parts(short, main, finished_run, tmp_path / "short", {})
+    (line,) = export_networks(short, main, finished_run, tmp_path / "short", {})
     assert "read back by electra and transformers" in line
 
 
@@ -128,9 +129,7 @@ def test_a_vocabulary_with_a_repeated_line_can_be_exported(finished_run, tmp_pat
     settings, _ = load_run(finished_run)
     objective = build_objective(settings, tokenizer)
     parts = objective.discriminator, objective.detection_head
-    line = hf.write_folder(
-        tmp_path / "out", "discriminator", *parts, tokenizer, special_ids(tokenizer), "card"
-    )
+    line = write.write_network(tmp_path / "out", Pretrained(*parts, "discriminator", tokenizer), "card")
     assert "same ids and same logits" in line
 
 
@@ -140,7 +139,7 @@ def test_truncation_and_padding_in_a_foreign_tokenizer_do_not_cut_text(finished_
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(folder / "tokenizer.json"))
-    assert len(hf.load_discriminator(folder).tokenizer.encode(TEXT).ids) > 8
+    assert len(read_network(folder, "discriminator").tokenizer.encode(TEXT).ids) > 8
 
 
 def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
@@ -158,11 +157,9 @@ def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
     shutil.copy(finished_run / "tokenizer.json", tmp_path)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
-        ours = check.our_logits(
-            *(lambda m: (m.encoder, m.head))(hf.load_discriminator(tmp_path)),
-            ids,
-            torch.ones_like(ids).bool(),
-        )
+        network = read_network(tmp_path, "discriminator")
+        probe = ids, torch.zeros_like(ids), torch.ones_like(ids).bool()
+        ours = write.our_logits(network.encoder, network.head, *probe)
         assert (ours - model(ids).logits).abs().max() <= 1e-5
 
 
@@ -186,7 +183,7 @@ def test_a_folder_that_cannot_be_trusted_is_refused(finished_run, tmp_path, name
     else:
         (folder / name).write_bytes(content)
     with pytest.raises(error, match=message):
-        hf.load_discriminator(folder)
+        read_network(folder, "discriminator")
 
 
 def test_an_existing_folder_is_not_overwritten(finished_run, exported):

@@ -8,8 +8,10 @@ import torch
 
 from electra.base.errors import CorruptError, DataError, MachineError, SettingsError
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
-from electra.interop import hf, modernbert
-from electra.interop.check import PROBE, our_logits, probe_batch
+from electra.interop import formats, read
+from electra.interop import write as writing
+from electra.interop.read import Pretrained, read_network
+from electra.interop.write import PROBE, our_logits, probe_batch
 from electra.model.modern import Embeddings, ModernBert, ModernBertSettings, initialise
 from electra.model.modern_heads import DetectionHead, TokenHead
 
@@ -41,7 +43,7 @@ def build(settings, tokenizer):
 def write(out, settings, tokenizer, with_head):
     encoder, head = build(settings, tokenizer)
     kind, top = ("generator", head) if with_head else ("encoder", None)
-    line = hf.write_folder(out, kind, encoder, top, tokenizer, special_ids(tokenizer), "a card")
+    line = writing.write_network(out, Pretrained(encoder, top, kind, tokenizer), "a card")
     return encoder, top, line
 
 
@@ -49,18 +51,18 @@ def write(out, settings, tokenizer, with_head):
 def test_the_encoder_loads_with_auto_model_and_has_our_states(settings, tokenizer, tmp_path):
     encoder, _, line = write(tmp_path / "out", settings, tokenizer, with_head=False)
     assert line.endswith("same ids and same states as ours, read back by electra and transformers")
-    ids, is_real = probe_batch(tokenizer, special_ids(tokenizer), settings.positions)
+    probe = ids, _, is_real = probe_batch(tokenizer, settings.positions)
     model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
     assert type(model).__name__ == "ModernBertModel" and model.config.local_attention == 6
     with torch.no_grad():
         theirs = model(ids, is_real.long()).last_hidden_state
         ours = encoder(ids, torch.zeros_like(ids), is_real)
     assert (ours - theirs)[is_real].abs().max() <= 1e-5
-    again, _ = hf.load_encoder(tmp_path / "out")
+    again = read_network(tmp_path / "out", "encoder").encoder
     assert again.settings.embedding == settings.hidden
-    assert (our_logits(again, None, ids, is_real) - ours)[is_real].abs().max() <= 1e-5
+    assert (our_logits(again, None, *probe) - ours)[is_real].abs().max() <= 1e-5
     with pytest.raises(DataError, match="holds no discriminator"):
-        hf.load_discriminator(tmp_path / "out")
+        read_network(tmp_path / "out", "discriminator")
 
 
 def test_the_generator_fills_masks_in_a_pipeline(tokenizer, tmp_path):
@@ -69,7 +71,7 @@ def test_the_generator_fills_masks_in_a_pipeline(tokenizer, tmp_path):
     text = "The barak walks the [MASK]."
     answers = transformers.pipeline("fill-mask", str(tmp_path / "out"))(text)
     ids = torch.tensor([tokenizer.encode(text).ids])
-    logits = our_logits(encoder, head, ids, torch.ones_like(ids, dtype=torch.bool))
+    logits = our_logits(encoder, head, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
     place = ids[0].tolist().index(special_ids(tokenizer).mask)
     assert answers[0]["token"] == logits[0, place].argmax().item()
     assert answers[0]["score"] == pytest.approx(logits[0, place].softmax(0).max().item(), abs=1e-5)
@@ -77,7 +79,7 @@ def test_the_generator_fills_masks_in_a_pipeline(tokenizer, tmp_path):
 
 def test_what_was_written_and_read_back_is_what_there_was(tokenizer, tmp_path):
     encoder, head, _ = write(tmp_path / "out", SETTINGS, tokenizer, with_head=True)
-    again = hf.load_generator(tmp_path / "out")
+    again = read_network(tmp_path / "out", "generator")
     assert again.encoder.settings == SETTINGS
     for module, other in ((encoder, again.encoder), (head, again.head)):
         stored = other.state_dict()
@@ -95,52 +97,52 @@ def test_a_folder_written_by_transformers_loads_here(tokenizer, tmp_path):
     model = transformers.ModernBertForMaskedLM(config).eval()
     model.save_pretrained(tmp_path / "theirs")
     tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
-    loaded = hf.load_generator(tmp_path / "theirs")
-    ids, is_real = probe_batch(tokenizer, special, 64)
+    loaded = read_network(tmp_path / "theirs", "generator")
+    probe = ids, _, is_real = probe_batch(tokenizer, 64)
     with torch.no_grad():
         expected = model(ids, is_real.long()).logits
-    assert (our_logits(loaded.encoder, loaded.head, ids, is_real) - expected)[is_real].abs().max() <= 1e-5
+    assert (our_logits(loaded.encoder, loaded.head, *probe) - expected)[is_real].abs().max() <= 1e-5
     assert loaded.encoder.settings.global_every == 2
 
 
 def test_configs_of_transformers_4_and_5_are_read(tokenizer):
-    config = modernbert.config_json(SETTINGS, 300, special_ids(tokenizer), "ModernBertForMaskedLM")
+    config = formats.config_json(SETTINGS, 300, special_ids(tokenizer), "ModernBertForMaskedLM")
     new = ("layer_types", "rope_parameters")
     old = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
     for left_out in ((), new, old):
         kept = {key: value for key, value in config.items() if key not in left_out}
-        assert modernbert.settings_from_config(kept) == SETTINGS
+        assert formats.settings_from_config(kept) == SETTINGS
 
 
 def test_local_angles_that_are_null_are_the_global_ones(tokenizer):
     """As transformers 4 reads them; where the key is absent it has its own default."""
-    config = modernbert.config_json(SETTINGS, 300, special_ids(tokenizer), "ModernBertForMaskedLM")
+    config = formats.config_json(SETTINGS, 300, special_ids(tokenizer), "ModernBertForMaskedLM")
     del config["rope_parameters"]
-    assert modernbert.settings_from_config(config | {"local_rope_theta": None}).local_theta == 9e4
+    assert formats.settings_from_config(config | {"local_rope_theta": None}).local_theta == 9e4
     del config["local_rope_theta"]
-    assert modernbert.settings_from_config(config).local_theta == 1e4
+    assert formats.settings_from_config(config).local_theta == 1e4
 
 
 def test_an_odd_window_of_others_is_read_as_the_even_one_it_means(tokenizer, tmp_path):
     write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"local_attention": 7}))
-    again, _ = hf.load_encoder(tmp_path / "out")
+    again = read_network(tmp_path / "out", "encoder").encoder
     assert again.settings == SETTINGS
-    ids, is_real = probe_batch(tokenizer, special_ids(tokenizer), SETTINGS.positions)
+    probe = ids, _, is_real = probe_batch(tokenizer, SETTINGS.positions)
     model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
     assert model.config.local_attention == 7
     with torch.no_grad():
         theirs = model(ids, is_real.long()).last_hidden_state
-    assert (our_logits(again, None, ids, is_real) - theirs)[is_real].abs().max() <= 1e-5
+    assert (our_logits(again, None, *probe) - theirs)[is_real].abs().max() <= 1e-5
 
 
 def test_checking_leaves_dropout_as_it_was(tokenizer):
     settings = SETTINGS.model_copy(update={"dropout": 0.5})
     encoder, _ = build(settings, tokenizer)
     head = DetectionHead(settings).train()
-    ids, is_real = probe_batch(tokenizer, special_ids(tokenizer), settings.positions)
-    first, again = (our_logits(encoder, head, ids, is_real) for _ in range(2))
+    probe = probe_batch(tokenizer, settings.positions)
+    first, again = (our_logits(encoder, head, *probe) for _ in range(2))
     assert first.equal(again)
     assert head.training and head.label.dropout.training and not encoder.training
 
@@ -163,7 +165,7 @@ def test_what_we_cannot_compute_is_refused(change, says, tokenizer, tmp_path):
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError, match=says):
-        hf.load_encoder(tmp_path / "out")
+        read_network(tmp_path / "out", "encoder")
 
 
 def test_weights_that_do_not_fit_are_refused(tokenizer, tmp_path):
@@ -172,10 +174,10 @@ def test_weights_that_do_not_fit_are_refused(tokenizer, tmp_path):
     config = json.loads(path.read_text()) | {"intermediate_size": 50}
     path.write_text(json.dumps(config))
     with pytest.raises(CorruptError, match="does not fit its config.json"):
-        hf.load_encoder(tmp_path / "out")
+        read_network(tmp_path / "out", "encoder")
     path.write_text("{")
     with pytest.raises(CorruptError, match="cannot be read"):
-        hf.load_encoder(tmp_path / "out")
+        read_network(tmp_path / "out", "encoder")
 
 
 def test_a_token_head_on_narrow_words_is_refused_with_a_way_out(tokenizer, tmp_path):
@@ -187,13 +189,13 @@ def test_a_token_head_on_narrow_words_is_refused_with_a_way_out(tokenizer, tmp_p
 
 def test_an_export_with_other_numbers_is_not_kept(tokenizer, tmp_path, monkeypatch):
     """As if the names of two tensors were swapped."""
-    honest = modernbert.encoder_to_transformers
+    honest = formats.encoder_to_transformers
 
-    def harmed(tensors):
-        tensors = honest(tensors)
+    def harmed(*parts):
+        tensors = honest(*parts)
         return tensors | {"final_norm.weight": tensors["embeddings.norm.weight"].clone()}
 
-    monkeypatch.setattr(modernbert, "encoder_to_transformers", harmed)
+    monkeypatch.setattr(formats, "encoder_to_transformers", harmed)
     with pytest.raises(CorruptError, match="other logits"):
         write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     assert not list(tmp_path.iterdir())
@@ -201,14 +203,14 @@ def test_an_export_with_other_numbers_is_not_kept(tokenizer, tmp_path, monkeypat
 
 def test_an_export_that_transformers_would_read_otherwise_is_not_kept(tokenizer, tmp_path, monkeypatch):
     """Our reader is content: only reading with both finds out."""
-    honest, described = modernbert.config_json, hf.tokenizer_config
-    monkeypatch.setattr(modernbert, "settings_from_config", lambda config: SETTINGS)
-    monkeypatch.setattr(modernbert, "config_json", lambda *a: honest(*a) | {"norm_eps": 0.1})
+    honest, described = writing.config_json, writing.tokenizer_config
+    monkeypatch.setattr(read, "settings_from_config", lambda config: SETTINGS)
+    monkeypatch.setattr(writing, "config_json", lambda *a: honest(*a) | {"norm_eps": 0.1})
     with pytest.raises(CorruptError, match="transformers gets other"):
         write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
-    monkeypatch.setattr(modernbert, "config_json", honest)
+    monkeypatch.setattr(writing, "config_json", honest)
     other = {"padding_side": "left"}
-    monkeypatch.setattr(hf, "tokenizer_config", lambda *a: described(*a) | other)
+    monkeypatch.setattr(writing, "tokenizer_config", lambda *a: described(*a) | other)
     with pytest.raises(CorruptError, match="was not kept"):
         write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     assert not list(tmp_path.iterdir())

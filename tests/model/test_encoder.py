@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from conftest import SPECIAL, TINY, VOCABULARY, make_batch
-from electra.interop import electra, hf
-from electra.interop.folder import network_tensors
+from electra.interop import formats
+from electra.interop.formats import network_tensors
 from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
 from electra.model.heads import DetectionHead, TokenHead
 
@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 SAME_WIDTH = TINY.model_copy(update={"embedding": TINY.hidden})
 
 
-def hf_config(settings: EncoderSettings, kind: hf.Kind) -> "transformers.ElectraConfig":
-    config = electra.config_json(settings, VOCABULARY, SPECIAL, kind)
+def hf_config(settings: EncoderSettings, kind: formats.Kind) -> "transformers.ElectraConfig":
+    config = formats.config_json(settings, VOCABULARY, SPECIAL, kind)
     return transformers.ElectraConfig(**{key: value for key, value in config.items() if key != "model_type"})
 
 

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from conftest import SPECIAL, VOCABULARY, make_batch
 from electra.base.batch import Batch
-from electra.interop import modernbert as export
-from electra.interop.folder import network_tensors
+from electra.interop import formats as export
+from electra.interop.formats import network_tensors
 from electra.model import packed
 from electra.model.modern import (
     Embeddings,
@@ -78,7 +78,7 @@ def theirs(settings: ModernBertSettings, implementation: str = "sdpa") -> "trans
 def test_our_weights_in_transformers_give_the_same_states(settings, implementation, padded):
     encoder, batch = ours(settings), make_batch(padded=padded)
     model = theirs(settings, implementation)
-    model.load_state_dict(export.encoder_to_transformers(encoder.state_dict()))
+    model.load_state_dict(export.encoder_to_transformers(encoder.settings, encoder.state_dict()))
     with torch.no_grad():
         states = encoder(batch.ids, batch.segments, batch.is_real if padded else None)
         expected = model(batch.ids, batch.is_real.long()).last_hidden_state
@@ -90,7 +90,7 @@ def test_our_weights_in_transformers_give_the_same_states(settings, implementati
 def test_transformers_weights_here_give_the_same_states(implementation):
     model = noisy(theirs(SMALL, implementation))
     encoder, batch = ModernBert(SMALL, Embeddings(SMALL, VOCABULARY)).eval(), make_batch()
-    encoder.load_state_dict(export.encoder_from_transformers(model.state_dict()))
+    encoder.load_state_dict(export.encoder_from_transformers(SMALL, model.state_dict()))
     with torch.no_grad():
         states = encoder(batch.ids, batch.segments, batch.is_real)
         expected = model(batch.ids, batch.is_real.long()).last_hidden_state
@@ -100,13 +100,13 @@ def test_transformers_weights_here_give_the_same_states(implementation):
 @IMPLEMENTATIONS
 def test_gradients_equal_transformers(implementation):
     encoder, batch, model = ours(SMALL), make_batch(), theirs(SMALL, implementation)
-    model.load_state_dict(export.encoder_to_transformers(encoder.state_dict()))
+    model.load_state_dict(export.encoder_to_transformers(encoder.settings, encoder.state_dict()))
     weights = torch.randn(SMALL.hidden, generator=torch.Generator().manual_seed(0))
     (encoder(batch.ids, batch.segments, batch.is_real) @ weights)[batch.is_real].sum().backward()
     expected = model(batch.ids, batch.is_real.long()).last_hidden_state
     (expected @ weights)[batch.is_real].sum().backward()
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
-    renamed = export.encoder_to_transformers(gradients)
+    renamed = export.encoder_to_transformers(SMALL, gradients)
     for name, parameter in model.named_parameters():
         scale = parameter.grad.abs().max().item()
         assert (renamed[name] - parameter.grad).abs().max().item() <= 1e-5 * max(1.0, scale), name

@@ -9,7 +9,7 @@ import torch
 
 from electra.model.electra import Embeddings
 from electra.pretraining.evaluate import evaluate_run
-from electra.pretraining.load import load_detector, load_encoder, load_run
+from electra.pretraining.load import load_network, load_run
 from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import resolve
 from electra.train.checkpoint import checkpoint_folders
@@ -126,9 +126,9 @@ def test_a_disentangled_discriminator_can_be_taken_out_of_its_run(recipe, prepar
     inside = objective.discriminator.eval()
     ids = torch.arange(5, 25)[None]
     expected = inside(ids, torch.zeros_like(ids), None)
-    encoder, _ = load_encoder(run)
-    detector, (exported, _) = load_detector(run), load_encoder(run / "export")
-    for alone in (encoder, detector.encoder, exported):
+    encoder = load_network(run, "encoder").encoder
+    detector, exported = load_network(run, "discriminator"), load_network(run / "export", "encoder")
+    for alone in (encoder, detector.encoder, exported.encoder):
         assert isinstance(alone.embeddings, Embeddings)
         torch.testing.assert_close(alone(ids, torch.zeros_like(ids), None), expected, atol=1e-6, rtol=0)
     assert encoder.double()(ids, torch.zeros_like(ids), None).dtype == torch.float64  # all of it moves

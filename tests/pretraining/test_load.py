@@ -17,7 +17,7 @@ START, SOURCE = "start=there", "generator.source=there"
 def take(name, there, here, **change):
     source = encoder_alone(there, VOCABULARY)
     target = encoder_alone(here.model_copy(update=change), VOCABULARY)
-    copy_weights(name, source, target)
+    copy_weights(name, source, target, is_scaled=name == SOURCE)
     assert target.embeddings.table.equal(source.embeddings.table)
 
 

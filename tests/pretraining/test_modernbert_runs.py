@@ -8,9 +8,8 @@ import torch
 
 from electra.base import config
 from electra.base.errors import SettingsError
-from electra.data.tokenizer import special_ids
-from electra.interop.check import our_logits, probe_batch
-from electra.pretraining.load import load_detector, load_encoder, load_generator
+from electra.interop.write import our_logits, probe_batch
+from electra.pretraining.load import load_network
 from electra.pretraining.run import flops_per_token, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.train.checkpoint import checkpoint_folders
@@ -69,9 +68,9 @@ def test_every_objective_and_generator_trains_it(name, recipe, prepared, tmp_pat
 
 def test_the_export_is_read_by_transformers_with_our_logits(run):
     transformers = pytest.importorskip("transformers")
-    trained = load_detector(run)
-    ids, is_real = probe_batch(trained.tokenizer, special_ids(trained.tokenizer), 32)
-    ours = our_logits(trained.encoder, trained.head, ids, is_real)
+    trained = load_network(run, "discriminator")
+    probe = ids, _, is_real = probe_batch(trained.tokenizer, 32)
+    ours = our_logits(trained.encoder, trained.head, *probe)
     model = transformers.AutoModelForTokenClassification.from_pretrained(run / "export").eval()
     assert model.config.id2label == {0: "replaced"}
     bare = transformers.AutoModel.from_pretrained(run / "export").eval()
@@ -80,9 +79,9 @@ def test_the_export_is_read_by_transformers_with_our_logits(run):
         logits = model(ids, is_real.long()).logits.squeeze(-1)
         states = bare(ids, is_real.long()).last_hidden_state
     assert (logits - ours)[is_real].abs().max() <= 1e-4
-    assert (states - our_logits(trained.encoder, None, ids, is_real))[is_real].abs().max() <= 1e-4
-    again = load_detector(run / "export")
-    assert (our_logits(again.encoder, again.head, ids, is_real) - ours)[is_real].abs().max() <= 1e-4
+    assert (states - our_logits(trained.encoder, None, *probe))[is_real].abs().max() <= 1e-4
+    again = load_network(run / "export", "discriminator")
+    assert (our_logits(again.encoder, again.head, *probe) - ours)[is_real].abs().max() <= 1e-4
     card = (run / "export" / "README.md").read_text()
     assert "# ModernBERT discriminator" in card and "AutoModelForTokenClassification" in card
 
@@ -102,7 +101,7 @@ def test_a_token_head_that_transformers_has_no_form_for_stays_behind(recipe, pre
         done = electra("pretrain", recipes, *words, *frozen, f"generator.source={out}")
         assert (done.returncode == 0) == kept
         assert kept or "holds no generator" in done.stderr
-        assert load_generator(run).head is not None
+        assert load_network(run, "generator").head is not None
 
 
 def test_looking_at_it_and_scoring_it(run, tmp_path):
@@ -113,7 +112,7 @@ def test_looking_at_it_and_scoring_it(run, tmp_path):
     done = electra("score", run, "The barak walks.")
     assert done.returncode == 3 and "its objective is electra" in done.stderr
     assert electra("export", run, tmp_path / "out").returncode == 0
-    generator = load_generator(tmp_path / "out").encoder.settings
+    generator = load_network(tmp_path / "out", "generator").encoder.settings
     assert (generator.kind, generator.hidden) == ("modernbert", 16)
     done = electra("detect", tmp_path / "out" / "generator", "The barak walks.")
     assert done.returncode == 3 and "holds no discriminator" in done.stderr
@@ -231,7 +230,7 @@ def test_settings_without_a_kind_of_encoder_are_electras(run, recipe, prepared, 
     tree = settings.model_dump()
     del tree["encoder"]["kind"]
     assert PretrainSettings.model_validate(tree) == settings
-    encoder, _ = load_encoder(run)
+    encoder = load_network(run, "encoder").encoder
     assert encoder.settings.kind == "modernbert"
 
 

@@ -24,15 +24,12 @@ def detect(
     """Each token with its probability of having been replaced."""
     from rich.console import Console
 
-    from electra.data.tokenizer import special_ids
-    from electra.inspector.detect import detect as probabilities
-    from electra.pretraining.load import load_detector
+    from electra.inspector import load
 
-    loaded = load_detector(model)
-    special = special_ids(loaded.tokenizer)
+    loaded = load(model)
     console = Console(highlight=False)
     for line in read_lines(text):
-        tokens = probabilities(line, loaded.encoder, loaded.head, loaded.tokenizer, special)
+        tokens = loaded.detect(line)
         if as_json:
             record = {"text": line, "tokens": [asdict(token) for token in tokens]}
             print(json.dumps(record, ensure_ascii=False))

@@ -2,29 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from electra.base.errors import DataError
 from electra.commands.console import read_lines
 
-if TYPE_CHECKING:
-    from electra.inspector.score import Scored
-
 Model = Annotated[Path, typer.Argument(help='a run folder whose objective is "electric", or its export')]
-
-
-def scorer(model: Path) -> "Callable[[Sequence[str]], list[Scored]]":
-    from electra.data.tokenizer import special_ids
-    from electra.inspector.score import score_texts
-    from electra.pretraining.load import load_energy_model
-
-    loaded = load_energy_model(model)
-    special = special_ids(loaded.tokenizer)
-    return lambda texts: score_texts(texts, loaded.encoder, loaded.head, loaded.tokenizer, special)
 
 
 def score(
@@ -35,9 +22,11 @@ def score(
     ] = False,
 ) -> None:
     """Pseudo-log-likelihood of each line of text, in one pass (Electric models)."""
-    measure = scorer(model)
+    from electra.inspector import load
+
+    loaded = load(model)
     for line in read_lines(text):
-        (scored,) = measure([line])
+        scored = loaded.score(line)
         if as_json:
             tokens = [
                 {"token": token, "score": float(value)}
@@ -59,13 +48,15 @@ def rerank(
 ) -> None:
     """Sort n-best lists by their scores plus the model's pseudo-log-likelihood."""
     from electra.data.table_writer import whole_file
-    from electra.inspector.score import rerank as run
+    from electra.inspector import load
+    from electra.inspector.detect import rerank as run
 
     if not lists.is_file():
         raise DataError(f"{lists} does not exist.")
-    measure = scorer(model)
+    score = load(model).score
+    score([])  # a model that cannot says so before anything is written
     ranked = (
-        json.dumps(record, ensure_ascii=False) + "\n" for record in run(text_lines(lists), measure, weight)
+        json.dumps(record, ensure_ascii=False) + "\n" for record in run(text_lines(lists), score, weight)
     )
     if out is None:
         sys.stdout.writelines(ranked)

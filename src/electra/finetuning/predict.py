@@ -16,7 +16,7 @@ from electra.data.conll import row_of, sentences, with_tags
 from electra.data.table_writer import TableWriter, whole_file
 from electra.data.tables import Row, parquet_schema, read_rows, stem, table_format
 from electra.data.tokenizer import special_ids
-from electra.finetuning.folder import LoadedTask, load_task_folder
+from electra.finetuning.folder import TaskModel, load_task_folder
 from electra.finetuning.kinds import (
     answer_sample,
     cut_words,
@@ -46,7 +46,7 @@ class Predicted:
     cut_words: str = ""
 
 
-def load_for(model: Path, columns: Mapping[str, Any]) -> LoadedTask:
+def load_for(model: Path, columns: Mapping[str, Any]) -> TaskModel:
     """The model, with the columns of this file where they are called otherwise than in training."""
     loaded = load_task_folder(model)
     return replace(loaded, task=with_columns(loaded.task, columns)) if columns else loaded
@@ -72,7 +72,7 @@ def predict_file(
     return done
 
 
-def predict_table(loaded: LoadedTask, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
+def predict_table(loaded: TaskModel, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
     with TableWriter(target, answer_sample(loaded.task), parquet_schema(file)) as writer:
         for rows in chunks(read_rows(file, header_of(loaded.task.settings))):
             said = answers(loaded, rows, done)
@@ -81,7 +81,7 @@ def predict_table(loaded: LoadedTask, file: Path, target: Path, probabilities: b
         refuse_nothing(file, done)
 
 
-def predict_columns(loaded: LoadedTask, file: Path, target: Path, done: Predicted) -> None:
+def predict_columns(loaded: TaskModel, file: Path, target: Path, done: Predicted) -> None:
     """The lines of the file, with a last column for the tags."""
     assert isinstance(loaded.task, Tagging)
     words = {loaded.task.settings.tokens: loaded.task.settings.token_column}
@@ -95,7 +95,7 @@ def predict_columns(loaded: LoadedTask, file: Path, target: Path, done: Predicte
         refuse_nothing(file, done)
 
 
-def predict_squad(loaded: LoadedTask, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
+def predict_squad(loaded: TaskModel, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
     """{id: answer}, as the official evaluators read it; the n-best lists, and the null score differences which the
     evaluator of 2.0 calls na-prob, are files beside it."""
     if table_format(target) != "json":
@@ -113,7 +113,7 @@ def predict_squad(loaded: LoadedTask, file: Path, target: Path, probabilities: b
     done.out = list(files)
 
 
-def answers(loaded: LoadedTask, rows: Sequence[Row], done: Predicted) -> list[dict[str, Any]]:
+def answers(loaded: TaskModel, rows: Sequence[Row], done: Predicted) -> list[dict[str, Any]]:
     if found := input_problems(loaded.task, rows, done.rows):
         refuse(found)
     examples, cut = loaded.task.encode(rows)

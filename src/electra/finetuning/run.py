@@ -17,7 +17,7 @@ from electra.base.jobs import run_jobs
 from electra.base.progress import duration
 from electra.base.signals import Signals
 from electra.data.tokenizer import special_ids
-from electra.finetuning.folder import architecture, write_task_folder
+from electra.finetuning.folder import TaskModel, architecture, write_task_folder
 from electra.finetuning.kinds import cut_words, fitted
 from electra.finetuning.loop import infer, train_task
 from electra.finetuning.method import size_defaults
@@ -41,7 +41,7 @@ from electra.finetuning.start import (
     prepare_task,
     usable_length,
 )
-from electra.interop.card import task_card
+from electra.interop.write import task_card
 from electra.train import device as guard
 
 
@@ -106,7 +106,8 @@ def run_one(
     name = architecture(start.settings, task)
     card = task_card(plan.name, name, scores["dev"], config.to_toml(method))
     model.cpu()
-    write_task_folder(folder, model, task, method, start.tokenizer, note, card, more)
+    trained = TaskModel(model, task, method, start.tokenizer, note, start.length)
+    write_task_folder(folder, trained, card, more)
     return result
 
 

@@ -8,17 +8,15 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from electra.base.errors import DataError
 from electra.base.randomness import mix
-from electra.data.tokenizer import vocabulary_size
 from electra.finetuning.kinds import AnyTask, build_task, training_rows
 from electra.finetuning.loop import Dev, Finetuned
 from electra.finetuning.plan import Plan, Splits
 from electra.finetuning.task import Example
-from electra.interop.folder import encoder_tensors, read_folder
-from electra.interop.names import encoder_tensors as our_tensors
+from electra.interop.formats import own_tensors
+from electra.interop.read import warn_beyond
 from electra.model.encoders import AnySettings, encoder_alone, initialise
-from electra.pretraining.load import CONFIG, inside, load_encoder
+from electra.pretraining.load import load_network
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,8 @@ class Start:
     vocab_size: int
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer
+    length: int | None = None
+    """How many positions pre-training had trained."""
 
     @property
     def sha256(self) -> str:
@@ -42,15 +42,10 @@ class Start:
 
 def load_start(model: Path) -> Start:
     """A run folder, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned on another task."""
-    if not model.is_dir():
-        raise DataError(f"{model} is neither a run folder nor a model folder.")
-    if (model / CONFIG).is_file():
-        encoder, tokenizer = load_encoder(model)
-        tensors = our_tensors(encoder)
-        return Start(str(model), encoder.settings, vocabulary_size(tokenizer), tensors, tokenizer)
-    folder = inside(model, "discriminator", "recovery", "generator")
-    sizes, vocab_size, stored, tokenizer = read_folder(folder)
-    return Start(str(model), sizes, vocab_size, encoder_tensors(folder, sizes, stored), tokenizer)
+    network = load_network(model, "encoder")
+    encoder = network.encoder
+    sizes = encoder.settings, len(encoder.embeddings.table)
+    return Start(str(model), *sizes, own_tensors(encoder), network.tokenizer, network.length)
 
 
 @dataclass(frozen=True)
@@ -68,6 +63,8 @@ def prepare_task(plan: Plan, splits: Splits, start: Start) -> Prepared:
     task = build(plan, splits, start)
     rows = training_rows(task, splits["train"])
     train, cut = task.encode(rows)
+    longest = max((len(example.ids) for example in train), default=0)
+    warn_beyond(start.settings, start.length, longest)
     others, cut_in_others = encode_others(task, splits)
     labelled = tuple(
         split

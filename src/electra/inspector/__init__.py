@@ -1,0 +1,121 @@
+"""Looking at and using what was trained: `load` reads any model, `Model` answers questions about text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from electra.base.errors import DataError
+from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
+from electra.finetuning.kinds import input_columns
+from electra.finetuning.predict import Predicted, answers
+from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts, text_vectors
+from electra.interop.read import Pretrained
+from electra.model.encoders import AnyEncoder
+from electra.pretraining.load import load_network
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained network with its tokenizer. Which questions it answers depends on its kind: a discriminator detects, an
+    Electric model scores, a fine-tuned model predicts; all of them embed."""
+
+    path: Path
+    network: Pretrained
+    finetuned: TaskModel | None = None
+
+    @property
+    def kind(self) -> str:
+        """discriminator, electric, generator or encoder; of a fine-tuned model its kind of task (classification, …)."""
+        if self.finetuned:
+            return self.finetuned.task.settings.kind
+        if self.network.kind == "discriminator" and self.network.objective == "electric":
+            return "electric"
+        return self.network.kind
+
+    @property
+    def encoder(self) -> AnyEncoder:
+        return self.network.encoder
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.network.tokenizer
+
+    @overload
+    def detect(self, texts: str) -> list[ScoredToken]: ...  # type: ignore[overload-overlap]
+    @overload
+    def detect(self, texts: Sequence[str]) -> list[list[ScoredToken]]: ...
+    def detect(self, texts: str | Sequence[str]) -> list[ScoredToken] | list[list[ScoredToken]]:
+        """P(replaced) of every token of a text, or of each of several texts."""
+        if self.kind == "electric":
+            raise DataError(
+                f"{self.path} has energies, not probabilities of replacement. Use: electra score {self.path}"
+            )
+        if self.kind != "discriminator":
+            raise DataError(
+                f"{self.path} holds no discriminator: its network is of kind {self.kind}. Give one that has a "
+                "detection head, or the run it is from."
+            )
+        if isinstance(texts, str):
+            return detect_texts(self.network, [texts])[0]
+        return detect_texts(self.network, texts)
+
+    @overload
+    def score(self, texts: str) -> Scored: ...  # type: ignore[overload-overlap]
+    @overload
+    def score(self, texts: Sequence[str]) -> list[Scored]: ...
+    def score(self, texts: str | Sequence[str]) -> Scored | list[Scored]:
+        """Pseudo-log-likelihoods: log p(token | all others), summed over each text and token by token."""
+        if self.kind != "electric":
+            raise DataError(
+                f'{self.path} cannot score text: its objective is {self.network.objective}, and only "electric" learns '
+                "energies. Train one with: electra pretrain electric data=…"
+            )
+        if isinstance(texts, str):
+            return score_texts(self.network, [texts])[0]
+        return score_texts(self.network, texts)
+
+    def embed(self, texts: str | Sequence[str], pooling: Literal["mean", "cls"] = "mean") -> np.ndarray:
+        """A vector for each text, one row each: the mean of the last layer's vectors, or that of [CLS]."""
+        several = [texts] if isinstance(texts, str) else list(texts)
+        encodings = self.tokenizer.encode_batch(several, add_special_tokens=False)
+        mean, first = text_vectors(self.network, [encoding.ids for encoding in encodings])
+        return mean if pooling == "mean" else first
+
+    def predict(self, rows: str | Sequence[str | Row]) -> list[dict[str, Any]]:
+        """For each row its prediction and what the model says besides (probabilities, scores, spans). A row has the columns
+        of the task; a plain text will do where the task reads one text column."""
+        if not self.finetuned:
+            raise DataError(
+                f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "
+                f"electra finetune {self.path} TABLE"
+            )
+        named = [self.row(row) for row in ([rows] if isinstance(rows, str) else rows)]
+        predictions = answers(self.finetuned, named, Predicted([])) if named else []
+        return [
+            {name.removeprefix("_"): value for name, value in prediction.items()}
+            for prediction in predictions
+        ]
+
+    def row(self, row: str | Row) -> Row:
+        if not isinstance(row, str):
+            return row
+        assert self.finetuned is not None
+        columns = input_columns(self.finetuned.task.settings)
+        if self.kind in ("tagging", "span") or len(columns) != 1:
+            raise DataError(f"{self.path} does not read plain texts: give rows with {' and '.join(columns)}.")
+        return {columns[0]: row}
+
+
+def load(path: str | Path) -> Model:
+    """A run folder, an export, a fine-tuned folder, or anybody's ELECTRA or ModernBERT folder of transformers."""
+    path = Path(path)
+    if (path / TASK_FILE).is_file():
+        finetuned = load_task_folder(path)
+        return Model(path, finetuned.pretrained, finetuned)
+    return Model(path, load_network(path))

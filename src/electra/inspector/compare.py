@@ -23,9 +23,8 @@ from electra.base.files import write_json
 from electra.base.jobs import run_jobs
 from electra.base.signals import Signals
 from electra.data.shards import read_manifest
-from electra.data.tokenizer import special_ids
 from electra.inspector.probe import LabelledTexts, probe_accuracy
-from electra.pretraining.load import load_encoder
+from electra.pretraining.load import load_network
 from electra.pretraining.run import build_parts, pretrain, work
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import trial_seconds
@@ -218,9 +217,9 @@ def seconds_a_step(settings: PretrainSettings) -> float:
 
 
 def probe_run(run: Path, table: LabelledTexts, length: int) -> float:
-    encoder, tokenizer = load_encoder(run)
-    encoder.to("cuda" if torch.cuda.is_available() else "cpu")
-    return probe_accuracy(table, encoder, tokenizer, special_ids(tokenizer), length)
+    network = load_network(run, "encoder")
+    network.encoder.to("cuda" if torch.cuda.is_available() else "cpu")
+    return probe_accuracy(table, network, length)
 
 
 def compare(

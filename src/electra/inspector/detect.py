@@ -1,16 +1,23 @@
-"""Text -> what a discriminator says of each token, as plain data."""
+"""Text -> what a network says of it, as plain data: P(replaced) of each token, Electric's pseudo-log-likelihoods, a vector
+for each text. One reader for all of them: what is longer than the network's positions is read in windows.
+"""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from torch import Tensor
 
-from electra.base.batch import SpecialIds
-from electra.model.encoders import AnyEncoder, DetectionHead
+from electra.base.errors import DataError
+from electra.data.tokenizer import special_ids
+from electra.interop.read import Pretrained
 
 ROWS_AT_ONCE = 32
+LISTS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -23,62 +30,147 @@ class ScoredToken:
     probability: float
 
 
-def detect(
-    text: str, encoder: AnyEncoder, head: DetectionHead, tokenizer: Tokenizer, special: SpecialIds
-) -> list[ScoredToken]:
+@dataclass(frozen=True)
+class Scored:
+    """`score` = Σ_t -E(x, t), an estimate of Σ_t log p(x_t | x_\\t)."""
+
+    tokens: list[str]
+    token_scores: np.ndarray
+
+    @property
+    def score(self) -> float:
+        return float(self.token_scores.sum())
+
+
+def detect_texts(network: Pretrained, texts: Sequence[str]) -> list[list[ScoredToken]]:
     """P(replaced) of every token."""
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    (logits,) = read_logits([encoding.ids], encoder, head, special)
-    probabilities = 1 / (1 + np.exp(-logits))
+    encodings = network.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    logits = token_logits(network, [encoding.ids for encoding in encodings])
     return [
-        ScoredToken(token, start, end, float(probability))
-        for token, (start, end), probability in zip(
-            encoding.tokens, encoding.offsets, probabilities, strict=True
-        )
+        [
+            ScoredToken(token, start, end, float(probability))
+            for token, (start, end), probability in zip(
+                encoding.tokens, encoding.offsets, 1 / (1 + np.exp(-values)), strict=True
+            )
+        ]
+        for encoding, values in zip(encodings, logits, strict=True)
     ]
 
 
-def read_logits(
-    texts: Sequence[Sequence[int]], encoder: AnyEncoder, head: DetectionHead, special: SpecialIds
-) -> list[np.ndarray]:
-    """The head's logit for every token of every text, given as ids without [CLS] and [SEP]. A text longer than the
-    network's positions is read in windows that overlap by half, and each token is taken from where it has most context
-    on both sides. Rows of like length are read together."""
-    rows = [
-        (text, first, ids)
-        for text, tokens in enumerate(texts)
-        for first, ids in windows(tokens, encoder.settings.positions - 2)
-    ]
-    order = sorted(range(len(rows)), key=lambda row: len(rows[row][2]))
-    found = [np.zeros(len(tokens), dtype=np.float64) for tokens in texts]
-    context = [np.full(len(tokens), -1) for tokens in texts]
-    for start in range(0, len(order), ROWS_AT_ONCE):
-        part = [rows[row] for row in order[start : start + ROWS_AT_ONCE]]
-        logits = read_rows([ids for *_, ids in part], encoder, head, special)
-        for (text, first, ids), values in zip(part, logits, strict=True):
-            places = np.arange(len(ids))
-            margin = np.minimum(places, len(ids) - 1 - places)
-            better = margin >= context[text][first : first + len(ids)]
-            found[text][first : first + len(ids)][better] = values[: len(ids)][better]
-            context[text][first : first + len(ids)][better] = margin[better]
-    return found
+def score_texts(network: Pretrained, texts: Sequence[str]) -> list[Scored]:
+    """How well every token fits the others, in one pass over the text."""
+    encodings = network.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    energies = token_logits(network, [encoding.ids for encoding in encodings])
+    return [Scored(encoding.tokens, -energy) for encoding, energy in zip(encodings, energies, strict=True)]
 
 
-def read_rows(
-    rows: Sequence[Sequence[int]], encoder: AnyEncoder, head: DetectionHead, special: SpecialIds
-) -> np.ndarray:
-    device = next(encoder.parameters()).device
-    width = max(map(len, rows)) + 2
-    padded = [[special.cls, *ids, special.sep] + [special.pad] * (width - len(ids) - 2) for ids in rows]
-    ids = torch.tensor(padded, device=device)
-    lengths = torch.tensor([[len(row) + 2] for row in rows], device=device)
-    is_real = torch.arange(width, device=device) < lengths
-    with torch.no_grad():
-        logits = head(encoder(ids, torch.zeros_like(ids), None if is_real.all() else is_real))
-    return logits[:, 1:].double().cpu().numpy()
+@torch.no_grad()
+def token_logits(network: Pretrained, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """The head's logit for every token of every text, given as ids without [CLS] and [SEP]."""
+    assert network.head is not None
+    logits = [np.zeros(len(ids), dtype=np.float64) for ids in texts]
+    for windows, hidden in read_windows(network, texts):
+        values = network.head(hidden)[:, 1:].double().cpu().numpy()
+        for window, row in zip(windows, values, strict=True):
+            own = row[window.begin - window.first : window.end - window.first]
+            logits[window.text][window.begin : window.end] = own
+    return logits
 
 
-def windows(ids: Sequence[int], size: int) -> Iterator[tuple[int, Sequence[int]]]:
+@torch.no_grad()
+def text_vectors(network: Pretrained, texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The last layer's vectors averaged over each text, [CLS] and [SEP] included, and that of [CLS]. Of a text that is read
+    in windows each token counts once, and [CLS] is the first window's."""
+    shape = len(texts), network.encoder.settings.hidden
+    mean, first = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+    for windows, hidden in read_windows(network, texts):
+        counts = torch.zeros(hidden.shape[:2], dtype=torch.bool)
+        for row, window in zip(counts, windows, strict=True):
+            begin = window.begin - window.first + 1 if window.begin else 0
+            is_last = window.end == len(texts[window.text])
+            row[begin : window.end - window.first + (2 if is_last else 1)] = True
+        sums = (hidden.float() * counts.to(hidden.device)[:, :, None]).sum(1).cpu().numpy()
+        starts = hidden[:, 0].float().cpu().numpy()
+        for row, window in enumerate(windows):
+            mean[window.text] += sums[row]
+            if not window.first:
+                first[window.text] = starts[row]
+    lengths = np.array([len(ids) + 2 for ids in texts], dtype=np.float32)
+    return mean / lengths[:, None], first
+
+
+class Window(NamedTuple):
+    """A piece of a text. Tokens `begin` to `end` of the text are taken from here: where they have most context on both
+    sides."""
+
+    text: int
+    first: int
+    ids: Sequence[int]
+    begin: int
+    end: int
+
+
+def windows_of(text: int, ids: Sequence[int], size: int) -> Iterator[Window]:
+    """Of a text longer than `size`, windows that overlap by half and share what overlaps in its middle."""
     stride = max(1, size // 2)
-    for first in range(0, max(1, len(ids) - size + stride), stride):
-        yield first, ids[first : first + size]
+    firsts = range(0, max(1, len(ids) - size + stride), stride)
+    borders = [0, *((here + there + size) // 2 for here, there in pairwise(firsts)), len(ids)]
+    for first, (begin, end) in zip(firsts, pairwise(borders), strict=True):
+        yield Window(text, first, ids[first : first + size], begin, end)
+
+
+def read_windows(
+    network: Pretrained, texts: Sequence[Sequence[int]]
+) -> Iterator[tuple[list[Window], Tensor]]:
+    """Hidden states of windows of like length together, each window with [CLS] before and [SEP] after it."""
+    encoder, special = network.encoder, special_ids(network.tokenizer)
+    device, size = encoder.embeddings.table.device, encoder.settings.positions - 2
+    windows = [window for text, ids in enumerate(texts) for window in windows_of(text, ids, size)]
+    windows.sort(key=lambda window: len(window.ids))
+    if windows:
+        network.warn_beyond(len(windows[-1].ids) + 2)
+    for start in range(0, len(windows), ROWS_AT_ONCE):
+        part = windows[start : start + ROWS_AT_ONCE]
+        width = max(len(window.ids) for window in part) + 2
+        rows = [[special.cls, *window.ids, special.sep] for window in part]
+        ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows], device=device)
+        lengths = torch.tensor([[len(row)] for row in rows], device=device)
+        is_real = torch.arange(width, device=device) < lengths
+        with torch.no_grad():
+            hidden = encoder(ids, torch.zeros_like(ids), None if is_real.all() else is_real)
+        yield part, hidden
+
+
+def rerank(
+    lines: Iterable[str], score: Callable[[Sequence[str]], list[Scored]], weight: float
+) -> Iterator[dict[str, Any]]:
+    """Each line is a list of hypotheses, {"hypotheses": [{"text": …, "score": …}, …], …}; `score` may be missing and is
+    then 0. Gives the same with "pll" and "total" = score + weight * pll in each hypothesis, the best first."""
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    while part := list(islice(numbered, LISTS_AT_ONCE)):
+        records = [read_hypotheses(number, line) for number, line in part]
+        texts = [hypothesis["text"] for record in records for hypothesis in record["hypotheses"]]
+        scores = iter(score(texts))
+        for record in records:
+            ranked = []
+            for hypothesis in record["hypotheses"]:
+                pll = next(scores).score
+                total = hypothesis.get("score", 0.0) + weight * pll
+                ranked.append(hypothesis | {"pll": pll, "total": total})
+            yield record | {"hypotheses": sorted(ranked, key=lambda it: -it["total"])}
+
+
+def read_hypotheses(number: int, line: str) -> dict[str, Any]:
+    example = '{"hypotheses": [{"text": "…", "score": -1.5}, …]}'
+    try:
+        record = json.loads(line)
+        hypotheses = record["hypotheses"]
+        fine = isinstance(hypotheses, list) and all(
+            isinstance(it.get("text"), str) and isinstance(it.get("score", 0), int | float)
+            for it in hypotheses
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        fine = False
+    if not fine:
+        raise DataError(f"line {number} is not a list of hypotheses. Each line must look like {example}.")
+    return record

@@ -1,5 +1,5 @@
 """The encoder of ModernBERT (Warner et al., 2024): pre-norm, rotary positions, GeGLU, no biases, and attention that is
-local in most layers. Loads as transformers' ModernBertModel (interop/modernbert.py).
+local in most layers. Loads as transformers' ModernBertModel (interop/formats.py).
 
 Differences from ModernBERT: the word table may be of another width than the layers, with a projection between them, so
 that generator and discriminator can share it (attention may also be one-sided, for generators). The projection stands

@@ -1,18 +1,19 @@
-"""Reading run folders and model folders, and writing model folders from runs."""
+"""Networks out of run folders and model folders, model folders out of runs, and weights from one network into another."""
 
-import json
-import sys
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
-from electra.data.tokenizer import load_tokenizer, special_ids
-from electra.interop import card, hf
-from electra.interop.names import encoder_tensors
+from electra.data.tokenizer import load_tokenizer
+from electra.interop.formats import Kind, has_form, own_tensors
+from electra.interop.read import Pretrained, read_network
+from electra.interop.write import model_card, write_network
 from electra.model.encoders import (
     AnyEncoder,
     AnySettings,
@@ -25,137 +26,102 @@ from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.train import checkpoint
 from electra.train.log import read_metrics
 
+log = logging.getLogger(__name__)
 CONFIG = "config.toml"
+EXPORTS = ("discriminator", "recovery", "generator")
+"""Folders in an export of several networks, the main one first."""
 SCALED = ("layers", "hidden", "heads", "intermediate")
 """Settings of the encoder that generator.width and generator.depth change."""
 
 
 def load_run(folder: Path) -> tuple[PretrainSettings, Any]:
-    """A run's settings and its network at the newest whole checkpoint."""
+    """A run's settings and its objective at the newest whole checkpoint."""
     if not (folder / CONFIG).is_file():
         raise DataError(
             f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.'
         )
     settings = config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
-    found = checkpoint.newest_checkpoint(
-        folder / "checkpoints", lambda text: print(f"WARNING: {text}", file=sys.stderr)
-    )
-    if found is None:
+    newest = checkpoint.newest_checkpoint(folder / "checkpoints", log.warning)
+    if newest is None:
         raise DataError(f"{folder} has no checkpoint yet. Train first: electra pretrain {folder / CONFIG}")
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
-    objective = build_objective(settings, tokenizer)
-    checkpoint.restore(found, {"model": dict(objective.named_parameters())})
+    objective = build_objective(settings, load_tokenizer(folder / "tokenizer.json"))
+    checkpoint.restore(newest, {"model": dict(objective.named_parameters())})
     return settings, objective.eval()
 
 
-def export_parts(
+def load_network(path: Path, kind: Kind | None = None) -> Pretrained:
+    """From a run folder, an export of one network or of several, or anybody's folder in transformers' format. Without a
+    kind: the main network, with the head it has."""
+    if not path.is_dir():
+        raise DataError(f"{path} is neither a run folder nor a model folder.")
+    if not (path / CONFIG).is_file():
+        names = EXPORTS if kind in (None, "encoder") else (kind,)
+        return read_network(next((path / name for name in names if (path / name).is_dir()), path), kind)
+    settings, objective = load_run(path)
+    networks = objective.networks()
+    if kind == "discriminator" and kind not in networks:
+        raise DataError(f"{path} has no discriminator: its objective is {settings.objective.kind}.")
+    if kind == "generator" and kind not in networks:
+        raise DataError(
+            f"{path} has no generator that could be used again (generator.kind={settings.generator.kind})."
+        )
+    name = kind if kind in networks else next(iter(networks))
+    return standalone(pretrained(settings, networks[name], path))
+
+
+def pretrained(settings: PretrainSettings, network: tuple[AnyEncoder, Any], run: Path) -> Pretrained:
+    """A run that started from other weights does not know what those were trained on."""
+    encoder, head = network
+    kind: Kind = "discriminator" if isinstance(head, DetectionHead) else "generator"
+    length = None if settings.start else settings.rows.length
+    return Pretrained(encoder, head, kind, load_tokenizer(run), settings.objective.kind, length)
+
+
+def standalone(network: Pretrained) -> Pretrained:
+    """With an encoder that needs no other: a disentangled one reads its generator's word table, which would stay behind
+    when it is moved to another device."""
+    encoder = network.encoder
+    if not isinstance(encoder.embeddings, DisentangledEmbeddings):
+        return network
+    alone = encoder_alone(encoder.settings, len(encoder.embeddings.table))
+    alone.load_state_dict(own_tensors(encoder))
+    return replace(network, encoder=alone.eval())
+
+
+def export_networks(
     settings: PretrainSettings,
-    networks: dict[str, tuple[AnyEncoder, torch.nn.Module]],
+    networks: Mapping[str, tuple[AnyEncoder, Any]],
     run: Path,
     out: Path,
-    figures: dict[str, Any],
+    metrics: Mapping[str, Any],
 ) -> list[str]:
     """A folder for each network; one network is `out` itself. Returns one line about each folder written."""
-    tokenizer = load_tokenizer(run / "tokenizer.json")
-    special = special_ids(tokenizer)
     written = []
-    top: torch.nn.Module | None
-    for name, (encoder, head) in networks.items():
-        kind: hf.Kind = "discriminator" if isinstance(head, DetectionHead) else "generator"
+    for name, parts in networks.items():
+        network, note = pretrained(settings, parts, run), ""
+        if not has_form(network.encoder.settings, network.kind):
+            note = f" (the encoder alone: ModernBERT has no token head on words of {network.encoder.settings.embedding} units)"
+            network = replace(network, kind="encoder", head=None)
+        card = model_card(network.kind, settings.encoder.kind, config.to_toml(settings), metrics)
         target = out if len(networks) == 1 else out / name
-        top, note = head, ""
-        if not hf.has_form(encoder.settings, kind):
-            kind, top = "encoder", None
-            note = f" (the encoder alone: ModernBERT has no token head on words of {encoder.settings.embedding} units)"
-        text = card.model_card(kind, settings.encoder.kind, config.to_toml(settings), figures)
-        parts = kind, encoder, top, tokenizer, special, text
-        written.append(hf.write_folder(target, *parts, objective=settings.objective.kind) + note)
+        written.append(write_network(target, network, card) + note)
     return written
 
 
 def export_run(run: Path, out: Path) -> list[str]:
     settings, objective = load_run(run)
     heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
-    figures = heldout[-1] if heldout else {}
-    return export_parts(settings, objective.networks(), run, out, figures)
+    return export_networks(settings, objective.networks(), run, out, heldout[-1] if heldout else {})
 
 
-def load_discriminator(model: Path) -> tuple[hf.Loaded, str]:
-    """From a run folder or from a folder in transformers' format, and the objective it was trained with."""
-    if not model.is_dir():
-        raise DataError(f"{model} is neither a run folder nor an exported model folder.")
-    if not (model / CONFIG).is_file():
-        folder = inside(model, "discriminator")
-        loaded = hf.load_discriminator(folder)
-        return loaded, json.loads((folder / "config.json").read_bytes()).get(hf.OBJECTIVE, "electra")
-    settings, objective = load_run(model)
-    networks = objective.networks()
-    if "discriminator" not in networks:
-        raise DataError(f"{model} has no discriminator: its objective is {settings.objective.kind}.")
-    encoder, head = networks["discriminator"]
-    return hf.Loaded(standalone(encoder), head, load_tokenizer(model)), settings.objective.kind
-
-
-def inside(model: Path, *names: str) -> Path:
-    """An export of several networks is a folder of folders: the first of these that is there, else the folder itself."""
-    return next((model / name for name in names if (model / name).is_dir()), model)
-
-
-def load_detector(model: Path) -> hf.Loaded:
-    loaded, objective = load_discriminator(model)
-    if objective == "electric":
-        raise DataError(f"{model} has energies, not probabilities of replacement. Use: electra score {model}")
-    return loaded
-
-
-def load_energy_model(model: Path) -> hf.Loaded:
-    """The network of an Electric run, whose logits are energies."""
-    loaded, objective = load_discriminator(model)
-    if objective != "electric":
-        raise DataError(
-            f'{model} cannot score text: its objective is {objective}, and only "electric" learns energies. '
-            "Train one with: electra pretrain electric data=…"
-        )
-    return loaded
-
-
-def load_generator(model: Path) -> hf.Loaded:
-    """The masked language model of a run folder or of a folder in transformers' format."""
-    if (model / CONFIG).is_file():
-        settings, objective = load_run(model)
-        networks = objective.networks()
-        if "generator" not in networks:
-            raise DataError(
-                f"{model} has no generator that could be used again (generator.kind={settings.generator.kind})."
-            )
-        encoder, head = networks["generator"]
-        return hf.Loaded(encoder, head, load_tokenizer(model))
-    return hf.load_generator(inside(model, "generator"))
-
-
-def load_encoder(model: Path) -> tuple[AnyEncoder, Tokenizer]:
-    """The main encoder of a run folder, or the encoder of a folder in transformers' format."""
-    if (model / CONFIG).is_file():
-        _, objective = load_run(model)
-        return standalone(next(iter(objective.networks().values()))[0]), load_tokenizer(model)
-    return hf.load_encoder(inside(model, "discriminator", "recovery", "generator"))
-
-
-def standalone(encoder: AnyEncoder) -> AnyEncoder:
-    """An encoder that needs no other: a disentangled one reads its generator's word table, which would stay behind when it
-    is moved to another device."""
-    if not isinstance(encoder.embeddings, DisentangledEmbeddings):
-        return encoder
-    alone = encoder_alone(encoder.settings, len(encoder.embeddings.table))
-    alone.load_state_dict(encoder_tensors(encoder))
-    return alone.eval()
-
-
-def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) -> None:
-    """The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
-    weights = encoder_tensors(source) if isinstance(source, AnyEncoder) else source.state_dict()
+def copy_weights(
+    name: str, source: torch.nn.Module, target: torch.nn.Module, is_scaled: bool = False
+) -> None:
+    """`name` is the setting that asks for it; `is_scaled`: the target's sizes come from generator.width and
+    generator.depth. The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
+    weights = own_tensors(source) if isinstance(source, AnyEncoder) else source.state_dict()
     if isinstance(source, AnyEncoder) and isinstance(target, AnyEncoder):
-        require_fit(name, source.settings, target.settings)
+        require_fit(name, source.settings, target.settings, SCALED if is_scaled else ())
     if isinstance(target, AnyEncoder) and isinstance(target.embeddings, DisentangledEmbeddings):
         table = weights.pop("embeddings.words.weight")
         weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
@@ -166,8 +132,9 @@ def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module) ->
         raise SettingsError(f"{name} does not fit this recipe ({last}). Use the one it is from.") from None
 
 
-def require_fit(name: str, there: AnySettings, here: AnySettings) -> None:
-    """Weights that load are not enough: in another number of heads or another window they compute something else."""
+def require_fit(name: str, there: AnySettings, here: AnySettings, scaled: tuple[str, ...]) -> None:
+    """Weights that load are not enough: in another number of heads or another window they compute something else.
+    `scaled` are the settings that cannot be given by their own name."""
     if there.kind != here.kind:
         raise SettingsError(
             f"the network of {name} is of kind {there.kind} and this recipe's is {here.kind}: "
@@ -179,11 +146,8 @@ def require_fit(name: str, there: AnySettings, here: AnySettings) -> None:
         return
     if "layers" in other:  # which of them are local can be compared once there are as many
         other = [key for key in other if key != "global_every"]
-    scaled = SCALED if name.startswith("generator.") else ()
     shown = [
-        f"{key} {theirs[key]} there and {ours[key]} here"
-        if key in scaled
-        else f"encoder.{key} is {theirs[key]} there and {ours[key]} here"
+        f"{key if key in scaled else f'encoder.{key} is'} {theirs[key]} there and {ours[key]} here"
         for key in other
     ]
     remedies = [f"encoder.{key}={theirs[key]}" for key in other if key not in scaled]

@@ -28,7 +28,7 @@ from electra.data.rows import NoRows, Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from electra.pretraining import flops
-from electra.pretraining.load import CONFIG, copy_weights, export_parts, load_encoder, load_generator
+from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.train import checkpoint
 from electra.train import device as guard
@@ -73,16 +73,17 @@ def build_parts(settings: PretrainSettings, verify: bool = True, fresh: bool = T
 def take_weights(settings: PretrainSettings, objective: Any, tokenizer_sha256: str) -> None:
     """The generator first: a disentangled discriminator is stored as its difference from it."""
     if settings.generator.kind == "frozen":
-        source = load_generator(Path(settings.generator.source))
+        source = load_network(Path(settings.generator.source), "generator")
+        assert source.head is not None
         refuse_other_tokenizer(settings.generator.source, source.tokenizer, tokenizer_sha256)
         name = f"generator.source={settings.generator.source}"
-        copy_weights(name, source.encoder, objective.corruptor.generator.encoder)
+        copy_weights(name, source.encoder, objective.corruptor.generator.encoder, is_scaled=True)
         copy_weights(name, source.head, objective.corruptor.generator.head)
     if settings.start:
-        encoder, tokenizer = load_encoder(Path(settings.start))
-        refuse_other_tokenizer(settings.start, tokenizer, tokenizer_sha256)
+        start = load_network(Path(settings.start), "encoder")
+        refuse_other_tokenizer(settings.start, start.tokenizer, tokenizer_sha256)
         main, _ = next(iter(objective.networks().values()))
-        copy_weights(f"start={settings.start}", encoder, main)
+        copy_weights(f"start={settings.start}", start.encoder, main)
 
 
 def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> None:
@@ -138,7 +139,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         )
         if not (folder / "export").exists():
             main = dict(list(parts.objective.networks().items())[:1])
-            export_parts(settings, main, folder, folder / "export", figures)
+            export_networks(settings, main, folder, folder / "export", figures)
         return figures
 
 

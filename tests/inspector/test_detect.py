@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from electra.data.tokenizer import special_ids
-from electra.inspector.detect import read_logits
-from electra.pretraining.load import load_energy_model
+from electra.inspector.detect import token_logits, windows_of
+from electra.pretraining.load import load_network
 from helpers import electra
 
 TEXTS = ["The barak walks the selin.", "back.", "The gorowa reads the timute, and the timute reads back."]
@@ -24,7 +24,7 @@ def electric_run(tmp_path_factory, recipe, prepared):
 
 def by_hand(model, text):
     """One text at a time, through the modules."""
-    loaded = load_energy_model(model)
+    loaded = load_network(model)
     special = special_ids(loaded.tokenizer)
     ids = loaded.tokenizer.encode(text, add_special_tokens=False).ids
     row = torch.tensor([[special.cls, *ids, special.sep]])
@@ -49,20 +49,32 @@ def test_a_score_is_the_sum_of_the_negative_energies(electric_run, where, tmp_pa
 
 
 def test_texts_together_score_as_texts_alone_and_long_ones_are_read_in_windows(electric_run):
-    loaded = load_energy_model(electric_run)
-    special = special_ids(loaded.tokenizer)
+    loaded = load_network(electric_run)
     rows = [loaded.tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS * 20]
     rows.append(rows[2] * 9)  # longer than the network's positions
-    parts = rows, loaded.encoder, loaded.head, special
-    together = read_logits(*parts)
+    together = token_logits(loaded, rows)
     for row, found in zip(rows[:3], together, strict=False):
-        (alone,) = read_logits([row], *parts[1:])
+        (alone,) = token_logits(loaded, [row])
         np.testing.assert_allclose(found, alone, atol=1e-4)
     assert len(rows[-1]) > loaded.encoder.settings.positions
     assert len(together[-1]) == len(rows[-1]) and np.isfinite(together[-1]).all()
     window = loaded.encoder.settings.positions - 2
-    (start,) = read_logits([rows[-1][:window]], *parts[1:])
+    (start,) = token_logits(loaded, [rows[-1][:window]])
     np.testing.assert_allclose(together[-1][: window // 4], start[: window // 4], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(0, 10), (3, 10), (10, 10), (11, 10), (95, 10), (95, 11), (8, 1)]
+)
+def test_every_token_is_taken_from_one_window_with_context_on_both_sides(count, size):
+    ids = list(range(count))
+    windows = list(windows_of(0, ids, size))
+    assert [index for window in windows for index in range(window.begin, window.end)] == ids
+    for window in windows:
+        last = window.first + len(window.ids)
+        assert window.first <= window.begin <= window.end <= last and len(window.ids) <= size
+        assert window.begin in (0, window.first) or window.begin - window.first >= size // 4
+        assert window.end in (count, last) or last - window.end >= size // 4
 
 
 def test_reranking_adds_the_weighted_score_and_sorts(electric_run, tmp_path):

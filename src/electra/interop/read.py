@@ -1,0 +1,183 @@
+"""Reading folders in transformers' format: anybody's ELECTRA or ModernBERT, pre-trained, bare or fine-tuned. No transformers
+needed, and nothing in such a folder can name code: config.json goes through an allow-list of keys, weights are safetensors.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from electra.base.errors import CorruptError, DataError, ElectraError
+from electra.data.tokenizer import adopt_vocabulary, load_tokenizer
+from electra.interop.formats import (
+    FORMATS,
+    Kind,
+    encoder_from_transformers,
+    head_tensors,
+    network_class,
+    settings_from_config,
+)
+from electra.model.electra import EncoderSettings
+from electra.model.encoders import (
+    AnyEncoder,
+    AnySettings,
+    DetectionHead,
+    TokenHead,
+    build_detection_head,
+    build_token_head,
+    encoder_alone,
+)
+
+log = logging.getLogger(__name__)
+WEIGHTS = "model.safetensors"
+OBJECTIVE, LENGTH = "pretraining_objective", "pretraining_length"
+"""What an export says in config.json beyond transformers' keys: the objective, and the tokens of a pre-training row."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A network ready to use, with the tokenizer and the objective it was trained with. `length` is how many positions it
+    was trained on; None where nobody said."""
+
+    encoder: AnyEncoder
+    head: DetectionHead | TokenHead | None
+    kind: Kind
+    tokenizer: Tokenizer
+    objective: str = "electra"
+    length: int | None = None
+
+    def warn_beyond(self, tokens: int) -> None:
+        warn_beyond(self.encoder.settings, self.length, tokens)
+
+
+def warn_beyond(settings: AnySettings, length: int | None, tokens: int) -> None:
+    """A learned table of positions has rows that no pre-training row reached: their values are those of the first
+    initialisation. Rotary positions have no table, so there is nothing to say of them."""
+    if length is not None and tokens > length and isinstance(settings, EncoderSettings):
+        say_untrained(length, settings.positions)
+
+
+@lru_cache
+def say_untrained(length: int, positions: int) -> None:
+    """Once in a process, however many texts are long."""
+    log.warning(
+        "the network has %d positions and was pre-trained on rows of %d tokens: positions beyond those were never trained. "
+        "Use texts of at most %d tokens, or pre-train with a larger rows.length.",
+        positions,
+        length,
+        length,
+    )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a folder holds, before a network is built from it."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    settings: AnySettings
+    vocab_size: int
+    tensors: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+
+    @property
+    def length(self) -> int | None:
+        return self.config.get(LENGTH)
+
+    def head_tensors(self, architecture: str) -> dict[str, Tensor]:
+        return head_tensors(self.settings, self.tensors, architecture)
+
+    def build(
+        self, head: nn.Module | None, architecture: str, described_by: str = "its config.json"
+    ) -> AnyEncoder:
+        """The encoder, with the weights of both in place."""
+        encoder = encoder_alone(self.settings, self.vocab_size)
+        try:
+            encoder.load_state_dict(encoder_from_transformers(self.settings, self.tensors))
+            if head is not None:
+                head.load_state_dict(self.head_tensors(architecture))
+                head.eval()
+        except KeyError as error:
+            raise CorruptError(f"{self.folder}/{WEIGHTS} has no {error}.") from None
+        except RuntimeError as error:
+            last = str(error).splitlines()[-1].strip()
+            raise CorruptError(f"{self.folder}/{WEIGHTS} does not fit {described_by}: {last}") from None
+        return encoder.eval()
+
+
+def read_folder(folder: Path) -> Stored:
+    vocabulary = folder / "vocab.txt"
+    for name in ("config.json", WEIGHTS, "tokenizer.json"):
+        if not (folder / name).is_file() and not (name == "tokenizer.json" and vocabulary.is_file()):
+            raise DataError(
+                f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.'
+            )
+    try:
+        config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
+        if config.get("model_type") not in FORMATS:
+            known = " or ".join(FORMATS)
+            raise DataError(f"{folder} holds a model of type {config.get('model_type')!r}, not {known}.")
+        sizes = settings_from_config(config), config["vocab_size"]
+        return Stored(folder, config, *sizes, load_file(folder / WEIGHTS), folder_tokenizer(folder))
+    except ElectraError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise CorruptError(f"{folder} cannot be read: {str(error).splitlines()[0]}.") from None
+
+
+def folder_tokenizer(folder: Path) -> Tokenizer:
+    """Older folders have BERT's vocab.txt and say the rest in tokenizer_config.json."""
+    if (folder / "tokenizer.json").is_file():
+        return load_tokenizer(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_bytes()) if path.is_file() else {}
+    return adopt_vocabulary(
+        folder / "vocab.txt",
+        settings.get("do_lower_case", True),
+        settings.get("strip_accents"),
+        settings.get("tokenize_chinese_chars", True),
+    )
+
+
+def read_network(folder: Path, kind: Kind | None = None) -> Pretrained:
+    """The encoder with the head of that kind; with the head that the folder has, where no kind is asked for."""
+    stored = read_folder(folder)
+    kinds: tuple[Kind, ...] = ("discriminator", "generator", "encoder") if kind is None else (kind,)
+    for wanted in kinds:
+        head = empty_head(stored, wanted)
+        architecture = network_class(stored.settings, wanted)
+        has_head = head is None or head.state_dict().keys() <= stored.head_tensors(architecture).keys()
+        if has_head and (wanted != "discriminator" or says_discriminator(stored)):
+            encoder = stored.build(head, architecture)
+            objective = stored.config.get(OBJECTIVE, "electra")
+            return Pretrained(encoder, head, wanted, stored.tokenizer, objective, stored.length)
+    raise DataError(
+        f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is "
+        "from."
+    )
+
+
+def empty_head(stored: Stored, kind: Kind) -> DetectionHead | TokenHead | None:
+    match kind:
+        case "discriminator":
+            return build_detection_head(stored.settings)
+        case "generator":
+            return build_token_head(stored.settings, stored.vocab_size)
+        case "encoder":
+            return None
+
+
+def says_discriminator(stored: Stored) -> bool:
+    """ModernBERT's classes with labels all have a discriminator's tensors: there config.json must say that it is one of
+    ours. Both marks are needed, because transformers keeps the first when it fine-tunes, and a column of numbers may
+    have the name of our label."""
+    labels = FORMATS[stored.settings.kind].discriminator_labels
+    return not labels or (OBJECTIVE in stored.config and stored.config.get("id2label") == labels)

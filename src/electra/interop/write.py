@@ -1,0 +1,323 @@
+"""Writing folders that `transformers` loads offline, pre-trained and fine-tuned ones alike.
+
+transformers 5 silently builds another tokenizer from an ELECTRA folder unless `tokenizer_class` says
+PreTrainedTokenizerFast, so a folder is not there before it was read back with the same ids and logits on a probe in several
+languages: by us and, where it is installed and has such a head, by transformers.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from electra.base.errors import CorruptError, MachineError, SettingsError
+from electra.base.files import sync_folder, write_synced
+from electra.data.tokenizer import special_ids, vocabulary_size
+from electra.interop.formats import FORMATS, Kind, config_json, has_form, network_class, network_tensors
+from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
+from electra.model.encoders import AnyEncoder, TokenHead
+
+TOLERANCE = 1e-4
+PROBE = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Straße, Übergröße und Äpfel: naïve café façade.",
+    "안녕하세요. 한국어 문장도 잘 됩니다.",
+    "日本語の文章も、カタカナも大丈夫です。",
+    "[MASK] tokens, numbers 3.14159 and emoji 🙂 — “quotes”.",
+)
+
+
+def write_network(out: Path, network: Pretrained, card: str) -> str:
+    """Returns what can be said of the folder."""
+    encoder, settings = network.encoder, network.encoder.settings
+    if not has_form(settings, network.kind):
+        raise SettingsError(
+            f"ModernBERT has no form for a token head on words of {settings.embedding} units under layers of "
+            f"{settings.hidden}. Export the encoder alone, or train with embedding equal to hidden."
+        )
+    vocab_size = len(encoder.embeddings.table)
+    if vocabulary_size(network.tokenizer) != vocab_size:
+        size = vocabulary_size(network.tokenizer)
+        raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
+    architecture = network_class(settings, network.kind)
+    config = config_json(settings, vocab_size, special_ids(network.tokenizer), architecture)
+    config |= {OBJECTIVE: network.objective}
+    if network.length is not None:
+        config |= {LENGTH: network.length}
+    tensors = network_tensors(encoder, network.head, architecture)
+
+    def check(folder: Path) -> str:
+        again = read_network(folder, network.kind)
+        return check_folder(
+            folder,
+            architecture,
+            network.tokenizer,
+            lambda probe: outputs(network, probe),
+            lambda probe: outputs(again, probe),
+        )
+
+    checked_by = write_checked(out, folder_content(config, tensors, network.tokenizer, card), check)
+    same = "states" if network.head is None else "logits"
+    return f"{out}: same ids and same {same} as ours, read back by {checked_by}"
+
+
+def folder_content(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], tokenizer: Tokenizer, card: str
+) -> dict[str, bytes]:
+    """The files that transformers reads, and README.md."""
+    files = {
+        "config.json": json.dumps(config, indent=2, ensure_ascii=False),
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(tokenizer_config(tokenizer, config), indent=2),
+        "README.md": card,
+    }
+    content = {name: text.encode() for name, text in files.items()}
+    stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    content[WEIGHTS] = save(stored, metadata={"format": "pt"})
+    return content
+
+
+def tokenizer_config(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
+    special = special_ids(tokenizer)
+    tokens = {
+        f"{name}_token": tokenizer.id_to_token(getattr(special, name))
+        for name in ("pad", "unk", "cls", "sep", "mask")
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "model_input_names": FORMATS[config["model_type"]].inputs,
+        "clean_up_tokenization_spaces": False,
+    } | tokens
+
+
+def write_checked(out: Path, content: Mapping[str, bytes], check: Callable[[Path], str]) -> str:
+    """Everything goes into a temporary folder first, is checked there, and is renamed at the end: `out` is whole or
+    absent. Returns what `check` said."""
+    if out.exists():
+        raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
+    hashes = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in content.items()
+    }
+    files = {**content, "MANIFEST.json": json.dumps(hashes, indent=1).encode()}
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        for name, data in files.items():
+            write_synced(temporary / name, data)
+        verdict = check(temporary)
+        temporary.rename(out)
+        sync_folder(out.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return verdict
+
+
+# The check
+
+
+class Probe(NamedTuple):
+    """The probe's texts as pairs, so that both segments are looked at; padded."""
+
+    ids: Tensor
+    segments: Tensor
+    is_real: Tensor
+
+
+Answer = Callable[[Probe], Mapping[str, Tensor]]
+"""What a network says of the probe, by transformers' names for outputs."""
+
+
+def probe_batch(tokenizer: Tokenizer, positions: int) -> Probe:
+    """[MASK] in a text is the special token here, as transformers has it."""
+    cutting = Tokenizer.from_str(tokenizer.to_str())
+    cutting.encode_special_tokens = False
+    cutting.enable_truncation(positions)
+    cutting.enable_padding(pad_id=special_ids(tokenizer).pad)
+    encodings = cutting.encode_batch(list(zip(PROBE, reversed(PROBE), strict=True)))
+    return Probe(
+        torch.tensor([encoding.ids for encoding in encodings]),
+        torch.tensor([encoding.type_ids for encoding in encodings]),
+        torch.tensor([encoding.attention_mask for encoding in encodings]).bool(),
+    )
+
+
+def check_folder(
+    folder: Path, architecture: str, tokenizer: Tokenizer, expected: Answer, again: Answer
+) -> str:
+    """What was written gives the same ids and outputs: `again` is our reading of it, and transformers reads it where it is
+    installed and has the class. Returns who has read it back."""
+    positions = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
+    probe = probe_batch(tokenizer, positions)
+    ours = expected(probe)
+    require_equal(probe, ours, again(probe), "our reader")
+    try:
+        import transformers
+    except ImportError:
+        return "electra alone (transformers is not installed)"
+    if not architecture:
+        return "read back by electra"
+    # transformers reads text, so that its tokenizer is held against ours as well
+    with quiet(transformers), torch.no_grad():
+        their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        network = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()
+        pairs = list(PROBE), list(reversed(PROBE))
+        inputs = their_tokenizer(
+            *pairs, padding=True, truncation=True, max_length=positions, return_tensors="pt"
+        )
+        theirs = network(**inputs)
+    segments = inputs.get("token_type_ids", probe.segments)  # ModernBERT has none
+    if not inputs["input_ids"].equal(probe.ids) or not segments.equal(probe.segments):
+        raise CorruptError(
+            "transformers' tokenizer reads the probe otherwise than ours. The folder was not kept."
+        )
+    compared = {name: tensor for name, tensor in ours.items() if name in theirs}
+    assert compared, f"no output of {architecture} to compare"
+    require_equal(probe, compared, {name: theirs[name] for name in compared}, "transformers")
+    return "electra and transformers"
+
+
+def require_equal(probe: Probe, ours: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
+    """Padded positions of outputs by token are ignored."""
+    for name, expected in ours.items():
+        other = others[name].reshape(expected.shape)
+        if expected.shape[:2] == probe.ids.shape:
+            expected, other = expected[probe.is_real], other[probe.is_real]
+        difference = (expected - other).abs().max().item()
+        if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
+            raise CorruptError(
+                f"{who} gets other logits from the export (largest difference {difference:.2g}). It was not kept."
+            )
+
+
+def outputs(network: Pretrained, probe: Probe) -> dict[str, Tensor]:
+    if network.head is None:
+        return {"last_hidden_state": our_logits(network.encoder, None, *probe)}
+    return {"logits": our_logits(network.encoder, network.head, *probe)}
+
+
+def our_logits(
+    encoder: AnyEncoder, head: nn.Module | None, ids: Tensor, segments: Tensor, is_real: Tensor
+) -> Tensor:
+    """States where there is no head."""
+    device = encoder.embeddings.table.device
+    with without_dropout(encoder, *([] if head is None else [head])):
+        hidden = encoder(ids.to(device), segments.to(device), is_real.to(device))
+        if isinstance(head, TokenHead):
+            return head(hidden, encoder.embeddings.table).cpu()
+        return (hidden if head is None else head(hidden)).cpu()
+
+
+@contextmanager
+def without_dropout(*modules: nn.Module) -> Iterator[None]:
+    """Also in the middle of training, which goes on as it was."""
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    with torch.no_grad():
+        yield
+    for module, training in zip(modules, modes, strict=True):
+        module.train(training)
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    logging = transformers.logging
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+# README.md of a folder
+
+USE = """```python
+from transformers import {reader}, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = {reader}.from_pretrained("."){note}
+```"""
+NO_TOKEN_HEAD = """
+
+The token head is not here: its word table is of another width than the layers, which transformers' class has no form
+for."""
+FILL_MASK = """```python
+from transformers import pipeline
+pipeline("fill-mask", ".")("Hello [MASK]!")
+```
+
+The discriminator of the same run is the model to fine-tune; this is the network that proposed replacements."""
+NAMES = {"electra": "ELECTRA", "modernbert": "ModernBERT"}
+
+
+def model_card(kind: Kind, encoder: str, settings: str, metrics: Mapping[str, Any]) -> str:
+    """Of a pre-trained network of that kind, around an `encoder` of either kind."""
+    form = FORMATS[encoder]
+    match kind:
+        case "discriminator":
+            reader = "AutoModelForPreTraining" if encoder == "electra" else "AutoModelForTokenClassification"
+            logit = "logit" if encoder == "electra" else "its one logit"
+            use = USE.format(reader=reader, note=f"   # {logit} > 0: the token was replaced")
+            use += f"\n\nFine-tune it with any of transformers' {form.family} classes."
+        case "generator":
+            use = FILL_MASK
+        case "encoder":
+            use = USE.format(reader="AutoModel", note="") + NO_TOKEN_HEAD
+    step = metrics.get("step", 0)
+    about = f"Pre-trained with the `electra` toolkit; the metrics below are those of step {step:,}.\n\n{use}"
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, float)}
+    tags = ", ".join(dict.fromkeys(("electra", encoder, kind)))
+    return card(
+        tags,
+        f"{NAMES[encoder]} {kind}",
+        about,
+        "Held-out metrics",
+        numbers,
+        f"## Settings\n\n```toml\n{settings}```",
+    )
+
+
+def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
+    use = "Read it with `electra predict`."
+    if architecture:
+        use = USE.format(reader=re.sub("^(Electra|ModernBert)", "AutoModel", architecture), note="")
+    about = f"One run of one seed, made with the `electra` toolkit; task.json says on what and how.\n\n{use}"
+    return card(
+        "electra", f"Fine-tuned on {name}", about, "Dev set", scores, f"## Method\n\n```toml\n{settings}```"
+    )
+
+
+def card(tags: str, title: str, about: str, measured: str, metrics: Mapping[str, float], end: str) -> str:
+    table = "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items())
+    return f"""---
+library_name: transformers
+tags: [{tags}]
+---
+
+# {title}
+
+{about}
+
+## {measured}
+
+| metric | value |
+|---|---|
+{table}
+
+{end}
+"""
