@@ -42,7 +42,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor, where: torch.Te
 def test_our_weights_in_transformers_give_the_same_states(settings):
     encoder, batch = our_encoder(settings), make_batch()
     theirs = transformers.ElectraModel(hf_config(settings, "discriminator")).eval()
-    theirs.load_state_dict(electra.encoder_to_transformers(encoder.state_dict()))
+    theirs.load_state_dict(formats.encoder_to_transformers(encoder.settings, encoder.state_dict()))
     with torch.no_grad():
         ours = encoder(batch.ids, batch.segments, batch.is_real)
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state
@@ -53,7 +53,7 @@ def test_our_weights_in_transformers_give_the_same_states(settings):
 def test_transformers_weights_here_give_the_same_states(settings):
     theirs = noisy(transformers.ElectraModel(hf_config(settings, "discriminator")))
     encoder, batch = Encoder(settings, Embeddings(settings, VOCABULARY)).eval(), make_batch()
-    encoder.load_state_dict(electra.encoder_from_transformers(theirs.state_dict()))
+    encoder.load_state_dict(formats.encoder_from_transformers(encoder.settings, theirs.state_dict()))
     with torch.no_grad():
         ours = encoder(batch.ids, batch.segments, batch.is_real)
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state
@@ -89,13 +89,15 @@ def test_token_logits_equal_electra_for_masked_lm():
 def test_gradients_equal_transformers():
     encoder, batch = our_encoder(TINY), make_batch()
     theirs = transformers.ElectraModel(hf_config(TINY, "discriminator")).eval()
-    theirs.load_state_dict(electra.encoder_to_transformers(encoder.state_dict()))
+    theirs.load_state_dict(formats.encoder_to_transformers(encoder.settings, encoder.state_dict()))
     weights = torch.randn(TINY.hidden, generator=torch.Generator().manual_seed(0))
     (encoder(batch.ids, batch.segments, batch.is_real) @ weights)[batch.is_real].sum().backward()
     (theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state @ weights)[
         batch.is_real
     ].sum().backward()
-    ours = electra.encoder_to_transformers({name: p.grad for name, p in encoder.named_parameters()})
+    ours = formats.encoder_to_transformers(
+        encoder.settings, {name: p.grad for name, p in encoder.named_parameters()}
+    )
     for name, parameter in theirs.named_parameters():
         torch.testing.assert_close(
             ours[name], parameter.grad, atol=2e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
