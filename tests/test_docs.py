@@ -12,7 +12,7 @@ import pytest
 
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.train.settings import learning_rate
-from helpers import command, electra, electra_inside, environment, write_corpus
+from helpers import command, electra_inside, environment, write_corpus
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -106,7 +106,7 @@ def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
         "finetune",
     ]
     for line in lines:
-        done = electra(*shlex.split(line)[1:], cwd=tmp_path)
+        done = electra_inside(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
@@ -175,9 +175,8 @@ def test_the_python_of_the_docs_runs(tmp_path):
     text = (ROOT / "docs" / "commands.md").read_text("utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     write_corpus(tmp_path / "my-text.txt", documents=120)
-    assert (
-        electra("tokenizer", "my-tokenizer", "my-text.txt", "--vocab-size", 300, cwd=tmp_path).returncode == 0
-    )
+    words = ("tokenizer", "my-tokenizer", "my-text.txt", "--vocab-size", 300)
+    assert electra_inside(*words, cwd=tmp_path).returncode == 0
     (tmp_path / "script.py").write_text(code.replace("train.steps=200", "train.steps=10"))
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, env=environment()
@@ -225,13 +224,13 @@ def test_the_quickstart_reaches_what_it_promises(tmp_path):
 
 
 def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path):
-    first = electra("quickstart", tmp_path / "q", "--steps", 8)
+    first = electra_inside("quickstart", tmp_path / "q", "--steps", 8)
     assert first.returncode == 0, first.stderr
     assert "What to type next" in first.stdout and "ROC-AUC" in first.stdout
     assert "the pre-trained encoder" in first.stdout and "the same network, untrained" in first.stdout
     weights = sorted((tmp_path / "q" / "run" / "checkpoints").rglob("model.safetensors"))[-1:]
     weights += (tmp_path / "q" / "finetune").rglob("model.safetensors")
     before = {path: path.stat().st_mtime_ns for path in weights}
-    again = electra("quickstart", tmp_path / "q", "--steps", 8)
+    again = electra_inside("quickstart", tmp_path / "q", "--steps", 8)
     assert again.returncode == 0 and len(before) == 3
     assert before == {path: path.stat().st_mtime_ns for path in weights}
