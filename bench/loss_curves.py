@@ -17,6 +17,7 @@ import machine
 from electra.data.rows import RowsSettings
 from electra.data.shards import read_manifest
 from electra.objectives.corruption import MaskingSettings
+from electra.objectives.metrics import summarise
 from electra.pretraining.run import build_parts
 from electra.pretraining.settings import PretrainSettings
 from electra.train.device import choose_device
@@ -64,9 +65,9 @@ def curve(settings: PretrainSettings, loader: Any, stop: int, every: int) -> Cur
         sums, _ = step(loader.batch_at(number), number, share)
         totals = {name: totals.get(name, 0) + value for name, value in sums.items()}
         if (number + 1) % every == 0:
-            figures = objective.figures(totals)
+            metrics = summarise(totals)
             for name in LOSSES:
-                found[name].append(figures[name])
+                found[name].append(metrics[name])
             totals = {}
     return found
 

@@ -81,7 +81,7 @@ def main() -> None:
     untrained = []
     for seed in range(given.seeds):
         settings, _ = resolve(BASE, [f"data={given.data}", f"seed={seed}", *given.words])
-        encoder = build_objective(settings, tokenizer).discriminator
+        encoder = build_objective(settings, tokenizer).networks()["discriminator"].encoder
         network = Pretrained(encoder.eval(), None, "encoder", tokenizer)
         untrained.append(probe_accuracy(table, network, settings.rows.length))
     print("untrained probe:", untrained)

@@ -10,9 +10,8 @@ from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import MemoryExhaustedError
 from electra.model.electra import EncoderSettings
 from electra.model.generators import GeneratorSettings
-from electra.objectives.corruption import MaskingSettings, SamplingSettings
-from electra.objectives.corruptor import Material
-from electra.objectives.electra import ElectraSettings
+from electra.objectives import ElectraSettings, build
+from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
 from electra.pretraining import flops
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings
@@ -87,9 +86,17 @@ Run = Callable[[int], Tensor]  # one update by its number; the loss, not waited 
 
 def ours(case: Case, device: torch.device, fast: str, say: Callable[[str], None]) -> Run:
     size = SIZES[case.size]
-    by_token = torch.zeros(size.vocabulary, dtype=torch.bool), torch.zeros(size.vocabulary)
-    networks = case.encoder, size.generator, MaskingSettings(share=size.share), SamplingSettings()
-    objective = ElectraSettings().build(Material(*networks, SPECIAL, *by_token, 0)).to(device).train()
+    inputs = ObjectiveInputs(
+        encoder=case.encoder,
+        generator=size.generator,
+        masking=MaskingSettings(share=size.share),
+        sampling=SamplingSettings(),
+        special=SPECIAL,
+        continues=torch.zeros(size.vocabulary, dtype=torch.bool),
+        token_counts=torch.zeros(size.vocabulary),
+        seed=0,
+    )
+    objective = build(ElectraSettings(), inputs).to(device).train()
     settings = TrainSettings.model_validate({"batch": case.rows, "device": device.type, "fast": fast})
     optimizer = build_optimizer(OptimizerSettings(), objective)
     parts = split_parameters(OptimizerSettings(), objective)

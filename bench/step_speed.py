@@ -29,14 +29,21 @@ def ours() -> Callable[[torch.Tensor, int], None]:
     from electra.base.batch import Batch, SpecialIds
     from electra.model.electra import EncoderSettings
     from electra.model.generators import GeneratorSettings
-    from electra.objectives.corruption import MaskingSettings, SamplingSettings
-    from electra.objectives.corruptor import Material
-    from electra.objectives.electra import ElectraSettings
+    from electra.objectives import ElectraSettings, build
+    from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
     from electra.train.optimizers import OptimizerSettings, build_optimizer
 
-    settings = EncoderSettings(), GeneratorSettings(), MaskingSettings(), SamplingSettings()
-    by_token = torch.zeros(VOCABULARY, dtype=torch.bool), torch.zeros(VOCABULARY)
-    objective = ElectraSettings().build(Material(*settings, SpecialIds(*SPECIAL), *by_token, 0))
+    inputs = ObjectiveInputs(
+        encoder=EncoderSettings(),
+        generator=GeneratorSettings(),
+        masking=MaskingSettings(),
+        sampling=SamplingSettings(),
+        special=SpecialIds(*SPECIAL),
+        continues=torch.zeros(VOCABULARY, dtype=torch.bool),
+        token_counts=torch.zeros(VOCABULARY),
+        seed=0,
+    )
+    objective = build(ElectraSettings(), inputs)
     optimizer = build_optimizer(OptimizerSettings(), objective)
 
     def step(ids: torch.Tensor, number: int) -> None:

@@ -59,17 +59,24 @@ def make_batch(
     return Batch(ids, segments, is_real, torch.arange(rows) + 100, seed=7, padded=padded)
 
 
-def material(vocabulary: int, encoder=TINY, generator=None, masking=None, sampling=None, seed: int = 5):
+def inputs_for(vocabulary: int, encoder=TINY, generator=None, masking=None, sampling=None, seed: int = 5):
     """What objectives are built from. Every third token goes on with the word before it."""
     from electra.model.generators import GeneratorSettings
-    from electra.objectives.corruption import MaskingSettings, SamplingSettings
-    from electra.objectives.corruptor import Material
+    from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
 
     continues = torch.arange(vocabulary) % 3 == 2
     continues[:5] = False
     counts = 1.0 + torch.arange(vocabulary) % 17
-    parts = generator or GeneratorSettings(), masking or MaskingSettings(), sampling or SamplingSettings()
-    return Material(encoder, *parts, SPECIAL, continues, counts, seed)
+    return ObjectiveInputs(
+        encoder=encoder,
+        generator=generator or GeneratorSettings(),
+        masking=masking or MaskingSettings(),
+        sampling=sampling or SamplingSettings(),
+        special=SPECIAL,
+        continues=continues,
+        token_counts=counts,
+        seed=seed,
+    )
 
 
 @pytest.fixture(scope="session")

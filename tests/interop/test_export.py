@@ -54,7 +54,7 @@ def test_the_generator_fills_masks_in_a_pipeline(exported, finished_run):
     tokenizer = load_tokenizer(finished_run / "tokenizer.json")
     ids = torch.tensor([tokenizer.encode(TEXT).ids])
     with torch.no_grad():
-        encoder, head = objective.networks()["generator"]
+        encoder, head, _ = objective.networks()["generator"]
         logits = head(encoder(ids, torch.zeros_like(ids), None), encoder.embeddings.words.weight)
     place = ids[0].tolist().index(special_ids(tokenizer).mask)
     assert answers[0]["token"] == logits[0, place].argmax().item()

@@ -15,14 +15,20 @@ from electra.base.batch import Batch, SpecialIds
 from electra.model.electra import EncoderSettings
 from electra.model.modern import ModernBertSettings
 from electra.model.generators import GeneratorSettings
-from electra.objectives.corruption import MaskingSettings, SamplingSettings
-from electra.objectives.corruptor import Material
-from electra.objectives.electra import ElectraSettings
+from electra.objectives import ElectraSettings, build
+from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
 
-small = ENCODER
-parts = small, GeneratorSettings(width=0.5), MaskingSettings(), SamplingSettings(start_temperature=2.0)
-by_token = torch.zeros(60, dtype=torch.bool), torch.zeros(60)
-objective = ElectraSettings().build(Material(*parts, SpecialIds(0, 1, 2, 3, 4), *by_token, 0))
+inputs = ObjectiveInputs(
+    encoder=ENCODER,
+    generator=GeneratorSettings(width=0.5),
+    masking=MaskingSettings(),
+    sampling=SamplingSettings(start_temperature=2.0),
+    special=SpecialIds(0, 1, 2, 3, 4),
+    continues=torch.zeros(60, dtype=torch.bool),
+    token_counts=torch.zeros(60),
+    seed=0,
+)
+objective = build(ElectraSettings(), inputs)
 compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")
 ids = torch.arange(5, 55).view(2, 25)
 batch = Batch(ids, ids * 0, ids > 0, torch.arange(2), seed=3, padded=False)

@@ -4,12 +4,14 @@ import reference
 import torch
 from sklearn import metrics
 
-from conftest import SPECIAL, TINY, make_batch, material
+from conftest import SPECIAL, TINY, inputs_for, make_batch
 from electra.base.randomness import uniform
 from electra.kernels.masked_head import masked_head
 from electra.model.generators import GeneratorSettings
+from electra.objectives import build as build_objective
 from electra.objectives.corruption import SamplingSettings
 from electra.objectives.electra import ElectraSettings
+from electra.objectives.metrics import summarise
 
 VOCABULARY = 300  # more than two sampling blocks
 QUIET = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
@@ -17,8 +19,8 @@ HALF = GeneratorSettings(width=0.5, depth=0.5)
 
 
 def build(settings=None, generator=HALF, noisy=True, sampling=None):
-    made = material(VOCABULARY, QUIET, generator, sampling=sampling or SamplingSettings())
-    objective = (settings or ElectraSettings()).build(made)
+    made = inputs_for(VOCABULARY, QUIET, generator, sampling=sampling or SamplingSettings())
+    objective = build_objective(settings or ElectraSettings(), made)
     if noisy:  # a fresh network samples almost uniformly: larger weights make every part matter
         draws = torch.Generator().manual_seed(2)
         with torch.no_grad():
@@ -53,7 +55,7 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
     batch = make_batch(vocabulary=VOCABULARY)
     loss = objective(batch)
     corrupted = objective.corruptor(batch)
-    logits = objective.detect(corrupted.batch)
+    logits = objective.networks()["discriminator"].detect(corrupted.batch)
 
     weights = arrays(objective)
     small = objective.corruptor.generator.encoder.settings
@@ -153,31 +155,31 @@ def test_the_temperature_cools_in_a_straight_line_and_evaluation_is_cold():
     assert [sampling.temperature_at(p) for p in (0.0, 0.25, 0.5, 1.0)] == [2.0, 1.5, 1.0, 1.0]
 
 
-def test_figures_equal_sklearn_on_the_same_answers():
+def test_metrics_equal_sklearn_on_the_same_answers():
     objective, batch = build(), make_batch(rows=200, vocabulary=VOCABULARY, padded=False)
     sums = objective(batch).sums
     corrupted = objective.corruptor(batch)
-    logits = objective.detect(corrupted.batch).detach()[batch.is_real].numpy()
+    logits = objective.networks()["discriminator"].detect(corrupted.batch).detach()[batch.is_real].numpy()
     truth = corrupted.is_replaced[batch.is_real].numpy()
-    figures = objective.figures(sums)
-    assert figures["auc"] == pytest.approx(metrics.roc_auc_score(truth, logits), abs=2e-3)
-    assert figures["precision"] == pytest.approx(metrics.precision_score(truth, logits > 0))
-    assert figures["recall"] == pytest.approx(metrics.recall_score(truth, logits > 0))
-    assert figures["rtd_accuracy"] == pytest.approx(metrics.accuracy_score(truth, logits > 0))
-    assert figures["rtd_loss"] == pytest.approx(
+    measured = summarise(sums)
+    assert measured["auc"] == pytest.approx(metrics.roc_auc_score(truth, logits), abs=2e-3)
+    assert measured["precision"] == pytest.approx(metrics.precision_score(truth, logits > 0))
+    assert measured["recall"] == pytest.approx(metrics.recall_score(truth, logits > 0))
+    assert measured["rtd_accuracy"] == pytest.approx(metrics.accuracy_score(truth, logits > 0))
+    assert measured["rtd_loss"] == pytest.approx(
         metrics.log_loss(truth, 1 / (1 + np.exp(-logits.astype(float)))), rel=1e-5
     )
-    assert figures["majority_baseline"] == pytest.approx(max(truth.mean(), 1 - truth.mean()))
+    assert measured["majority_baseline"] == pytest.approx(max(truth.mean(), 1 - truth.mean()))
     targets = batch.ids.gather(1, corrupted.chosen.positions)
     sampled = corrupted.batch.ids.gather(1, corrupted.chosen.positions)
-    assert figures["sampled_accuracy"] == pytest.approx((targets == sampled).float().mean().item())
+    assert measured["sampled_accuracy"] == pytest.approx((targets == sampled).float().mean().item())
 
 
-def test_figures_of_two_batches_add_up():
+def test_metrics_of_two_batches_add_up():
     objective = build()
     first, second = (make_batch(rows=8, vocabulary=VOCABULARY, seed=seed, padded=False) for seed in (1, 2))
     sums = [objective(batch).sums for batch in (first, second)]
-    together = objective.figures({name: sums[0][name] + sums[1][name] for name in sums[0]})
-    alone = [objective.figures(part) for part in sums]
+    together = summarise({name: sums[0][name] + sums[1][name] for name in sums[0]})
+    alone = [summarise(part) for part in sums]
     assert together["rtd_loss"] == pytest.approx((alone[0]["rtd_loss"] + alone[1]["rtd_loss"]) / 2, rel=1e-5)
     assert together["mlm_loss"] == pytest.approx((alone[0]["mlm_loss"] + alone[1]["mlm_loss"]) / 2, rel=1e-5)

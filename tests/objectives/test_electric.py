@@ -4,9 +4,10 @@ import numpy as np
 import torch
 from scipy import stats
 
-from conftest import SPECIAL, TINY, material
+from conftest import SPECIAL, TINY, inputs_for
 from electra.base.batch import Batch
 from electra.model.generators import GeneratorSettings
+from electra.objectives import build as build_objective
 from electra.objectives.corruption import MaskingSettings
 from electra.objectives.electric import ElectricSettings
 
@@ -53,7 +54,7 @@ def test_the_learned_energies_rank_as_the_true_probabilities_do():
         MaskingSettings(share=0.15),
         GeneratorSettings(kind="two_tower", width=0.5, depth=0.5),
     )
-    objective = ElectricSettings().build(material(FIRST + LETTERS, encoder, generator, masking))
+    objective = build_objective(ElectricSettings(), inputs_for(FIRST + LETTERS, encoder, generator, masking))
     rng = np.random.default_rng(0)
     optimizer = torch.optim.AdamW(objective.parameters(), lr=5e-3, betas=(0.9, 0.98))
     steps = 300
@@ -67,7 +68,7 @@ def test_the_learned_energies_rank_as_the_true_probabilities_do():
     # Sentences of the language and of no language: a score must tell both apart and rank within each.
     unseen = np.concatenate([write(rng, 300), rng.integers(0, LETTERS, (300, LENGTH))])
     with torch.no_grad():
-        found = -objective.energy(rows_of(unseen))[:, 1:-1].numpy()
+        found = -objective.networks()["discriminator"].detect(rows_of(unseen))[:, 1:-1].numpy()
     exact = exact_pseudo_log_likelihood(unseen)
     assert stats.spearmanr(found.sum(1), exact.sum(1)).statistic >= 0.9
     assert stats.spearmanr(found[:300].sum(1), exact[:300].sum(1)).statistic >= 0.9

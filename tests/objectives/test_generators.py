@@ -5,12 +5,14 @@ import pytest
 import torch
 from scipy import stats
 
-from conftest import SPECIAL, TINY, make_batch, material
+from conftest import SPECIAL, TINY, inputs_for, make_batch
 from electra.base.randomness import uniform
 from electra.model.generators import GeneratorSettings, build_pair
 from electra.model.modern import ModernBertSettings
+from electra.objectives import build as build_objective
 from electra.objectives.corruption import MaskingSettings, SamplingSettings, choose, mark, sample, span_starts
 from electra.objectives.electra import ElectraSettings
+from electra.objectives.metrics import summarise
 
 VOCABULARY = 150
 QUIET = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
@@ -22,7 +24,7 @@ ENCODERS = pytest.mark.parametrize("encoder", [QUIET, MODERN], ids=["electra", "
 
 def build(kind, encoder=QUIET):
     settings = GeneratorSettings(kind=kind, width=0.5, depth=0.5)
-    return ElectraSettings().build(material(VOCABULARY, encoder, settings))
+    return build_objective(ElectraSettings(), inputs_for(VOCABULARY, encoder, settings))
 
 
 @ENCODERS
@@ -72,14 +74,14 @@ def test_uniform_and_unigram_draw_what_their_names_say():
 def test_a_generator_that_does_not_learn_has_no_gradient_no_dropout_and_no_part_in_the_loss():
     for kind in ("frozen", "uniform", "unigram"):
         settings = GeneratorSettings(kind=kind, width=0.5, sharing="none")
-        objective = ElectraSettings().build(material(VOCABULARY, TINY, settings)).train()
+        objective = build_objective(ElectraSettings(), inputs_for(VOCABULARY, TINY, settings)).train()
         batch = make_batch(vocabulary=VOCABULARY)
         torch.manual_seed(0)
         loss = objective(batch)
         loss.total.backward()
         assert all(p.grad is None for p in objective.corruptor.parameters())
-        figures = objective.figures(loss.sums)
-        assert loss.total.item() == pytest.approx(50 * figures["rtd_loss"], rel=1e-5)
+        metrics = summarise(loss.sums, objective.extra_metrics)
+        assert loss.total.item() == pytest.approx(50 * metrics["rtd_loss"], rel=1e-5)
         first, second = (objective.corruptor(batch).mlm_loss.item() for _ in range(2))
         assert first == second  # dropout would make them differ
 
@@ -95,8 +97,9 @@ def test_disentangled_sharing_keeps_the_towers_words_apart_from_the_discriminato
 
 
 def test_a_disentangled_modernbert_reads_the_generators_words_and_never_pulls_at_them():
-    objective = ElectraSettings(generator_weight=0).build(
-        material(VOCABULARY, MODERN, GeneratorSettings(width=0.5, sharing="gdes"))
+    objective = build_objective(
+        ElectraSettings(generator_weight=0),
+        inputs_for(VOCABULARY, MODERN, GeneratorSettings(width=0.5, sharing="gdes")),
     )
     table = objective.corruptor.generator.encoder.embeddings.table
     assert torch.equal(objective.discriminator.embeddings.table, table)
@@ -127,7 +130,7 @@ def test_greedy_takes_the_most_likely_and_top_k_one_of_the_k_most_likely():
 
 
 def chosen_groups(batch, settings):
-    made = material(VOCABULARY)
+    made = inputs_for(VOCABULARY)
     chosen = choose(batch, settings, SPECIAL, made.continues)
     return chosen, mark(chosen), made.continues
 
@@ -186,8 +189,8 @@ def test_spans_are_chosen_whole_and_stop_at_special_tokens():
 def test_an_autoregressive_span_is_written_from_left_to_right():
     """The second token of a span must depend on the first one drawn, not on the one that stood there."""
     masking = MaskingSettings(unit="span", span_stop=0.3, span_limit=4, share=0.3)
-    objective = ElectraSettings().build(
-        material(VOCABULARY, QUIET, GeneratorSettings(kind="autoregressive"), masking)
+    objective = build_objective(
+        ElectraSettings(), inputs_for(VOCABULARY, QUIET, GeneratorSettings(kind="autoregressive"), masking)
     )
     calls = []
 

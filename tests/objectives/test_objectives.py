@@ -5,14 +5,16 @@ import pytest
 import reference
 import torch
 
-from conftest import SPECIAL, TINY, make_batch, material
+from conftest import SPECIAL, TINY, inputs_for, make_batch
 from electra.base.randomness import uniform
 from electra.model.generators import GeneratorSettings
+from electra.objectives import build as build_objective
 from electra.objectives.adversarial import AdversarialSettings
 from electra.objectives.corruption import MaskingSettings, SamplingSettings
 from electra.objectives.electra import ElectraSettings
 from electra.objectives.electric import ElectricSettings
 from electra.objectives.masked_lm import MaskedLMSettings
+from electra.objectives.metrics import summarise
 from electra.objectives.replaced_span import ReplacedSpanSettings
 from electra.objectives.selection import SelectionSettings
 from electra.objectives.token_recovery import TokenRecoverySettings
@@ -26,7 +28,7 @@ SPANS = MaskingSettings(unit="span", span_stop=0.4, span_limit=4, share=0.3)
 
 
 def build(settings, generator=HALF, masking=None, sampling=None, encoder=QUIET):
-    objective = settings.build(material(VOCABULARY, encoder, generator, masking, sampling))
+    objective = build_objective(settings, inputs_for(VOCABULARY, encoder, generator, masking, sampling))
     draws = torch.Generator().manual_seed(2)
     with torch.no_grad():  # a fresh network samples almost uniformly: larger weights make every part matter
         for parameter in objective.parameters():
@@ -126,14 +128,14 @@ def test_electra_15_percent_equals_numpy():
     assert loss.total.item() == pytest.approx(2 * corrupted.mlm_loss.item() + 7 * rtd, abs=1e-10)
     assert (
         loss.sums["real"] == batch.is_real.sum()
-    )  # figures are over all tokens, to compare with other objectives
+    )  # metrics are over all tokens, to compare with other objectives
     expected = np.mean(
         [
             bce(logits[at], corrupted.is_replaced[at])
             for at in zip(*batch.is_real.numpy().nonzero(), strict=True)
         ]
     )
-    assert objective.figures(loss.sums)["rtd_loss"] == pytest.approx(expected, abs=1e-6)
+    assert summarise(loss.sums, objective.extra_metrics)["rtd_loss"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("predict", ["chosen", "all", "corrective"])
@@ -318,7 +320,7 @@ UNSHARED = HALF.model_copy(update={"sharing": "none"})
     ],
     ids=lambda it: getattr(it, "kind", None),
 )
-def test_figures_hold_on_to_no_graph(settings, generator, masking):
+def test_metrics_hold_on_to_no_graph(settings, generator, masking):
     loss = build(settings, generator, masking)(make_batch(vocabulary=VOCABULARY))
     assert loss.total.requires_grad
     assert not [name for name, value in loss.sums.items() if value.requires_grad]
@@ -388,5 +390,5 @@ def test_a_disentangled_discriminator_reads_the_generators_words_and_never_pulls
     )
     names = learners(objective)
     assert "discriminator.embeddings.delta" in names and not touches(names, "corruptor")
-    fresh = settings.build(material(VOCABULARY, QUIET, gdes))
+    fresh = build_objective(settings, inputs_for(VOCABULARY, QUIET, gdes))
     assert fresh.discriminator.embeddings.delta.abs().sum() == 0

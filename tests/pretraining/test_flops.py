@@ -7,12 +7,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from conftest import TINY, make_batch, material
+from conftest import TINY, inputs_for, make_batch
 from electra.base.errors import SettingsError
 from electra.model.electra import EncoderSettings
 from electra.model.generators import GeneratorSettings
 from electra.model.modern import Embeddings, ModernBert, ModernBertSettings
 from electra.model.packed import band
+from electra.objectives import build as build_objective
 from electra.objectives.corruption import MaskingSettings
 from electra.objectives.electra import ElectraSettings
 from electra.pretraining import flops
@@ -92,7 +93,7 @@ def counted(objective: torch.nn.Module, **batch) -> int:
 )
 def test_our_count_is_torchs_count_on_the_real_modules(encoder, generator, padded):
     settings, masking = ElectraSettings(), MaskingSettings(share=0.2)
-    objective = settings.build(material(300, encoder, generator, masking))
+    objective = build_objective(settings, inputs_for(300, encoder, generator, masking))
     task = flops.Work(settings, encoder, generator, masking, 300, length=24, batch=6, steps=1)
     assert task.per_token() * task.tokens == pytest.approx(counted(objective, padded=padded), rel=1e-12)
 
@@ -106,7 +107,9 @@ OBJECTIVES += ["generator-two-tower", "generator-autoregressive", "frozen-genera
 def test_every_objective_costs_what_torch_counts(name):
     more = ["data=x", "generator.source=x"] if name == "frozen-generator" else ["data=x"]
     recipe, _ = resolve(name, more)
-    objective = recipe.objective.build(material(300, TINY, recipe.generator, recipe.masking, recipe.sampling))
+    objective = build_objective(
+        recipe.objective, inputs_for(300, TINY, recipe.generator, recipe.masking, recipe.sampling)
+    )
     parts = recipe.objective, TINY, recipe.generator, recipe.masking
     task = flops.Work(*parts, 300, length=24, batch=6, steps=1)
     assert task.per_token() * task.tokens == pytest.approx(counted(objective, padded=True), rel=1e-3)

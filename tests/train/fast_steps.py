@@ -11,9 +11,9 @@ from torch import Tensor
 from electra.base.batch import Batch, SpecialIds
 from electra.model.electra import EncoderSettings
 from electra.model.generators import GeneratorSettings
-from electra.objectives.corruption import MaskingSettings, SamplingSettings
-from electra.objectives.corruptor import Material
-from electra.objectives.electra import ElectraSettings
+from electra.objectives import ElectraSettings
+from electra.objectives import build as build_objective
+from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
 from electra.pretraining.settings import resolve
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings
@@ -30,16 +30,18 @@ WARM_UP = 2  # the first step compiles, the second is recorded
 def build(dropout: float = 0.0, **parts) -> torch.nn.Module:
     sizes = {"layers": 2, "hidden": 64, "heads": 2, "intermediate": 128, "embedding": 32, "positions": 64}
     encoder = EncoderSettings(**(sizes | parts.pop("sizes", {})), dropout=dropout, attention_dropout=dropout)
-    settings = (
-        encoder,
-        GeneratorSettings(width=0.5),
-        parts.get("masking", MaskingSettings()),
-        parts.get("sampling", SamplingSettings()),
-    )
     vocabulary = parts.get("vocabulary", VOCABULARY)
-    by_token = torch.arange(vocabulary) % 3 == 2, torch.zeros(vocabulary)
-    material = Material(*settings, SpecialIds(0, 1, 2, 3, 4), *by_token, 5)
-    return ElectraSettings().build(material).to(DEVICE).train()
+    inputs = ObjectiveInputs(
+        encoder=encoder,
+        generator=GeneratorSettings(width=0.5),
+        masking=parts.get("masking", MaskingSettings()),
+        sampling=parts.get("sampling", SamplingSettings()),
+        special=SpecialIds(0, 1, 2, 3, 4),
+        continues=torch.arange(vocabulary) % 3 == 2,
+        token_counts=torch.zeros(vocabulary),
+        seed=5,
+    )
+    return build_objective(ElectraSettings(), inputs).to(DEVICE).train()
 
 
 def batch_at(number: int, rows: int = ROWS, length: int = LENGTH, padded: bool = False) -> Batch:
@@ -250,13 +252,20 @@ def takes_recipe() -> None:
     words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", "generator.source=x"]
     frozen = sys.argv[3] in ("frozen-generator", "two-stage")
     settings, _ = resolve(f"tiny+{sys.argv[3]}", words[: 4 if frozen else 3])
-    by_token = torch.arange(VOCABULARY) % 3 == 2, torch.rand(VOCABULARY)
-    parts = settings.encoder, settings.generator, settings.masking, settings.sampling
+    inputs = ObjectiveInputs(
+        encoder=settings.encoder,
+        generator=settings.generator,
+        masking=settings.masking,
+        sampling=settings.sampling,
+        special=SpecialIds(0, 1, 2, 3, 4),
+        continues=torch.arange(VOCABULARY) % 3 == 2,
+        token_counts=torch.rand(VOCABULARY),
+        seed=5,
+    )
     found: dict[str, list[float]] = {}
     for fast in ("auto", "off"):
         torch.manual_seed(0)
-        material = Material(*parts, SpecialIds(0, 1, 2, 3, 4), *by_token, 5)
-        objective = settings.objective.build(material).to(DEVICE).train()
+        objective = build_objective(settings.objective, inputs).to(DEVICE).train()
         optimizer = build_optimizer(settings.optimizer, objective)
         trained = split_parameters(settings.optimizer, objective)
         train = TrainSettings(batch=ROWS, device=DEVICE.type, fast=fast, precision="float32")

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import TINY, make_batch, material
+from conftest import TINY, inputs_for, make_batch
 from electra.base.randomness import uniform
 from electra.model.generators import GeneratorSettings
+from electra.objectives import build as build_objective
 from electra.objectives.electra import ElectraSettings
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
@@ -30,7 +31,7 @@ def test_random_numbers_are_the_same_bits_on_every_device():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_step_on_the_gpu_equals_the_step_on_the_cpu():
     quiet = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
-    objective = ElectraSettings().build(material(300, quiet, GeneratorSettings(width=0.5)))
+    objective = build_objective(ElectraSettings(), inputs_for(300, quiet, GeneratorSettings(width=0.5)))
     batch = make_batch(vocabulary=300)
     expected, ids = objective(batch).total.item(), objective.corruptor(batch).batch.ids
     objective.cuda()

@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 from test_optim import original_adam
 from torch import nn, optim
 
-from conftest import TINY, make_batch, material
+from conftest import TINY, inputs_for, make_batch
 from electra.model.generators import GeneratorSettings
 from electra.model.modern import Embeddings, ModernBert, ModernBertSettings
+from electra.objectives import build as build_objective
 from electra.objectives.electra import ElectraSettings
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.optimizers import (
@@ -179,7 +180,7 @@ def test_the_update_has_the_size_of_adamws():
 
 
 def test_embeddings_heads_norms_and_biases_are_adamws():
-    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=0.5)))
+    objective = build_objective(ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=0.5)))
     matrices, rest = matrices_in_layers(objective), other_parameters(objective)
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
     mine = {names[id(matrix.parameter)] for matrix in matrices}
@@ -192,7 +193,9 @@ def test_embeddings_heads_norms_and_biases_are_adamws():
 
 
 def test_a_shared_encoder_is_updated_once():
-    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=1, sharing="all")))
+    objective = build_objective(
+        ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=1, sharing="all"))
+    )
     matrices = matrices_in_layers(objective)
     assert len({id(matrix.parameter) for matrix in matrices}) == len(matrices) == 2 * 4
 
@@ -297,7 +300,7 @@ def test_least_squares_with_uneven_directions_is_solved():
 
 
 def test_electra_learns_with_it():
-    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=0.5)))
+    objective = build_objective(ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=0.5)))
     optimizer, batch = build(objective, lr=3e-3, decay=0.01), make_batch()
     torch.manual_seed(0)
     losses = []
@@ -314,7 +317,9 @@ def test_electra_learns_with_it():
 def test_an_objective_is_updated_as_in_numpy_with_a_rate_for_each_network(sharing):
     """Three steps of a whole objective in float64: real gradients, clipped by network, embeddings shared in every way."""
     width = 1.0 if sharing == "all" else 0.5
-    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=width, sharing=sharing)))
+    objective = build_objective(
+        ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=width, sharing=sharing))
+    )
     objective.double()
     settings = OptimizerSettings(
         kind="muon", momentum=0.9, lr=4e-3, weight_decay=0.1, decoupled=True,
@@ -348,7 +353,9 @@ def test_an_objective_is_updated_as_in_numpy_with_a_rate_for_each_network(sharin
 
 
 def test_what_does_not_learn_is_left_alone():
-    objective = ElectraSettings().build(material(97, TINY, GeneratorSettings(width=0.5, sharing="none")))
+    objective = build_objective(
+        ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=0.5, sharing="none"))
+    )
     objective.corruptor.requires_grad_(False)
     settings = OptimizerSettings(kind="muon", decoupled=True)
     optimizer = build_optimizer(settings, objective)

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -29,7 +28,7 @@ from electra.data.tokenizer import (
     train_tokenizer,
 )
 from electra.finetuning.run import finetune
-from electra.objectives.corruption import choose_positions, replace_at
+from electra.objectives.corruption import Network, choose_positions, replace_at
 from electra.pretraining.evaluate import evaluate_run
 from electra.pretraining.load import load_run
 from electra.pretraining.run import build_heldout, pretrain, resume_command
@@ -147,7 +146,7 @@ class Swaps:
     positions: Tensor
     originals: Tensor
 
-    def ranks(self, network: Any) -> Tensor:
+    def ranks(self, network: Network) -> Tensor:
         with torch.no_grad():
             logits = network.detect(self.batch).masked_fill(~self.batch.is_real, -torch.inf)
         return 1 + (logits > logits.gather(1, self.positions)).sum(1)
@@ -174,8 +173,9 @@ def show_swaps(run: Path, console: Console) -> None:
     tokenizer = load_tokenizer(run / "tokenizer.json")
     special = special_ids(tokenizer)
     untrained = build_objective(settings, tokenizer).eval()
+    networks = [objective.networks()["discriminator"] for objective in (untrained, trained)]
     swaps = [swap_words(batch, tokenizer) for batch in build_heldout(settings, Path(settings.data), special)]
-    before, after = (torch.cat([part.ranks(network) for part in swaps]) for network in (untrained, trained))
+    before, after = (torch.cat([part.ranks(network) for part in swaps]) for network in networks)
 
     table = Table(title="one word of each row swapped for a random one: how suspicious is it?")
     for column in ("held-out text (swapped in; what stood there)", "rank before", "rank after"):

@@ -1,0 +1,95 @@
+"""Objectives: what pre-training minimises. Each is one file, with its settings, its forward pass and its equation.
+
+A new one adds its file, its settings to `ObjectiveSettings` and its arm to `build`; nothing else has to know it.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Protocol, TypeVar, runtime_checkable
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from electra.base.batch import Batch
+from electra.objectives.adversarial import Adversarial, AdversarialSettings
+from electra.objectives.corruption import Network, ObjectiveInputs
+from electra.objectives.electra import Electra, ElectraSettings
+from electra.objectives.electric import Electric, ElectricSettings
+from electra.objectives.losses import Loss
+from electra.objectives.masked_lm import MaskedLM, MaskedLMSettings
+from electra.objectives.metrics import Ratio
+from electra.objectives.replaced_span import ReplacedSpan, ReplacedSpanSettings
+from electra.objectives.selection import Selection, SelectionSettings
+from electra.objectives.token_recovery import TokenRecovery, TokenRecoverySettings
+
+ObjectiveSettings = Annotated[
+    ElectraSettings
+    | MaskedLMSettings
+    | TokenRecoverySettings
+    | ElectricSettings
+    | AdversarialSettings
+    | ReplacedSpanSettings
+    | SelectionSettings,
+    Field(discriminator="kind"),
+]
+
+Same = TypeVar("Same")
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """What the training loop trains: an nn.Module whose forward maps a Batch to a Loss. Fine-tuning has these too.
+
+    `headline` names the metrics to show while training. Metrics are made of the summed `Loss.sums` by
+    `metrics.summarise`; `extra_metrics` are those that only this objective has, each a sum and the count it is divided
+    by. `muted_alarms` are alarms (see metrics) that say nothing here."""
+
+    @property
+    def headline(self) -> tuple[str, ...]: ...
+    @property
+    def extra_metrics(self) -> tuple[Ratio, ...]: ...
+    @property
+    def muted_alarms(self) -> tuple[str, ...]: ...
+
+    def __call__(self, batch: Batch) -> Loss: ...
+
+    def generator_parameters(self) -> Iterable[nn.Parameter]:
+        """Those that a decoupled optimizer trains by themselves. What generator and discriminator share is not among
+        them."""
+        ...
+
+    # what the loop uses of every nn.Module
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
+    def train(self: Same, mode: bool = True) -> Same: ...
+    def eval(self: Same) -> Same: ...
+    def to(self: Same, device: torch.device) -> Same: ...
+
+
+@runtime_checkable
+class Objective(Trainable, Protocol):
+    """A way of pre-training."""
+
+    def networks(self) -> dict[str, Network]:
+        """What can be exported and used again, by name, the main one first."""
+        ...
+
+
+def build(settings: ObjectiveSettings, inputs: ObjectiveInputs) -> Objective:
+    """The networks of an objective with their first weights, which are a function of the seed."""
+    match settings:
+        case ElectraSettings():
+            return Electra(settings, inputs)
+        case MaskedLMSettings():
+            return MaskedLM(settings, inputs)
+        case TokenRecoverySettings():
+            return TokenRecovery(settings, inputs)
+        case ElectricSettings():
+            return Electric(settings, inputs)
+        case AdversarialSettings():
+            return Adversarial(settings, inputs)
+        case ReplacedSpanSettings():
+            return ReplacedSpan(settings, inputs)
+        case SelectionSettings():
+            return Selection(settings, inputs)

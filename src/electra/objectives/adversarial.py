@@ -10,22 +10,22 @@ keeps some maximum likelihood beside it (0: the paper's pure form). The log-prob
 tokens are drawn from, temperature included.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import AnyEncoder, build_detection_head, initialise
+from electra.model.encoders import build_detection_head, initialise
 from electra.model.generators import TransformerGenerator, encode
-from electra.objectives.corruptor import Corruptor, Loss, Material
+from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs
 from electra.objectives.losses import (
+    Loss,
     baseline_loss,
     detection_loss,
     detection_losses,
@@ -33,7 +33,7 @@ from electra.objectives.losses import (
     policy_loss,
     widen,
 )
-from electra.objectives.metrics import Figures, alarms, detection_sums, ratio, summarise
+from electra.objectives.metrics import GENERATOR_STALLS, Ratio, detection_sums
 
 
 class AdversarialSettings(Settings):
@@ -42,27 +42,27 @@ class AdversarialSettings(Settings):
     likelihood_weight: float = Field(0.0, ge=0)
     detection_weight: float = Field(50.0, ge=0)
 
-    def build(self, material: Material) -> "Adversarial":
-        return Adversarial(self, material)
-
 
 class Adversarial(nn.Module):
     headline = ("mlm_loss", "rtd_loss", "auc", "reward")
+    extra_metrics = (Ratio("reward", "reward", "chosen"),)
+    # a generator that learns from rewards has no reason to lower its MLM loss
+    muted_alarms = (GENERATOR_STALLS,)
 
-    def __init__(self, settings: AdversarialSettings, material: Material):
+    def __init__(self, settings: AdversarialSettings, inputs: ObjectiveInputs):
         super().__init__()
-        self.settings, self.sampling = settings, material.sampling
-        self.discriminator, generator = material.pair()
+        self.settings, self.sampling = settings, inputs.sampling
+        self.discriminator, generator = inputs.pair()
         assert isinstance(generator, TransformerGenerator)
-        self.detection_head = build_detection_head(material.encoder)
-        self.corruptor = Corruptor(material, generator, keeps_logits=True)
+        self.detection_head = build_detection_head(inputs.encoder)
+        self.corruptor = Corruptor(inputs, generator, keeps_logits=True)
         self.baseline = nn.Linear(generator.encoder.settings.hidden, 1)
-        initialise(self, material.encoder, mix(material.seed, "weights"))
+        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
     def forward(self, batch: Batch) -> Loss:
         corrupted = self.corruptor(batch)
         positions, used = corrupted.chosen.positions, corrupted.chosen.used
-        logits = self.detect(corrupted.batch)
+        logits = self.detection_head(encode(self.discriminator, corrupted.batch))
         rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
 
         reward = detection_losses(logits, corrupted.is_replaced).detach().gather(1, positions)
@@ -86,17 +86,9 @@ class Adversarial(nn.Module):
         rewards = {"reward": torch.where(used, reward, 0).sum()}
         return Loss(total, corrupted.sums | sums | rewards)
 
-    def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
-        return self.detection_head(encode(self.discriminator, batch))
+    def networks(self) -> dict[str, Network]:
+        main = Network(self.discriminator, self.detection_head, "discriminator")
+        return {"discriminator": main} | self.corruptor.networks()
 
-    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
-        return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
-
-    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
-        return summarise(sums) | {"reward": ratio(sums["reward"].item(), sums["chosen"].item())}
-
-    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        """A generator that learns from rewards has no reason to lower its MLM loss."""
-        found = alarms(history, progress, step)
-        found.pop("generator stands still", None)
-        return found
+    def generator_parameters(self) -> Iterator[nn.Parameter]:
+        return self.corruptor.own_parameters(self.discriminator)

@@ -1,4 +1,5 @@
-"""Choose positions, mask them, sample replacements: pure functions of their arguments, static shapes, no host sync.
+"""From a row of text to a corrupted one, which ELECTRA and all its relatives share: choose positions, mask them, sample
+replacements. Pure functions of their arguments with static shapes and no host sync; the Corruptor puts them together.
 
 What is chosen is groups of tokens: single tokens, whole words, or spans. A row is cut into consecutive groups and whole
 groups are drawn until the asked share is reached; a single token is a group of one.
@@ -7,17 +8,30 @@ Where we differ from the original code: positions are drawn without replacement 
 the mean of two token ids), so exactly the asked share is chosen; a row with nothing to choose is left alone (there 0/0).
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.config import Settings
 from electra.base.randomness import uniform
 from electra.kernels.sampling import sample_tokens
+from electra.model.encoders import AnyEncoder, AnySettings, DetectionHead, TokenHead
+from electra.model.generators import (
+    AutoregressiveGenerator,
+    Generator,
+    GeneratorSettings,
+    TransformerGenerator,
+    build_pair,
+    encode,
+)
+from electra.objectives.losses import Sums, masked_lm_loss, mean_over
+from electra.objectives.metrics import GENERATOR_STALLS, generator_sums
 
 
 class MaskingSettings(Settings):
@@ -197,3 +211,202 @@ def sample(
         least = logits.topk(min(settings.top_k, logits.shape[1]), dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     return sample_tokens(logits, noise, settings.temperature_at(progress))
+
+
+class Network(NamedTuple):
+    """What can be exported and used again. `kind` says which head it has: a discriminator's detects replaced tokens, a
+    generator's names tokens."""
+
+    encoder: AnyEncoder
+    head: DetectionHead | TokenHead
+    kind: Literal["discriminator", "generator"]
+
+    def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
+        """A discriminator's logits: above 0 where it takes a token for replaced (Electric: the energies)."""
+        logits: Tensor = self.head(encode(self.encoder, batch))
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveInputs:
+    """Everything an objective needs to build its networks besides its own settings. `continues` and `token_counts` are by
+    token of the vocabulary: does it continue the word before it, and how often does it occur in the corpus."""
+
+    encoder: AnySettings
+    generator: GeneratorSettings
+    masking: MaskingSettings
+    sampling: SamplingSettings
+    special: SpecialIds
+    continues: Bool[Tensor, "vocab"]
+    token_counts: Float[Tensor, "vocab"]
+    seed: int
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.continues)
+
+    def pair(self) -> tuple[AnyEncoder, Generator]:
+        """The discriminator and its generator."""
+        return build_pair(self.encoder, self.generator, self.vocab_size, self.token_counts)
+
+
+class Generated(NamedTuple):
+    """What the generator made of the chosen positions. `is_best`: the original is its first guess. `logits` are those at
+    the chosen positions and `everywhere` those at all positions, each None where the route had no need of them."""
+
+    sampled: Int[Tensor, "batch count"]
+    is_best: Bool[Tensor, "batch count"]
+    mlm_loss: Float[Tensor, ""]
+    logits: Float[Tensor, "batch count vocab"] | None = None
+    everywhere: Float[Tensor, "batch seq vocab"] | None = None
+
+
+class Corrupted(NamedTuple):
+    """`logits` are the generator's at the chosen positions, None where nobody asked to keep them; `everywhere` its logits
+    at all positions where it gives those in one pass. `sampled` holds a token for every slot, used or not."""
+
+    batch: Batch
+    masked: Batch
+    chosen: Chosen
+    sampled: Int[Tensor, "batch count"]
+    is_replaced: Bool[Tensor, "batch seq"]
+    logits: Float[Tensor, "batch count vocab"] | None
+    everywhere: Float[Tensor, "batch seq vocab"] | None
+    mlm_loss: Float[Tensor, ""]
+    sums: Sums
+
+
+class Corruptor(nn.Module):
+    """Chooses, masks, generates and replaces. Holds the generator. `keeps_logits`: for objectives that read them."""
+
+    continues: Bool[Tensor, "vocab"]
+
+    def __init__(self, inputs: ObjectiveInputs, generator: Generator, keeps_logits: bool = False):
+        super().__init__()
+        self.keeps_logits = keeps_logits
+        self.masking, self.sampling, self.special = inputs.masking, inputs.sampling, inputs.special
+        self.generator = generator
+        self.register_buffer("continues", inputs.continues, persistent=False)
+
+    def forward(self, batch: Batch) -> Corrupted:
+        """x^masked = REPLACE(x, m, [MASK]);  x̂_i ~ p_G(x_i | x^masked);  x^corrupt = REPLACE(x, m, x̂).
+        A sampled token that equals the original is original."""
+        # choose the positions and mask them
+        chosen = choose(batch, self.masking, self.special, self.continues)
+        masked = mask_chosen(batch, chosen, self.masking, self.special)
+        targets = batch.ids.gather(1, chosen.positions)
+        noise = uniform(batch.seed, "sample", batch.samples, 2 * targets.shape[1])
+
+        # the generator fills them: fused where nobody reads its logits, else from its logits
+        if isinstance(self.generator, TransformerGenerator) and not self.needs_logits():
+            generated = self.fill(self.generator, masked, chosen, targets, noise)
+        else:
+            generated = self.fill_from_logits(batch, masked, chosen, targets, noise)
+
+        # replace, and see what really changed
+        corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, generated.sampled, chosen.used))
+        sampled, is_best, mlm_loss, logits, everywhere = generated
+        sums = generator_sums(is_best, targets, sampled, chosen.used, mlm_loss, len(self.continues))
+        is_replaced = corrupted.ids != batch.ids
+        return Corrupted(corrupted, masked, chosen, sampled, is_replaced, logits, everywhere, mlm_loss, sums)
+
+    def needs_logits(self) -> bool:
+        """Whether an objective or a way of drawing reads more than one draw and its likelihood."""
+        return self.keeps_logits or self.sampling.greedy or self.sampling.top_k > 0
+
+    def fill(
+        self,
+        generator: TransformerGenerator,
+        masked: Batch,
+        chosen: Chosen,
+        targets: Int[Tensor, "batch count"],
+        noise: Float[Tensor, "batch draws"],
+    ) -> Generated:
+        """The fast route: likelihood and draw in one pass over the vocabulary, without logits that anybody sees."""
+        temperature, forbid = self.sampling.temperature_at(masked.progress), self.sampling.disallow_correct
+        filled = generator.fill(masked, chosen.positions, targets, noise.view(-1, 2), temperature, forbid)
+        mlm_loss = mean_over(-filled.log_likelihood, chosen.used.flatten())
+        return Generated(filled.sampled.view_as(targets), filled.is_best.view_as(targets), mlm_loss)
+
+    def fill_from_logits(
+        self,
+        batch: Batch,
+        masked: Batch,
+        chosen: Chosen,
+        targets: Int[Tensor, "batch count"],
+        noise: Float[Tensor, "batch draws"],
+    ) -> Generated:
+        """The general route. A generator that never looks at the position it predicts reads the text as it is, so it gives
+        logits everywhere and learns from all of them."""
+        everywhere = None
+        if self.generator.reads_masked:
+            logits = self.generator(masked, chosen.positions)
+            mlm_loss = masked_lm_loss(logits, targets, chosen.used)
+        else:
+            places = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
+            everywhere = self.generator(batch, places)
+            logits = everywhere.gather(1, chosen.positions[:, :, None].expand(-1, -1, everywhere.shape[2]))
+            mlm_loss = masked_lm_loss(everywhere, batch.ids, maskable(batch, self.special))
+        if isinstance(self.generator, AutoregressiveGenerator) and self.masking.unit != "token":
+            sampled = self.sample_in_order(batch, chosen, targets, noise)
+        else:
+            sampled = self.draw(logits, noise, batch.progress, targets)
+        is_best = logits.detach().argmax(2) == targets
+        return Generated(sampled, is_best, mlm_loss, logits, everywhere)
+
+    def draw(
+        self,
+        logits: Float[Tensor, "batch count vocab"],
+        noise: Float[Tensor, "batch draws"],
+        progress: float | Float[Tensor, ""],
+        targets: Int[Tensor, "batch count"],
+    ) -> Int[Tensor, "batch count"]:
+        flat = logits.flatten(0, 1), noise.reshape(-1, 2), self.sampling, progress, targets.flatten()
+        return sample(*flat).view_as(targets)
+
+    @torch.no_grad()
+    def sample_in_order(
+        self,
+        batch: Batch,
+        chosen: Chosen,
+        targets: Int[Tensor, "batch count"],
+        noise: Float[Tensor, "batch draws"],
+    ) -> Int[Tensor, "batch count"]:
+        """Spans and words from the left to the right: the second token of a span is drawn given the first one drawn. All
+        spans of a row grow at the same time, one token a pass, `span_limit` passes; what is longer is drawn in the last
+        pass. A span sees the spans to its left as far as they have grown."""
+        order = (
+            place_in_group(chosen.group).gather(1, chosen.positions).clamp(max=self.masking.span_limit - 1)
+        )
+        sampled = targets
+        for turn in range(self.masking.span_limit):
+            now = chosen.used & (order == turn)
+            grown = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, chosen.used))
+            logits = self.generator(grown, chosen.positions)
+            sampled = torch.where(now, self.draw(logits, noise, batch.progress, targets), sampled)
+        return sampled
+
+    def networks(self) -> dict[str, Network]:
+        """The generator, where it is a network that transformers can read."""
+        match self.generator:
+            case TransformerGenerator():
+                return {"generator": Network(self.generator.encoder, self.generator.head, "generator")}
+        return {}
+
+    def own_parameters(self, discriminator: nn.Module) -> Iterator[nn.Parameter]:
+        """The generator's, without those it shares with the discriminator, to which they belong."""
+        shared = {id(parameter) for parameter in discriminator.parameters()}
+        return (parameter for parameter in self.parameters() if id(parameter) not in shared)
+
+    @property
+    def muted_alarms(self) -> tuple[str, ...]:
+        """A generator that does not learn cannot stall."""
+        return () if self.generator.learns else (GENERATOR_STALLS,)
+
+
+def place_in_group(group: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+    """0 for the first token of a group, 1 for the second, and so on."""
+    places = torch.arange(group.shape[1], device=group.device).expand_as(group)
+    is_first = torch.ones_like(group, dtype=torch.bool)
+    is_first[:, 1:] = group[:, 1:] != group[:, :-1]
+    return places - torch.where(is_first, places, 0).cummax(1).values

@@ -13,22 +13,20 @@ taken at every real token, [CLS] and [SEP] included; those are never noise.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import AnyEncoder, build_detection_head, initialise
+from electra.model.encoders import build_detection_head, initialise
 from electra.model.generators import encode
-from electra.objectives.corruption import mark
-from electra.objectives.corruptor import Corruptor, Loss, Material
-from electra.objectives.losses import log_likelihood, noise_contrastive_loss
-from electra.objectives.metrics import Figures, alarms, detection_sums, summarise
+from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs, mark
+from electra.objectives.losses import Loss, log_likelihood, noise_contrastive_loss
+from electra.objectives.metrics import ONE_CLASS, detection_sums
 
 
 class ElectricSettings(Settings):
@@ -36,25 +34,25 @@ class ElectricSettings(Settings):
     generator_weight: float = Field(1.0, ge=0)
     detection_weight: float = Field(50.0, ge=0)
 
-    def build(self, material: Material) -> "Electric":
-        return Electric(self, material)
-
 
 class Electric(nn.Module):
     headline = ("mlm_loss", "rtd_loss", "auc")
+    extra_metrics = ()
+    # noise that looks like data is what Electric strives for: an AUC near one half is no failure
+    muted_alarms = (ONE_CLASS,)
 
-    def __init__(self, settings: ElectricSettings, material: Material):
+    def __init__(self, settings: ElectricSettings, inputs: ObjectiveInputs):
         super().__init__()
-        self.settings, self.share = settings, material.masking.share
-        self.discriminator, generator = material.pair()
-        self.detection_head = build_detection_head(material.encoder)
-        self.corruptor = Corruptor(material, generator)
-        initialise(self, material.encoder, mix(material.seed, "weights"))
+        self.settings, self.share = settings, inputs.masking.share
+        self.discriminator, generator = inputs.pair()
+        self.detection_head = build_detection_head(inputs.encoder)
+        self.corruptor = Corruptor(inputs, generator)
+        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
     def forward(self, batch: Batch) -> Loss:
         corrupted = self.corruptor(batch)
         assert corrupted.everywhere is not None
-        energies = self.energy(corrupted.batch)
+        energies = self.detection_head(encode(self.discriminator, corrupted.batch))
         log_q = log_likelihood(corrupted.everywhere, corrupted.batch.ids)
         is_noise = mark(corrupted.chosen)
         nce_loss = noise_contrastive_loss(energies, log_q, is_noise, batch.is_real, self.share)
@@ -65,18 +63,8 @@ class Electric(nn.Module):
         sums = detection_sums(logits, is_noise, batch.is_real, nce_loss)
         return Loss(total, corrupted.sums | sums)
 
-    def energy(self, batch: Batch) -> Float[Tensor, "batch seq"]:
-        """E_θ(x, t): low where the token fits."""
-        return self.detection_head(encode(self.discriminator, batch))
+    def networks(self) -> dict[str, Network]:
+        return {"discriminator": Network(self.discriminator, self.detection_head, "discriminator")}
 
-    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
-        return {"discriminator": (self.discriminator, self.detection_head)}
-
-    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
-        return summarise(sums)
-
-    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        """Noise that looks like data is what Electric strives for: an AUC near one half is no alarm."""
-        found = alarms(history, progress, step)
-        found.pop("one class", None)
-        return found
+    def generator_parameters(self) -> Iterator[nn.Parameter]:
+        return self.corruptor.own_parameters(self.discriminator)

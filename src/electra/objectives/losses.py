@@ -1,11 +1,22 @@
 """The losses, as pure functions. Half precision is widened to float32 before any of them; float64 stays what it is."""
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+Sums = dict[str, Tensor]
+
+
+class Loss(NamedTuple):
+    """`total` is minimised. `sums` are the sums and counts that metrics are made of: they add up over batches and
+    processes, and are read when somebody asks."""
+
+    total: Tensor
+    sums: Sums
 
 
 def widen(values: Tensor) -> Tensor:

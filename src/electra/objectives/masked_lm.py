@@ -7,45 +7,44 @@ random words are `random_share`, 0 by default. With mask_token_share = 0.8 and r
 80 / 10 / 10.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
+from jaxtyping import Bool
 from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix, uniform
-from electra.model.encoders import AnyEncoder, build_token_head, encoder_alone, initialise
+from electra.model.encoders import build_token_head, encoder_alone, initialise
 from electra.model.generators import encode, gather_rows
-from electra.objectives.corruption import choose, mask_chosen, replace_at
-from electra.objectives.corruptor import Loss, Material
-from electra.objectives.losses import masked_lm_loss
-from electra.objectives.metrics import Figures, alarms, generator_sums, summarise
+from electra.objectives.corruption import Network, ObjectiveInputs, choose, mask_chosen, replace_at
+from electra.objectives.losses import Loss, masked_lm_loss
+from electra.objectives.metrics import generator_sums
 
 
 class MaskedLMSettings(Settings):
     kind: Literal["masked_lm"] = "masked_lm"
     random_share: float = Field(0.0, ge=0, le=1)
 
-    def build(self, material: Material) -> "MaskedLM":
-        return MaskedLM(self, material)
-
 
 class MaskedLM(nn.Module):
+    continues: Bool[Tensor, "vocab"]
     headline = ("mlm_loss", "mlm_accuracy")
+    extra_metrics = ()
+    muted_alarms = ()
 
-    def __init__(self, settings: MaskedLMSettings, material: Material):
+    def __init__(self, settings: MaskedLMSettings, inputs: ObjectiveInputs):
         super().__init__()
-        self.settings, self.masking, self.special = settings, material.masking, material.special
-        self.vocab_size = material.vocab_size
-        self.encoder = encoder_alone(material.encoder, material.vocab_size)
-        self.token_head = build_token_head(material.encoder, material.vocab_size)
-        self.register_buffer("continues", material.continues, persistent=False)
-        initialise(self, material.encoder, mix(material.seed, "weights"))
+        self.settings, self.masking, self.special = settings, inputs.masking, inputs.special
+        self.vocab_size = inputs.vocab_size
+        self.encoder = encoder_alone(inputs.encoder, inputs.vocab_size)
+        self.token_head = build_token_head(inputs.encoder, inputs.vocab_size)
+        self.register_buffer("continues", inputs.continues, persistent=False)
+        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
     def forward(self, batch: Batch) -> Loss:
-        assert isinstance(self.continues, Tensor)
         chosen = choose(batch, self.masking, self.special, self.continues)
         masked = mask_chosen(batch, chosen, self.masking, self.special)
         if self.settings.random_share:
@@ -64,11 +63,8 @@ class MaskedLM(nn.Module):
         words = (uniform(batch.seed, "random word", batch.samples, count) * self.vocab_size).long()
         return masked.with_ids(replace_at(masked.ids, positions, words, used & random))
 
-    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
-        return {"generator": (self.encoder, self.token_head)}
+    def networks(self) -> dict[str, Network]:
+        return {"generator": Network(self.encoder, self.token_head, "generator")}
 
-    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
-        return summarise(sums)
-
-    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        return alarms(history, progress, step)
+    def generator_parameters(self) -> Iterator[nn.Parameter]:
+        return iter(())

@@ -1,19 +1,46 @@
-"""Figures that tell the truth about replaced token detection, and alarms in plain words.
+"""Metrics that tell the truth about replaced token detection, and alarms in plain words.
 
-Only counts and sums leave a step, so figures can be added up over steps, micro-batches and processes and read late.
+Only sums and counts leave a step, so metrics can be added up over steps, micro-batches and processes and read late.
 The area under the ROC curve comes from two histograms of the logits (0.02 wide): exact but for ties within a bin.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Sums = dict[str, Tensor]
-Figures = dict[str, float]
+from electra.objectives.losses import Sums
+
+Metrics = dict[str, float]
+
+
+class Ratio(NamedTuple):
+    """A metric that is one of `Loss.sums` divided by another, both by name."""
+
+    name: str
+    numerator: str
+    denominator: str
+
+
+RATIOS = (
+    Ratio("mlm_loss", "mlm_loss", "chosen"),
+    Ratio("mlm_accuracy", "mlm_correct", "chosen"),
+    Ratio("sampled_accuracy", "sampled_correct", "chosen"),
+    Ratio("rtd_loss", "rtd_loss", "real"),
+    Ratio("replaced_share", "replaced", "real"),
+    Ratio("precision", "caught", "flagged"),
+    Ratio("recall", "caught", "replaced"),
+    Ratio("flagged_share", "flagged", "real"),
+)
+
+# Names of alarms, for objectives that mute one.
+ONE_CLASS = "one class"
+GENERATOR_STALLS = "generator stands still"
+DEGENERATE_SAMPLING = "degenerate sampling"
 
 BINS = 1200
 PATIENCE = 500
@@ -71,36 +98,27 @@ def detection_sums(
     }
 
 
-def summarise(sums: Mapping[str, Tensor]) -> Figures:
-    """Readable figures from added-up sums. A ratio whose denominator is zero is nan, never a flattering 0 or 1."""
+def summarise(sums: Mapping[str, Tensor], extra: Sequence[Ratio] = ()) -> Metrics:
+    """Readable metrics from added-up sums, with the `extra` ones of an objective. A ratio whose denominator is zero is nan,
+    never a flattering 0 or 1."""
     value = {name: total.item() for name, total in sums.items() if total.ndim == 0}
     counts = {name: total.cpu().numpy() for name, total in sums.items() if total.ndim == 1}
-    figures: Figures = {}
-    if "chosen" in value:
-        figures |= {
-            "mlm_loss": ratio(value["mlm_loss"], value["chosen"]),
-            "mlm_accuracy": ratio(value["mlm_correct"], value["chosen"]),
-        }
-    if "sampled_correct" in value:
-        figures |= {
-            "sampled_accuracy": ratio(value["sampled_correct"], value["chosen"]),
+    metrics = {
+        name: ratio(value[above], value[below]) for name, above, below in (*RATIOS, *extra) if above in value
+    }
+    if "sampled_counts" in counts:
+        metrics |= {
             "sampled_variety": effective_number(counts["sampled_counts"]),
             "target_variety": effective_number(counts["target_counts"]),
         }
     if "real" in value:
         wrong = value["flagged"] - value["caught"] + value["replaced"] - value["caught"]
-        replaced_share = ratio(value["replaced"], value["real"])
-        figures |= {
-            "rtd_loss": ratio(value["rtd_loss"], value["real"]),
-            "replaced_share": replaced_share,
+        metrics |= {
             "rtd_accuracy": 1 - ratio(wrong, value["real"]),
-            "majority_baseline": max(replaced_share, 1 - replaced_share),
-            "precision": ratio(value["caught"], value["flagged"]),
-            "recall": ratio(value["caught"], value["replaced"]),
+            "majority_baseline": max(metrics["replaced_share"], 1 - metrics["replaced_share"]),
             "auc": area_under_curve(counts["replaced_scores"], counts["original_scores"]),
-            "flagged_share": ratio(value["flagged"], value["real"]),
         }
-    return figures
+    return metrics
 
 
 def ratio(numerator: float, denominator: float) -> float:
@@ -121,18 +139,19 @@ def area_under_curve(positives: np.ndarray, negatives: np.ndarray) -> float:
 
 
 def alarms(
-    history: Sequence[Figures], progress: float, step: int, patience: int = PATIENCE
+    history: Sequence[Mapping[str, float]], progress: float, step: int, muted: Container[str] = ()
 ) -> dict[str, str]:
-    """What a person looking at the curves would shout. `history`: figures of the run so far, the newest last, evenly
-    spaced; `progress`: the share of the run that is done. The first tenth of a run and its first 500 steps are left in
-    peace: no network has left its plateau by then. The keys name the alarms, so that each is sounded once."""
-    if progress < 0.1 or step < patience or not history:
+    """Warnings for known failures: a collapsed discriminator, a stalled generator, degenerate samples. `history`: metrics
+    of the run so far, the newest last, evenly spaced; `progress`: the share of the run that is done; `muted`: alarms that
+    mean nothing for this objective. The first tenth of a run and its first 500 steps are left in peace: no network has
+    left its plateau by then. The keys name the alarms, so that each is sounded once."""
+    if progress < 0.1 or step < PATIENCE or not history:
         return {}
     now = history[-1]
-    found: dict[str, str] = {}
+    warnings: dict[str, str] = {}
     if now.get("auc", 1) < 0.6 and not 0.001 < now["flagged_share"] < 0.999:
         answer = "original" if now["flagged_share"] < 0.5 else "replaced"
-        found["one class"] = (
+        warnings[ONE_CLASS] = (
             f'the discriminator answers "{answer}" for every token (recall {now["recall"]:.3f}, AUC {now["auc"]:.2f}): '
             "its accuracy is only the majority baseline. Lower optimizer.lr, lengthen schedule.warmup or use a smaller "
             "generator (generator.width)."
@@ -141,14 +160,14 @@ def alarms(
     tenth = history[-1 - back]
     improvement = 1 - now.get("mlm_loss", 0) / tenth["mlm_loss"] if "mlm_loss" in tenth else 1.0
     if len(history) > 10 and progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and improvement < 0.01:
-        found["generator stands still"] = (
+        warnings[GENERATOR_STALLS] = (
             f"the generator stands still: MLM loss {now['mlm_loss']:.2f}, {tenth['mlm_loss']:.2f} a tenth of the run "
             "ago. Raise optimizer.lr, use a wider or shallower generator (generator.width, generator.depth) or a "
             "smaller batch."
         )
     if now.get("sampled_variety", 1) < 0.1 * now.get("target_variety", 0):
-        found["degenerate sampling"] = (
+        warnings[DEGENERATE_SAMPLING] = (
             f"sampling is degenerate: the generator's samples are as varied as {now['sampled_variety']:.0f} tokens, the "
             f"text as {now['target_variety']:.0f}. Check sampling.temperature; lower optimizer.lr."
         )
-    return found
+    return {name: text for name, text in warnings.items() if name not in muted}

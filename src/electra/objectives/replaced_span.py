@@ -8,23 +8,22 @@ rule and their borders give nothing away. Spans of [CLS], [SEP] and padding are 
 generator.kind = "autoregressive" a span is written from left to right, each token given those just drawn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import AnyEncoder, build_detection_head, initialise
+from electra.model.encoders import build_detection_head, initialise
 from electra.model.generators import encode, gather_rows
-from electra.objectives.corruption import maskable
-from electra.objectives.corruptor import Corruptor, Loss, Material
-from electra.objectives.losses import detection_loss
-from electra.objectives.metrics import Figures, alarms, detection_sums, ratio, summarise
+from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs, maskable
+from electra.objectives.losses import Loss, detection_loss
+from electra.objectives.metrics import Ratio, detection_sums
 
 
 class Spans(NamedTuple):
@@ -53,23 +52,22 @@ class ReplacedSpanSettings(Settings):
     detection_weight: float = Field(50.0, ge=0)
     span_weight: float = Field(10.0, ge=0)
 
-    def build(self, material: Material) -> "ReplacedSpan":
-        return ReplacedSpan(self, material)
-
 
 class ReplacedSpan(nn.Module):
     headline = ("mlm_loss", "rtd_loss", "auc", "span_accuracy")
+    extra_metrics = (Ratio("span_accuracy", "spans_right", "spans"), Ratio("span_loss", "span_loss", "spans"))
 
-    def __init__(self, settings: ReplacedSpanSettings, material: Material):
+    def __init__(self, settings: ReplacedSpanSettings, inputs: ObjectiveInputs):
         super().__init__()
         self.settings = settings
-        self.discriminator, generator = material.pair()
-        self.detection_head = build_detection_head(material.encoder)
+        self.discriminator, generator = inputs.pair()
+        self.detection_head = build_detection_head(inputs.encoder)
         self.span_head = build_detection_head(
-            material.encoder.model_copy(update={"hidden": 2 * material.encoder.hidden})
+            inputs.encoder.model_copy(update={"hidden": 2 * inputs.encoder.hidden})
         )
-        self.corruptor = Corruptor(material, generator)
-        initialise(self, material.encoder, mix(material.seed, "weights"))
+        self.corruptor = Corruptor(inputs, generator)
+        self.muted_alarms = self.corruptor.muted_alarms
+        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
     def forward(self, batch: Batch) -> Loss:
         corrupted = self.corruptor(batch)
@@ -95,16 +93,9 @@ class ReplacedSpan(nn.Module):
         }
         return Loss(total, corrupted.sums | sums | more)
 
-    def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
-        return self.detection_head(encode(self.discriminator, batch))
+    def networks(self) -> dict[str, Network]:
+        main = Network(self.discriminator, self.detection_head, "discriminator")
+        return {"discriminator": main} | self.corruptor.networks()
 
-    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
-        return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
-
-    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
-        spans = sums["spans"].item()
-        accuracy, loss = ratio(sums["spans_right"].item(), spans), ratio(sums["span_loss"].item(), spans)
-        return summarise(sums) | {"span_accuracy": accuracy, "span_loss": loss}
-
-    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        return self.corruptor.fair(alarms(history, progress, step))
+    def generator_parameters(self) -> Iterator[nn.Parameter]:
+        return self.corruptor.own_parameters(self.discriminator)

@@ -9,11 +9,11 @@ The candidates are drawn without the original, with repetition (TEAMS: without; 
 sum). Where we differ from TEAMS too: both tasks read the same last layer, and generator and discriminator share no layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -21,12 +21,12 @@ from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix, uniform
 from electra.kernels.sampling import sample_tokens
-from electra.model.encoders import AnyEncoder, build_detection_head, initialise
+from electra.model.encoders import build_detection_head, initialise
 from electra.model.generators import encode, gather_rows
 from electra.model.heads import CandidateHead
-from electra.objectives.corruptor import Corrupted, Corruptor, Loss, Material
-from electra.objectives.losses import detection_loss, selection_loss
-from electra.objectives.metrics import Figures, alarms, detection_sums, ratio, summarise
+from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveInputs
+from electra.objectives.losses import Loss, detection_loss, selection_loss
+from electra.objectives.metrics import Ratio, detection_sums
 
 
 class SelectionSettings(Settings):
@@ -36,21 +36,20 @@ class SelectionSettings(Settings):
     detection_weight: float = Field(50.0, ge=0)
     selection_weight: float = Field(2.0, ge=0)
 
-    def build(self, material: Material) -> "Selection":
-        return Selection(self, material)
-
 
 class Selection(nn.Module):
     headline = ("mlm_loss", "rtd_loss", "auc", "selection_accuracy")
+    extra_metrics = (Ratio("selection_accuracy", "selected", "chosen"),)
 
-    def __init__(self, settings: SelectionSettings, material: Material):
+    def __init__(self, settings: SelectionSettings, inputs: ObjectiveInputs):
         super().__init__()
-        self.settings, self.sampling = settings, material.sampling
-        self.discriminator, generator = material.pair()
-        self.detection_head = build_detection_head(material.encoder)
-        self.corruptor = Corruptor(material, generator, keeps_logits=True)
-        self.selection_head = CandidateHead(material.encoder.hidden, material.encoder.embedding)
-        initialise(self, material.encoder, mix(material.seed, "weights"))
+        self.settings, self.sampling = settings, inputs.sampling
+        self.discriminator, generator = inputs.pair()
+        self.detection_head = build_detection_head(inputs.encoder)
+        self.corruptor = Corruptor(inputs, generator, keeps_logits=True)
+        self.selection_head = CandidateHead(inputs.encoder.hidden, inputs.encoder.embedding)
+        self.muted_alarms = self.corruptor.muted_alarms
+        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
     def forward(self, batch: Batch) -> Loss:
         corrupted = self.corruptor(batch)
@@ -84,15 +83,9 @@ class Selection(nn.Module):
         ]
         return torch.stack([targets, *drawn], dim=2)
 
-    def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
-        return self.detection_head(encode(self.discriminator, batch))
+    def networks(self) -> dict[str, Network]:
+        main = Network(self.discriminator, self.detection_head, "discriminator")
+        return {"discriminator": main} | self.corruptor.networks()
 
-    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
-        return {"discriminator": (self.discriminator, self.detection_head)} | self.corruptor.networks()
-
-    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
-        accuracy = ratio(sums["selected"].item(), sums["chosen"].item())
-        return summarise(sums) | {"selection_accuracy": accuracy}
-
-    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        return self.corruptor.fair(alarms(history, progress, step))
+    def generator_parameters(self) -> Iterator[nn.Parameter]:
+        return self.corruptor.own_parameters(self.discriminator)

@@ -13,7 +13,7 @@
 Where we differ from COCO-LM: no sequence contrast (it costs a second pass), and the generator's shape is free.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import AnyEncoder, build_detection_head, build_token_head, initialise
+from electra.model.encoders import build_detection_head, build_token_head, initialise
 from electra.model.generators import encode, gather_rows
-from electra.objectives.corruptor import Corruptor, Loss, Material
-from electra.objectives.losses import copying_loss, detection_loss, masked_lm_loss
-from electra.objectives.metrics import Figures, alarms, detection_sums, ratio, summarise
+from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs
+from electra.objectives.losses import Loss, copying_loss, detection_loss, masked_lm_loss
+from electra.objectives.metrics import Ratio, detection_sums
 
 
 class TokenRecoverySettings(Settings):
@@ -39,22 +39,21 @@ class TokenRecoverySettings(Settings):
     recovery_weight: float = Field(1.0, ge=0)
     copy_weight: float = Field(50.0, ge=0)
 
-    def build(self, material: Material) -> "TokenRecovery":
-        return TokenRecovery(self, material)
-
 
 class TokenRecovery(nn.Module):
     headline = ("mlm_loss", "recovery_loss", "auc")
+    extra_metrics = (Ratio("recovery_loss", "recovery_loss", "recoveries"),)
 
-    def __init__(self, settings: TokenRecoverySettings, material: Material):
+    def __init__(self, settings: TokenRecoverySettings, inputs: ObjectiveInputs):
         super().__init__()
         self.settings = settings
-        self.discriminator, generator = material.pair()
-        self.token_head = build_token_head(material.encoder, material.vocab_size)
+        self.discriminator, generator = inputs.pair()
+        self.token_head = build_token_head(inputs.encoder, inputs.vocab_size)
         if settings.predict != "chosen":
-            self.detection_head = build_detection_head(material.encoder)
-        self.corruptor = Corruptor(material, generator)
-        initialise(self, material.encoder, mix(material.seed, "weights"))
+            self.detection_head = build_detection_head(inputs.encoder)
+        self.corruptor = Corruptor(inputs, generator)
+        self.muted_alarms = self.corruptor.muted_alarms
+        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
     def forward(self, batch: Batch) -> Loss:
         corrupted = self.corruptor(batch)
@@ -91,17 +90,12 @@ class TokenRecovery(nn.Module):
         """Logits over the vocabulary."""
         return self.token_head(hidden, self.discriminator.embeddings.table)
 
-    def networks(self) -> dict[str, tuple[AnyEncoder, nn.Module]]:
-        main = (
-            {"discriminator": (self.discriminator, self.detection_head)}
-            if self.settings.predict != "chosen"
-            else {}
-        )
-        return main | {"recovery": (self.discriminator, self.token_head)} | self.corruptor.networks()
+    def networks(self) -> dict[str, Network]:
+        recovery = {"recovery": Network(self.discriminator, self.token_head, "generator")}
+        if self.settings.predict == "chosen":
+            return recovery | self.corruptor.networks()
+        main = Network(self.discriminator, self.detection_head, "discriminator")
+        return {"discriminator": main} | recovery | self.corruptor.networks()
 
-    def figures(self, sums: Mapping[str, Tensor]) -> Figures:
-        mean = ratio(sums["recovery_loss"].item(), sums["recoveries"].item())
-        return summarise(sums) | {"recovery_loss": mean}
-
-    def alarms(self, history: Sequence[Figures], progress: float, step: int) -> dict[str, str]:
-        return self.corruptor.fair(alarms(history, progress, step))
+    def generator_parameters(self) -> Iterator[nn.Parameter]:
+        return self.corruptor.own_parameters(self.discriminator)

@@ -1,7 +1,6 @@
-"""Figures of a finished or running pre-training on held-out documents."""
+"""Metrics of a finished or running pre-training on held-out documents."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -9,8 +8,9 @@ from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.data.shards import read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
+from electra.objectives import Adversarial, Electra, Objective, ReplacedSpan, Selection
 from electra.objectives.losses import detection_loss
-from electra.objectives.metrics import Figures, Sums, detection_sums, summarise
+from electra.objectives.metrics import Metrics, Sums, detection_sums, summarise
 from electra.pretraining.load import load_run
 from electra.pretraining.run import build_heldout
 from electra.pretraining.settings import build_objective
@@ -36,8 +36,8 @@ MEANINGS = {
 }
 
 
-def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -> tuple[Figures, Figures]:
-    """(figures of the trained network, figures of an untrained discriminator reading the same corrupted text)."""
+def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -> tuple[Metrics, Metrics]:
+    """(metrics of the trained network, metrics of an untrained discriminator reading the same corrupted text)."""
     settings, trained = load_run(run)
     folder = data or Path(settings.data)
     tokenizer = load_tokenizer(run / "tokenizer.json")
@@ -64,14 +64,14 @@ def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -
         raise DataError(
             f"{folder} has no held-out documents. Prepare some text with --heldout 0.01 and give it as --data."
         )
-    return trained.figures(ours), summarise(baseline)
+    return summarise(ours, trained.extra_metrics), summarise(baseline, untrained.extra_metrics)
 
 
-def baseline_sums(trained: Any, untrained: Any, batch: Batch) -> Sums:
+def baseline_sums(trained: Objective, untrained: Objective, batch: Batch) -> Sums:
     """What an untrained network makes of the batch: where it detects, of the text that the trained generator corrupted."""
-    if not hasattr(untrained, "detect"):
+    if not isinstance(trained, Electra | Adversarial | ReplacedSpan | Selection):
         return untrained(batch).sums
     corrupted = trained.corruptor(batch)
-    logits = untrained.detect(corrupted.batch)
+    logits = untrained.networks()["discriminator"].detect(corrupted.batch)
     loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
     return detection_sums(logits, corrupted.is_replaced, batch.is_real, loss)

@@ -17,11 +17,12 @@ from electra.interop.write import model_card, write_network
 from electra.model.encoders import (
     AnyEncoder,
     AnySettings,
-    DetectionHead,
     DisentangledEmbeddings,
     bound_settings,
     encoder_alone,
 )
+from electra.objectives import Objective
+from electra.objectives.corruption import Network
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.train import checkpoint
 from electra.train.log import read_metrics
@@ -34,7 +35,7 @@ SCALED = ("layers", "hidden", "heads", "intermediate")
 """Settings of the encoder that generator.width and generator.depth change."""
 
 
-def load_run(folder: Path) -> tuple[PretrainSettings, Any]:
+def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
     """A run's settings and its objective at the newest whole checkpoint."""
     if not (folder / CONFIG).is_file():
         raise DataError(
@@ -69,12 +70,10 @@ def load_network(path: Path, kind: Kind | None = None) -> Pretrained:
     return standalone(pretrained(settings, networks[name], path))
 
 
-def pretrained(settings: PretrainSettings, network: tuple[AnyEncoder, Any], run: Path) -> Pretrained:
+def pretrained(settings: PretrainSettings, network: Network, run: Path) -> Pretrained:
     """A run that started from other weights does not know what those were trained on."""
-    encoder, head = network
-    kind: Kind = "discriminator" if isinstance(head, DetectionHead) else "generator"
     length = None if settings.start else settings.rows.length
-    return Pretrained(encoder, head, kind, load_tokenizer(run), settings.objective.kind, length)
+    return Pretrained(*network, load_tokenizer(run), settings.objective.kind, length)
 
 
 def standalone(network: Pretrained) -> Pretrained:
@@ -90,7 +89,7 @@ def standalone(network: Pretrained) -> Pretrained:
 
 def export_networks(
     settings: PretrainSettings,
-    networks: Mapping[str, tuple[AnyEncoder, Any]],
+    networks: Mapping[str, Network],
     run: Path,
     out: Path,
     metrics: Mapping[str, Any],

@@ -27,6 +27,7 @@ from electra.data.resident import Resident, place_corpus
 from electra.data.rows import NoRows, Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
+from electra.objectives import Objective
 from electra.pretraining import flops
 from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network
 from electra.pretraining.settings import PretrainSettings, build_objective
@@ -43,7 +44,7 @@ SAVED = "Everything up to the newest checkpoint is saved: run the same command a
 class Parts:
     """What the settings and the data folder make together."""
 
-    objective: Any
+    objective: Objective
     manifest: Manifest
     loader: Loader | Resident
     loader_note: str
@@ -70,20 +71,21 @@ def build_parts(settings: PretrainSettings, verify: bool = True, fresh: bool = T
     return Parts(objective, data.manifest, loader, note, heldout)
 
 
-def take_weights(settings: PretrainSettings, objective: Any, tokenizer_sha256: str) -> None:
+def take_weights(settings: PretrainSettings, objective: Objective, tokenizer_sha256: str) -> None:
     """The generator first: a disentangled discriminator is stored as its difference from it."""
     if settings.generator.kind == "frozen":
         source = load_network(Path(settings.generator.source), "generator")
         assert source.head is not None
         refuse_other_tokenizer(settings.generator.source, source.tokenizer, tokenizer_sha256)
         name = f"generator.source={settings.generator.source}"
-        copy_weights(name, source.encoder, objective.corruptor.generator.encoder, is_scaled=True)
-        copy_weights(name, source.head, objective.corruptor.generator.head)
+        generator = objective.networks()["generator"]
+        copy_weights(name, source.encoder, generator.encoder, is_scaled=True)
+        copy_weights(name, source.head, generator.head)
     if settings.start:
         start = load_network(Path(settings.start), "encoder")
         refuse_other_tokenizer(settings.start, start.tokenizer, tokenizer_sha256)
-        main, _ = next(iter(objective.networks().values()))
-        copy_weights(f"start={settings.start}", start.encoder, main)
+        main = next(iter(objective.networks().values()))
+        copy_weights(f"start={settings.start}", start.encoder, main.encoder)
 
 
 def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> None:

@@ -15,9 +15,8 @@ from electra.data.tokenizer import continuing_tokens, special_ids
 from electra.model.electra import EncoderSettings
 from electra.model.encoders import EncoderChoice
 from electra.model.generators import GeneratorSettings
-from electra.objectives.choice import ObjectiveSettings
-from electra.objectives.corruption import MaskingSettings, SamplingSettings
-from electra.objectives.corruptor import Material
+from electra.objectives import Objective, ObjectiveSettings, build
+from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
 from electra.objectives.electra import ElectraSettings
 from electra.objectives.masked_lm import MaskedLMSettings
 from electra.train.optimizers import OptimizerSettings
@@ -135,18 +134,18 @@ def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, 
 
 def build_objective(
     settings: PretrainSettings, tokenizer: Tokenizer, token_counts: numpy.ndarray | None = None
-) -> Any:
+) -> Objective:
     """The networks with their first weights. Counts are for a unigram generator that is not read from a checkpoint."""
     continues = torch.from_numpy(continuing_tokens(tokenizer))
     counts = torch.zeros(len(continues)) if token_counts is None else torch.from_numpy(token_counts)
-    material = Material(
-        settings.encoder,
-        settings.generator,
-        settings.masking,
-        settings.sampling,
-        special_ids(tokenizer),
-        continues,
-        counts.float(),
-        settings.seed,
+    inputs = ObjectiveInputs(
+        encoder=settings.encoder,
+        generator=settings.generator,
+        masking=settings.masking,
+        sampling=settings.sampling,
+        special=special_ids(tokenizer),
+        continues=continues,
+        token_counts=counts.float(),
+        seed=settings.seed,
     )
-    return settings.objective.build(material)
+    return build(settings.objective, inputs)

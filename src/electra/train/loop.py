@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from electra.base.batch import Batch
 from electra.base.errors import DivergedError
 from electra.base.progress import Display
 from electra.base.signals import Signals
+from electra.objectives import Trainable
+from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
 from electra.train import device as guard
 from electra.train.device import autocast, choose_device, kernels
@@ -44,7 +46,7 @@ class Run:
 
 
 def train(
-    objective: Any,
+    objective: Trainable,
     data: Batches,
     heldout: Iterable[Batch],
     settings: TrainSettings,
@@ -56,14 +58,10 @@ def train(
     flops_per_token: float = 0.0,
     peak_flops: float = 0.0,
 ) -> dict[str, float]:
-    """Train from the newest checkpoint, or from the beginning, to the last step. Returns the last held-out figures.
+    """Train from the newest checkpoint, or from the beginning, to the last step. Returns the last held-out metrics.
     The caller holds the lock on the run folder and listens for signals.
 
-    `objective` is an nn.Module whose forward maps a Batch to a loss with `total` (what is minimised) and `sums` (tensors
-    that add up over batches). Its `figures(sums)` makes readable numbers of them, `headline` names those to show while
-    training, and `alarms(history, progress, step)` gives what must be said aloud, by name.
-
-    Where the model's cost and the device's peak are known (not 0), figures say which share of the peak is used."""
+    Where the model's cost and the device's peak are known (not 0), metrics say which share of the peak is used."""
     device = choose_device(settings)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -133,7 +131,7 @@ def train(
                 now = time.monotonic()
                 count = tokens.item()
                 speed = count / (now - logged) if count else math.nan
-                figures = objective.figures(sums) | {
+                metrics = summarise(sums, objective.extra_metrics) | {
                     "loss": (sums["total"] / sums["parts"]).item(),
                     "lr": share * optimizer_settings.lr,
                     "gradient_norm": norm.item(),
@@ -141,14 +139,15 @@ def train(
                     "seconds": seconds_before + now - started,
                 }
                 if flops_per_token and peak_flops:
-                    figures["mfu"] = speed * flops_per_token / peak_flops
-                if not (math.isfinite(figures["loss"]) and math.isfinite(figures["gradient_norm"])):
+                    metrics["mfu"] = speed * flops_per_token / peak_flops
+                if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
                     raise diverged(step, run)
                 eta = (settings.steps - step) * (now - started - preparing) / max(1, step - first_step)
-                display.figures("train", step, figures, eta)
-                log.write("train", step, figures)
-                history.append(figures)
-                for alarm, text in objective.alarms(history, step / settings.steps, step).items():
+                display.figures("train", step, metrics, eta)
+                log.write("train", step, metrics)
+                history.append(metrics)
+                warnings = alarms(history, step / settings.steps, step, objective.muted_alarms)
+                for alarm, text in warnings.items():
                     if alarm not in alarmed:
                         alarmed.add(alarm)
                         display.warn(text)
@@ -183,21 +182,19 @@ def train(
             log.close()
 
 
-def checkpoint_groups(
-    objective: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, dict[str, Tensor]]:
+def checkpoint_groups(objective: Trainable, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """The live tensors that a checkpoint holds, by file."""
     return {"model": dict(objective.named_parameters()), "optimizer": optimizer_tensors(optimizer, objective)}
 
 
 def evaluate(
-    objective: Any,
+    objective: Trainable,
     heldout: Iterable[Batch],
     settings: TrainSettings,
     device: torch.device,
     signals: Signals | None = None,
 ) -> dict[str, float]:
-    """Figures over the held-out rows, without dropout. A signal cuts it short: the checkpoint comes first."""
+    """Metrics over the held-out rows, without dropout. A signal cuts it short: the checkpoint comes first."""
     sums: dict[str, Tensor] = {}
     objective.eval()
     with torch.no_grad(), autocast(settings, device):
@@ -206,10 +203,10 @@ def evaluate(
             if signals is not None and signals.received is not None:
                 break
     objective.train()
-    return objective.figures(sums) if sums else {}
+    return summarise(sums, objective.extra_metrics) if sums else {}
 
 
-def sums_of(objective: Any, batch: Batch) -> dict[str, Tensor]:
+def sums_of(objective: Trainable, batch: Batch) -> dict[str, Tensor]:
     """In halves where memory is short: what a recorded step holds is not free for evaluation."""
     try:
         return objective(batch).sums
@@ -229,7 +226,7 @@ def add_sums(totals: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
         totals[name] = totals[name] + value if name in totals else value.clone()
 
 
-def require_finite(objective: torch.nn.Module, step: int, run: Run) -> None:
+def require_finite(objective: Trainable, step: int, run: Run) -> None:
     """Never save weights that are not finite: the checkpoints before them are the way back."""
     if not all(torch.isfinite(parameter).all() for parameter in objective.parameters()):
         raise diverged(step, run)

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
 from electra.base.config import Settings
+from electra.objectives import Trainable
 
 # Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
 FAR_STEP = 1e9
@@ -31,10 +32,6 @@ UPDATE_SIZE = 0.2
 TINY = 1e-30
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-# Objectives call the part that makes the noise, and holds the generator, `corruptor`.
-GENERATOR = "corruptor."
 
 
 class AdamSettings(Settings):
@@ -81,18 +78,19 @@ class OptimizerSettings(AdamSettings):
 
 
 def split_parameters(
-    settings: OptimizerSettings, model: nn.Module
+    settings: OptimizerSettings, model: Trainable
 ) -> list[tuple[AdamSettings, list[nn.Parameter]]]:
     """What learns, by the settings it learns with."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not settings.decoupled:
-        return [(settings, [p for _, p in named])]
-    main = [p for name, p in named if not name.startswith(GENERATOR)]
-    generator = [p for name, p in named if name.startswith(GENERATOR)]
+        return [(settings, learning)]
+    apart = {id(parameter) for parameter in model.generator_parameters()}
+    main = [parameter for parameter in learning if id(parameter) not in apart]
+    generator = [parameter for parameter in learning if id(parameter) in apart]
     return [(settings, main), (settings.generator, generator)]
 
 
-def build_optimizer(settings: OptimizerSettings, model: nn.Module) -> optim.Optimizer:
+def build_optimizer(settings: OptimizerSettings, model: Trainable) -> optim.Optimizer:
     """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
     p <- p - lr (m / (sqrt(v) + eps) + decay * p)."""
     for_muon = {id(m.parameter): m for m in matrices_in_layers(model)} if settings.kind == "muon" else {}
@@ -159,7 +157,7 @@ class Rates:
             torch.mul(self.peaks, self.share.fill_(share), out=self.rates)
 
 
-def optimizer_tensors(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: optim.Optimizer, model: Trainable) -> dict[str, Tensor]:
     """The optimizer's state by parameter name. The dictionary holds the live tensors: copying into them restores."""
     return {
         f"{name}.{part}": tensor
@@ -198,7 +196,7 @@ class Matrix:
         return (parts.mT if rows > columns else parts).reshape(self.parameter.shape)
 
 
-def matrices_in_layers(model: nn.Module) -> list[Matrix]:
+def matrices_in_layers(model: Trainable) -> list[Matrix]:
     """The weights of linear maps inside the layers. Everything else (embeddings and their projection, heads, norms,
     biases) is AdamW's. A linear map says by `stacked` how many matrices its weight is made of."""
     return [

@@ -18,12 +18,13 @@ from torch import Tensor, nn, optim
 from electra.base.batch import TENSORS, Batch
 from electra.base.errors import ElectraError, MachineError, MemoryExhaustedError
 from electra.base.randomness import mix
+from electra.objectives import Trainable
+from electra.objectives.losses import Loss, Sums
 from electra.train.cuda_graph import Recorder, Tensors
 from electra.train.device import autocast, choose_backend, is_out_of_memory, kernels, precision_remark
 from electra.train.optimizers import AdamSettings, Rates, clip_gradients
 from electra.train.settings import TrainSettings, memory_remedy, next_accumulate
 
-Sums = dict[str, Tensor]
 Backend = str | Callable[..., Any] | None
 
 
@@ -40,7 +41,7 @@ class Step:
 
     def __init__(
         self,
-        objective: nn.Module,
+        objective: Trainable,
         optimizer: optim.Optimizer,
         parts: list[tuple[AdamSettings, list[nn.Parameter]]],
         settings: TrainSettings,
@@ -64,7 +65,7 @@ class Step:
         self.paused = 0.0
         self.changed = self.compiling = False
 
-    def compile(self, backend: Backend) -> Callable[[Batch], Any] | None:
+    def compile(self, backend: Backend) -> Callable[[Batch], Loss] | None:
         if backend is None:
             return None
         return torch.compile(self.objective, fullgraph=True, dynamic=False, backend=backend)
