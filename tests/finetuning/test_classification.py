@@ -9,9 +9,7 @@ from sklearn import metrics as sklearn_metrics
 
 from conftest import TINY, make_batch
 from electra.data.tokenizer import load_tokenizer, special_ids
-from electra.finetuning import metrics
-from electra.finetuning.class_rows import ClassificationSettings
-from electra.finetuning.classification import build_classification, fit
+from electra.finetuning.classification import ClassificationSettings, class_scores, fit, regression_scores
 from electra.finetuning.features import collate
 from electra.finetuning.loop import Finetuned
 from electra.interop.formats import FORMATS, encoder_to_transformers, renamed
@@ -38,7 +36,7 @@ def network(task) -> Finetuned:
 @pytest.mark.parametrize("kind", ["transformers", "linear"])
 def test_logits_are_those_of_transformers(tokenizer, kind, padded):
     transformers = pytest.importorskip("transformers")
-    task = build_classification(PAIR.model_copy(update={"head": kind}), tokenizer, 24, {})
+    task = PAIR.model_copy(update={"head": kind}).build(tokenizer, 24, {})
     ours = network(task)
     sizes = transformers.ElectraConfig(
         vocab_size=97, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -65,7 +63,7 @@ def test_logits_are_those_of_transformers(tokenizer, kind, padded):
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_last_layer_for_the_first_token_alone_is_the_same_maths(tokenizer, padded):
-    model = network(build_classification(PAIR, tokenizer, 24, {}))
+    model = network(PAIR.build(tokenizer, 24, {}))
     batch = make_batch(padded=padded)
     short = model.encoder(batch.ids, batch.segments, batch.is_real, True)
     whole = model.encoder(batch.ids, batch.segments, batch.is_real)
@@ -79,7 +77,8 @@ def test_the_last_layer_for_the_first_token_alone_is_the_same_maths(tokenizer, p
 
 
 def test_heads_start_from_glorot(tokenizer):
-    head = network(build_classification(PAIR, tokenizer, 24, {})).head
+    head = network(PAIR.build(tokenizer, 24, {})).head
+    head = head.label
     assert head.dense.weight.std().item() == pytest.approx(math.sqrt(2 / 64), rel=0.1)
     assert not head.output.bias.any()
 
@@ -89,7 +88,7 @@ def test_pairs_are_encoded_as_transformers_does_and_the_cut_is_counted(tokenizer
     theirs = transformers.AutoTokenizer.from_pretrained(toy_model)
     long = "the barak walks the lonute and the lonute walks back " * 3
     rows = [*ROWS, {"a": long, "b": "back"}, {"a": "the", "b": long}, {"a": long, "b": long}]
-    task = build_classification(PAIR, tokenizer, 24, {})
+    task = PAIR.build(tokenizer, 24, {})
     examples, cut = task.encode(rows)
     assert cut == 3
     for row, example in zip(rows, examples, strict=True):
@@ -118,13 +117,13 @@ def test_the_longer_text_gives_way_first(sizes, room, kept):
 
 def test_text_that_spells_a_special_token_is_text(tokenizer):
     single = ClassificationSettings(text=("a",), labels=("x", "y"))
-    (example,), _ = build_classification(single, tokenizer, 24, {}).encode([{"a": "[SEP] [MASK]"}])
+    (example,), _ = single.build(tokenizer, 24, {}).encode([{"a": "[SEP] [MASK]"}])
     special = special_ids(tokenizer)
     assert list(example.ids).count(special.sep) == 1 and special.mask not in example.ids
 
 
 def test_doubling_trains_on_both_orders(tokenizer):
-    task = build_classification(PAIR.model_copy(update={"double_unordered": True}), tokenizer, 24, {})
+    task = PAIR.model_copy(update={"double_unordered": True}).build(tokenizer, 24, {})
     doubled = task.training_rows(ROWS)
     assert [(row["a"], row["b"]) for row in doubled[2:]] == [(row["b"], row["a"]) for row in ROWS]
     assert [row["label"] for row in doubled] == ["yes", "no"] * 2
@@ -132,16 +131,15 @@ def test_doubling_trains_on_both_orders(tokenizer):
 
 def test_labels_are_guessed_sorted_and_numbers_as_numbers(tokenizer):
     open_labels = ClassificationSettings(text=("a",))
-    task = build_classification(
-        open_labels, tokenizer, 24, {"train": [{"a": "x", "label": v} for v in (10, 9, 2)]}
-    )
+    train = [{"a": "x", "label": value} for value in (10, 9, 2)]
+    task = open_labels.build(tokenizer, 24, {"train": train})
     assert task.labels == ("2", "9", "10") == task.settings.labels
 
 
 def test_classification_scores_are_sklearn_s():
     rng = np.random.default_rng(0)
     gold, said = rng.integers(0, 3, 200), rng.integers(0, 3, 200)
-    scores = metrics.class_scores(gold, said, 3)
+    scores = class_scores(gold, said, 3)
     assert (
         scores["accuracy"]
         == sklearn_metrics.accuracy_score(gold, said)
@@ -150,22 +148,22 @@ def test_classification_scores_are_sklearn_s():
     assert scores["mcc"] == sklearn_metrics.matthews_corrcoef(gold, said)
     assert scores["f1_macro"] == sklearn_metrics.f1_score(gold, said, average="macro")
     assert "f1" not in scores
-    two = metrics.class_scores(gold > 0, said > 0, 2)
+    two = class_scores(gold > 0, said > 0, 2)
     right = ((gold > 0) & (said > 0)).sum()
     assert two["f1"] == pytest.approx(2 * right / ((gold > 0).sum() + (said > 0).sum()))
-    assert metrics.class_scores(np.array([0, 0]), np.array([0, 0]), 2)["mcc"] == 0.0
+    assert class_scores(np.array([0, 0]), np.array([0, 0]), 2)["mcc"] == 0.0
 
 
 def test_regression_scores_are_correlations_and_a_constant_has_none():
     gold = np.array([0.0, 1.0, 2.0, 5.0])
-    scores = metrics.regression_scores(gold, gold**3)
+    scores = regression_scores(gold, gold**3)
     assert scores["spearman"] == pytest.approx(1) and 0.9 < scores["pearson"] < 1
-    assert metrics.regression_scores(gold, np.ones(4))["spearman"] == 0.0
+    assert regression_scores(gold, np.ones(4))["spearman"] == 0.0
 
 
 def test_the_headline_comes_first_and_predictions_carry_probabilities(tokenizer):
     settings = ClassificationSettings(text=("a",), labels=("no", "yes"), metric="mcc")
-    task = build_classification(settings, tokenizer, 24, {})
+    task = settings.build(tokenizer, 24, {})
     rows = [{"a": "x", "label": label} for label in ("no", "yes", "yes")]
     outputs = [{"logits": np.array(pair, np.float32)} for pair in ((2, 0), (0, 1), (1, 0))]
     predictions = task.predict(rows, [], outputs)
@@ -178,7 +176,7 @@ def test_the_headline_comes_first_and_predictions_carry_probabilities(tokenizer)
 
 def test_regression_learns_scaled_targets_and_answers_in_the_labels_unit(tokenizer):
     settings = ClassificationSettings(kind="regression", text=("a",), scale=5.0)
-    task = build_classification(settings, tokenizer, 24, {})
+    task = settings.build(tokenizer, 24, {})
     examples, _ = task.encode([{"a": "x", "label": 4.0}, {"a": "y", "label": "2"}])
     targets = task.targets(examples, 3)
     assert targets["labels"].tolist() == pytest.approx([0.8, 0.4])
@@ -190,7 +188,7 @@ def test_regression_learns_scaled_targets_and_answers_in_the_labels_unit(tokeniz
 def test_several_labels_of_a_row(tokenizer):
     settings = ClassificationSettings(kind="multilabel", text=("a",))
     rows = [{"a": "x", "label": ["p", "q"]}, {"a": "y", "label": []}, {"a": "z", "label": "q"}]
-    task = build_classification(settings, tokenizer, 24, {"train": rows})
+    task = settings.build(tokenizer, 24, {"train": rows})
     examples, _ = task.encode(rows)
     assert [example.target for example in examples] == [[1, 1], [0, 0], [0, 1]]
     outputs = [{"logits": np.array(pair)} for pair in ((3.0, 1.0), (-1.0, -2.0), (-1.0, 4.0))]

@@ -71,7 +71,7 @@ def test_the_ensemble_averages_the_logits_of_the_seeds(finished):
 
     folders = [finished / "my" / f"seed-{seed}" for seed in range(2)]
     first, second = (unpack(load_file(folder / "outputs-dev.safetensors")) for folder in folders)
-    from electra.finetuning.loop import mean_outputs
+    from electra.finetuning import mean_outputs
 
     mean = mean_outputs([first, second])[3]["logits"]
     assert mean == pytest.approx((first[3]["logits"] + second[3]["logits"]) / 2)
@@ -198,14 +198,14 @@ def test_predictions_come_in_the_format_of_the_file(finished, tmp_path, kind):
 
 
 def test_predictions_do_not_depend_on_chunks_and_other_columns_can_be_named(finished, tmp_path, monkeypatch):
-    from electra.finetuning import use
+    from electra.finetuning import predict
 
     sample = [{"words": row["review"]} for row in rows(25, seed=4)]
     file = write(tmp_path / "new.jsonl", sample)
     model = finished / "my" / "seed-0"
-    whole = use.predict_file(model, file, tmp_path / "a.jsonl", True, {"text": ["words"]})
-    monkeypatch.setattr(use, "CHUNK", 7)
-    use.predict_file(model, file, tmp_path / "b.csv", True, {"text": ["words"]})
+    whole = predict.predict_file(model, file, tmp_path / "a.jsonl", True, {"text": ["words"]})
+    monkeypatch.setattr(predict, "CHUNK", 7)
+    predict.predict_file(model, file, tmp_path / "b.csv", True, {"text": ["words"]})
     assert whole.rows == 25
     for one, other in zip(read_rows(tmp_path / "a.jsonl"), read_rows(tmp_path / "b.csv"), strict=True):
         assert one["prediction"] == other["prediction"]

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from electra.finetuning import Example
 from electra.finetuning.features import collate, epoch_order, sorted_order, training_batches
-from electra.finetuning.task import Example
 
 
 class NoTargets:

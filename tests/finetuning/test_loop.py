@@ -8,8 +8,7 @@ import torch
 from conftest import TINY
 from electra.data.tokenizer import load_tokenizer, vocabulary_size
 from electra.finetuning import loop
-from electra.finetuning.class_rows import ClassificationSettings
-from electra.finetuning.classification import build_classification
+from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.loop import Dev, Finetuned, train_task
 from electra.finetuning.method import MethodSettings, size_defaults
 from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
@@ -20,7 +19,7 @@ ROWS = [{"text": f"the barak walks {n}", "label": "ab"[n % 2]} for n in range(32
 def train(toy_model, monkeypatch=None, scores=(), seed=0, **method):
     """Eight steps with a dev score after each second one; `scores` replaces those."""
     tokenizer = load_tokenizer(toy_model)
-    task = build_classification(ClassificationSettings(), tokenizer, 24, {"train": ROWS})
+    task = ClassificationSettings().build(tokenizer, 24, {"train": ROWS})
     encoder = Encoder(TINY, Embeddings(TINY, vocabulary_size(tokenizer)))
     model = Finetuned(encoder, task.head(TINY))
     initialise(model, TINY, 1)
@@ -94,7 +93,7 @@ def test_a_step_is_the_gradient_clipped_and_applied(toy_model):
     from electra.finetuning.step import Step
 
     tokenizer = load_tokenizer(toy_model)
-    task = build_classification(ClassificationSettings(), tokenizer, 24, {"train": ROWS})
+    task = ClassificationSettings().build(tokenizer, 24, {"train": ROWS})
     examples, _ = task.encode(ROWS[:8])
     inputs = collate(task, examples, 0, with_targets=True)
     weights = []

@@ -13,9 +13,9 @@ from electra.data.columns import guess_kind
 from electra.data.table_writer import TableWriter
 from electra.data.tables import parquet_schema, read_rows
 from electra.data.tokenizer import load_tokenizer
-from electra.finetuning.class_rows import ClassificationSettings
-from electra.finetuning.kinds import build_task, input_problems
+from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import make_plan
+from electra.finetuning.predict import input_problems
 from helpers import electra_inside
 
 
@@ -30,7 +30,8 @@ def problems(toy_model, tmp_path):
 
     def find(rows: list[dict], **settings: Any) -> list[str]:
         plan, splits = make_plan(str(write(tmp_path / "t.jsonl", rows)), settings, {})
-        return build_task(plan.task, load_tokenizer(toy_model), 24, splits).problems(splits)
+        task = plan.task.build(load_tokenizer(toy_model), 24, splits)
+        return list(map(str, task.problems(splits)))
 
     return find
 
@@ -111,9 +112,9 @@ def test_a_table_without_two_rows_says_so(tmp_path, rows, said, words):
 
 def test_rows_without_text_get_no_label(toy_model):
     settings = ClassificationSettings(text=("a|b",), labels=("no", "yes"))
-    task = build_task(settings, load_tokenizer(toy_model), 24, {})
+    task = settings.build(load_tokenizer(toy_model), 24, {})
     rows = [{"a": "fine"}, {"b": "fine"}, {"a": ""}, {"c": "x"}, {"a": None}, {"b": 5}]
-    assert input_problems(task, rows, before=10) == [
+    assert list(map(str, input_problems(task, rows, before=10))) == [
         "row 14: no 'a|b'",
         "row 15: 'a|b' is None, not text",
         "row 16: 'a|b' is 5, not text",
@@ -123,8 +124,8 @@ def test_rows_without_text_get_no_label(toy_model):
 def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
     train = [{"text": "x", "label": "a"}, {"text": "", "label": "a"}, {"text": "y", "label": None}]
     splits = {"train": train, "dev": [{"text": "x", "label": "a"}, {"text": "", "label": "a"}]}
-    task = build_task(ClassificationSettings(), load_tokenizer(toy_model), 24, splits)
-    assert [line.partition(" (")[0] for line in task.problems(splits)] == [
+    task = ClassificationSettings().build(load_tokenizer(toy_model), 24, splits)
+    assert [line.partition(" (")[0] for line in map(str, task.problems(splits))] == [
         "train row 2: no text in 'text'",
         "train row 3: no label",
         "dev row 2: no text in 'text'",

@@ -190,7 +190,6 @@ def test_an_ensemble_of_beams_is_made_of_answers(second):
     """Positions have no mean: two joint heads look at different spans."""
     from safetensors.numpy import load_file
 
-    from electra.finetuning.kinds import ensemble
     from electra.finetuning.results import unpack
 
     folders = [second / "mine" / f"seed-{seed}" for seed in range(2)]
@@ -199,7 +198,7 @@ def test_an_ensemble_of_beams_is_made_of_answers(second):
     examples, _ = task.encode(rows)
     runs = [unpack(load_file(folder / "outputs-dev.safetensors")) for folder in folders]
     members = [task.predict(rows, examples, run) for run in runs]
-    said = ensemble(task, rows, examples, runs)
+    said = task.ensemble(rows, examples, runs)
     for one, other, both in zip(*members, said, strict=True):
         nulls = one["null_score_difference"], other["null_score_difference"]
         if task.settings.head == "joint":

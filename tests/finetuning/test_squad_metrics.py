@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from electra.finetuning.questions import answers_of, read_squad
 from electra.finetuning.squad_metrics import (
     best_threshold,
     normalise,
@@ -18,7 +19,6 @@ from electra.finetuning.squad_metrics import (
     squad1,
     squad2,
 )
-from electra.finetuning.squad_rows import answers_of, read_squad
 
 # Words and marks that the rules are about, glued together with and without spaces.
 PIECES = [

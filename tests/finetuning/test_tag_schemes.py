@@ -3,14 +3,14 @@
 import json
 import random
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies
 from nervaluate import Evaluator
 
-from electra.finetuning.spans import (
-    SCHEMES,
+from electra.finetuning.tagging import (
     Counts,
     Scheme,
     Span,
@@ -21,6 +21,8 @@ from electra.finetuning.spans import (
     legal,
     to_spans,
 )
+
+SCHEMES = get_args(Scheme)
 
 TYPES = ["PER", "LOC", "per-nam"]
 

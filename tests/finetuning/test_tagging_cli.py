@@ -92,14 +92,13 @@ def test_the_ensemble_is_made_of_mean_logits(out):
     from safetensors.numpy import load_file
 
     from electra.finetuning.folder import load_task_folder
-    from electra.finetuning.kinds import ensemble
     from electra.finetuning.results import unpack
 
     loaded = load_task_folder(out / "my_ner" / "seed-0")
     rows = [{"tokens": row["tokens"]} for row in sentences(30, 2)]
     examples, _ = loaded.task.encode(rows)
     runs = [unpack(load_file(out / "my_ner" / f"seed-{n}" / "outputs-dev.safetensors")) for n in range(2)]
-    said = ensemble(loaded.task, rows, examples, runs)
+    said = loaded.task.ensemble(rows, examples, runs)
     _, positions = examples[0].notes
     mean = np.mean([run[0]["logits"][positions] for run in runs], axis=0)
     shares = np.exp(mean) / np.exp(mean).sum(1, keepdims=True)

@@ -2,55 +2,145 @@
 
 The head of transformers (dropout, dense, GELU, dropout, output) is the default, so that exports load there; "linear" is
 the original's: dropout and one dense layer. Both start from Glorot's distribution, as every fine-tuning head of the
-original does. The loss is the mean over the batch; the original's is the sum, which its clipping to norm 1 undoes.
+original does. The loss is the mean over the batch; the original's is the sum, whose gradient clipping to norm 1 mostly, but
+not always, makes the same.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field, field_validator, model_validator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from electra.data.columns import column_of, label_list, label_name, number, read_label
+from electra.base.batch import Batch
+from electra.data.columns import column_of, is_missing, label_list, label_name, number, pick, read_label
 from electra.data.tables import Row
 from electra.data.tokenizer import special_ids
-from electra.finetuning import metrics
-from electra.finetuning.class_rows import ClassificationSettings, row_texts, table_problems
-from electra.finetuning.heads import LinearHead, ModernBertHead, TransformersHead
-from electra.finetuning.task import Example, Outputs
-from electra.model.electra import EncoderSettings
-from electra.model.encoders import AnySettings
-from electra.model.modern import ModernBertSettings
+from electra.finetuning import (
+    Example,
+    LabelHead,
+    Outputs,
+    Problem,
+    Splits,
+    Task,
+    TaskSettings,
+    needs_answers,
+)
+from electra.model.encoders import AnySettings, sequence_label_head
+from electra.model.heads import in_float32
+
+Metric = Literal["accuracy", "f1", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "mse"]
+METRICS: dict[str, tuple[Metric, ...]] = {
+    "classification": ("accuracy", "f1", "f1_macro", "f1_micro", "mcc"),
+    "multilabel": ("f1_micro", "f1_macro", "accuracy"),
+    "regression": ("spearman", "pearson", "mse"),
+}
+"""What each kind has; its first is the headline unless the task names another."""
+PROBLEM_TYPES = {
+    "classification": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regression": "regression",
+}
+"""transformers' words for the kinds."""
+PROBLEMS_KEPT = 2000
 
 
-def build_classification(
-    settings: ClassificationSettings,
-    tokenizer: Tokenizer,
-    length: int,
-    rows_by_split: Mapping[str, Sequence[Row]],
-) -> "Classification":
-    """Labels that the settings leave open are those of the training rows."""
-    guessed = settings.kind != "regression" and not settings.labels
-    if guessed:
-        names: set[str] = set()
-        for row in rows_by_split.get("train", ()):
-            value = read_label(row, column_of(settings.label, row))
-            if settings.kind == "multilabel":
-                names.update(label_list(value, settings.separator) if value is not None else ())
-            elif value is not None:
-                names.add(label_name(value))
+class ClassificationSettings(TaskSettings):
+    """`text` is one column or two; `a|b` means a, or b where there is no a. `labels` fixes the classes and their order;
+    empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
+    orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
+    is not a list is cut at `separator`. `shared_rows` says whether the same row may be in train and dev: some public
+    sets have such rows, and `broken_rows` whether rows with too few or too many cells, which some also have, may be left
+    out. `header` names the columns of csv and tsv files that have no line for it. `files` names the files of the splits,
+    with or without their endings; further splits whose name starts with dev or test are scored or predicted beside those
+    two."""
+
+    kind: Literal["classification", "multilabel", "regression"] = "classification"
+    text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    metric: Metric | Literal[""] = ""
+    head: Literal["transformers", "linear"] = "transformers"
+    double_unordered: bool = False
+    scale: float = Field(1.0, gt=0)
+    separator: str = Field("|", min_length=1)
+    shared_rows: Literal["refuse", "allow"] = "refuse"
+    broken_rows: Literal["refuse", "drop"] = "refuse"
+    header: tuple[str, ...] = ()
+
+    guesses_columns: ClassVar[bool] = True
+
+    @field_validator("text", "labels", mode="before")
+    @classmethod
+    def one_is_a_list_of_one(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def parts_agree(self) -> "ClassificationSettings":
+        if self.metric and self.metric not in METRICS[self.kind]:
+            raise ValueError(
+                f"metric={self.metric} is not one of {self.kind}: {', '.join(METRICS[self.kind])}"
+            )
+        if self.double_unordered and len(self.text) == 1:
+            raise ValueError("double_unordered=true needs two text columns")
+        if self.kind == "regression" and self.labels:
+            raise ValueError("a regression has no labels")
+        if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
+            raise ValueError(f"labels ({', '.join(self.labels)}) must be at least two different names")
+        return self
+
+    def build(self, tokenizer: Tokenizer, length: int, splits: Splits) -> "Classification":
+        guessed = self.kind != "regression" and not self.labels
+        if not guessed:
+            return Classification(self, tokenizer, length)
+        names = {name for row in splits.get("train", ()) for name in self.label_names(row)}
         ordered = sorted(names, key=lambda name: (number(name) is None, number(name) or 0.0, name))
         # a copy without validation: too few labels is a problem of the data, which `problems` reports
-        settings = settings.model_copy(update={"labels": tuple(ordered)})
-    return Classification(settings, tokenizer, length, guessed)
+        filled = self.model_copy(update={"labels": tuple(ordered)})
+        return Classification(filled, tokenizer, length, guessed=True)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return self.text
+
+    @property
+    def table_header(self) -> tuple[str, ...]:
+        return self.header
+
+    @property
+    def drops_broken_rows(self) -> bool:
+        return self.broken_rows == "drop"
+
+    def texts(self, row: Row) -> tuple[str, ...]:
+        return tuple(str(row.get(column_of(name, row)) or "") for name in self.text)
+
+    def row_key(self, row: Row) -> str:
+        return "\x1f".join(self.texts(row))
+
+    def label_names(self, row: Row) -> list[str]:
+        """The labels of a row, known or not; none where it has none."""
+        value = read_label(row, column_of(self.label, row))
+        if value is None:
+            return []
+        return label_list(value, self.separator) if self.kind == "multilabel" else [label_name(value)]
+
+    def row_classes(self, row: Row) -> set[str]:
+        return set() if self.kind == "regression" else set(self.label_names(row))
+
+    def cut_words(self, length: int) -> str:
+        return f"longer than {length} tokens and cut"
 
 
-class Classification:
-    """A `Task`."""
+class Classification(Task):
+    """`guessed` says that the labels are those of the training rows: only then can there be suspiciously many."""
+
+    settings: ClassificationSettings
 
     def __init__(
         self, settings: ClassificationSettings, tokenizer: Tokenizer, length: int, guessed: bool = False
@@ -62,17 +152,10 @@ class Classification:
         self.numbers = {name: index for index, name in enumerate(settings.labels)}
         self.architecture = "ForSequenceClassification" if settings.head == "transformers" else ""
 
-    @property
-    def outputs(self) -> int:
-        return 1 if self.settings.kind == "regression" else len(self.labels)
-
-    def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
-        return table_problems(self.settings, splits, self.guessed)
-
-    def texts(self, row: Row) -> tuple[str, ...]:
-        return row_texts(self.settings, row)
-
     # Rows -> examples
+
+    def problems(self, splits: Splits) -> list[Problem]:
+        return list(table_problems(self.settings, splits, self.guessed))
 
     def training_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Both orders of every pair, where order has no meaning."""
@@ -84,7 +167,7 @@ class Classification:
     def encode(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
         """[CLS] A [SEP] (B [SEP]); of a pair that is too long the longer text is cut first, from its end."""
         pieces = []
-        columns = zip(*(self.texts(row) for row in rows), strict=True) if rows else ()
+        columns = zip(*(self.settings.texts(row) for row in rows), strict=True) if rows else ()
         for column in columns:
             encodings = self.tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
             pieces.append([encoding.ids for encoding in encodings])
@@ -100,28 +183,27 @@ class Classification:
         return examples, cut
 
     def target(self, row: Row) -> Any:
-        value = read_label(row, column_of(self.settings.label, row))
+        column = column_of(self.settings.label, row)
         match self.settings.kind:
             case "regression":
-                found = number(value)
-                return None if found is None else found / self.settings.scale
+                value = number(read_label(row, column))
+                return None if value is None else value / self.settings.scale
             case "multilabel":
-                if column_of(self.settings.label, row) not in row:
-                    return None
-                names = label_list(value, self.settings.separator) if value is not None else []
-                return [float(name in names) for name in self.labels]
+                names = self.settings.label_names(row)
+                return [float(name in names) for name in self.labels] if column in row else None
             case "classification":
-                return None if value is None else self.numbers.get(label_name(value))
+                names = self.settings.label_names(row)
+                return self.numbers.get(names[0]) if names else None
 
     # The network's side
 
     def head(self, encoder: AnySettings) -> nn.Module:
-        match self.settings.head, encoder:
-            case "transformers", EncoderSettings():
-                return TransformersHead(encoder, self.outputs)
-            case "transformers", ModernBertSettings():
-                return ModernBertHead(encoder, self.outputs)
-        return LinearHead(encoder, self.outputs)
+        outputs = 1 if self.settings.kind == "regression" else len(self.labels)
+        match self.settings.head:
+            case "transformers":
+                return LabelHead(sequence_label_head(encoder, outputs), reads_first_only=True)
+            case "linear":
+                return LinearHead(encoder, outputs)
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
         kind = torch.long if self.settings.kind == "classification" else torch.float32
@@ -160,40 +242,72 @@ class Classification:
         ]
 
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        answers = [prediction["prediction"] for prediction in predictions]
+        gold, predicted = self.gold_and_predicted(rows, predictions)
         match self.settings.kind:
             case "regression":
-                gold = np.array([self.target(row) for row in rows], float) * self.settings.scale
-                found = metrics.regression_scores(gold, np.array(answers, float))
+                scores = regression_scores(gold, predicted)
             case "multilabel":
-                chosen = np.array([[float(name in answer) for name in self.labels] for answer in answers])
-                found = metrics.multilabel_scores(np.array([self.target(row) for row in rows]), chosen)
+                scores = multilabel_scores(gold, predicted)
             case "classification":
-                numbers = np.array([self.numbers[answer] for answer in answers])
-                found = metrics.class_scores(
-                    np.array([self.target(row) for row in rows]), numbers, len(self.labels)
-                )
-        headline = self.settings.metric or metrics.METRICS[self.settings.kind][0]
-        return {headline: found[headline]} | found
+                scores = class_scores(gold, predicted, len(self.labels))
+        headline = self.settings.metric or METRICS[self.settings.kind][0]
+        return {headline: scores[headline]} | scores
+
+    def gold_and_predicted(
+        self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of classes, rows x labels of 0 and 1, or quantities."""
+        answers = [prediction["prediction"] for prediction in predictions]
+        gold = np.array([self.target(row) for row in rows])
+        match self.settings.kind:
+            case "regression":
+                return gold.astype(float) * self.settings.scale, np.array(answers, float)
+            case "multilabel":
+                return gold, np.array([[float(name in answer) for name in self.labels] for answer in answers])
+            case "classification":
+                return gold, np.array([self.numbers[answer] for answer in answers])
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Per-class figures and, for single labels, the confusion matrix."""
-        answers = [prediction["prediction"] for prediction in predictions]
-        match self.settings.kind:
-            case "regression":
-                return {}
-            case "multilabel":
-                gold = np.array([self.target(row) for row in rows])
-                chosen = np.array([[float(name in answer) for name in self.labels] for answer in answers])
-                return {"per_class": metrics.per_class(gold, chosen, self.labels)}  # type: ignore[arg-type]
-            case "classification":
-                true = [self.target(row) for row in rows]
-                said = [self.numbers[answer] for answer in answers]
-                return {
-                    "labels": list(self.labels),
-                    "confusion": metrics.confusion(true, said, len(self.labels)),
-                    "per_class": metrics.per_class(true, said, self.labels),
-                }
+        """Metrics of each class and, for single labels, the confusion matrix: rows are the true classes."""
+        if self.settings.kind == "regression":
+            return {}
+        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+        gold, predicted = self.gold_and_predicted(rows, predictions)
+        numbers = list(range(len(self.labels)))
+        columns = precision_recall_fscore_support(gold, predicted, labels=numbers, zero_division=0)
+        per_class = [
+            {"label": label, "precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
+            for label, p, r, f, n in zip(self.labels, *columns, strict=True)
+        ]
+        if self.settings.kind == "multilabel":
+            return {"per_class": per_class}
+        confusion = confusion_matrix(gold, predicted, labels=numbers).tolist()
+        return {"labels": list(self.labels), "confusion": confusion, "per_class": per_class}
+
+    def answer_sample(self) -> dict[str, Any]:
+        return {"prediction": [""]} if self.settings.kind == "multilabel" else {}
+
+    def config_entries(self) -> dict[str, Any]:
+        entries = super().config_entries() | {"problem_type": PROBLEM_TYPES[self.settings.kind]}
+        if self.settings.kind == "regression":
+            entries |= {"id2label": {"0": self.settings.label}, "label2id": {self.settings.label: 0}}
+        return entries
+
+
+class LinearHead(nn.Module):
+    """The original's: dropout and one dense layer on the vector of [CLS], whatever the encoder."""
+
+    reads_first_only = True
+
+    def __init__(self, settings: AnySettings, outputs: int):
+        super().__init__()
+        self.dropout = nn.Dropout(settings.dropout)
+        self.output = nn.Linear(settings.hidden, outputs)
+        self.output.glorot = True  # type: ignore[assignment]
+
+    def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {"logits": in_float32(self.output, self.dropout(hidden[:, 0]))}
 
 
 def fit(sizes: Sequence[int], room: int) -> list[int]:
@@ -204,3 +318,143 @@ def fit(sizes: Sequence[int], room: int) -> list[int]:
         return [room]
     short = min(min(sizes), room // 2)
     return [short, room - short] if sizes[0] <= sizes[1] else [room - short, short]
+
+
+# Metrics, computed by scikit-learn and scipy, which are imported when asked for
+
+
+def class_scores(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[str, float]:
+    """`f1` is that of the second of two classes, which GLUE calls positive. F1 over classes counts those of the task,
+    also one that is absent from this data. Micro F1 of single labels is accuracy and is left out for two classes."""
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    every = list(range(classes))
+    scores = {"accuracy": float(accuracy_score(gold, predicted))}
+    if classes == 2:
+        scores["f1"] = float(f1_score(gold, predicted, pos_label=1, zero_division=0))
+    for average in ("macro", "micro"):
+        f1 = f1_score(gold, predicted, labels=every, average=average, zero_division=0)
+        scores[f"f1_{average}"] = float(f1)
+    alone = len(np.union1d(gold, predicted)) < 2  # a correlation with nothing, which counts as 0
+    scores["mcc"] = 0.0 if alone else float(matthews_corrcoef(gold, predicted))
+    return scores
+
+
+def multilabel_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Rows x labels of 0 and 1. Accuracy asks for every label of a row to be right."""
+    from sklearn.metrics import accuracy_score, f1_score
+
+    return {
+        "f1_micro": float(f1_score(gold, predicted, average="micro", zero_division=0)),
+        "f1_macro": float(f1_score(gold, predicted, average="macro", zero_division=0)),
+        "accuracy": float(accuracy_score(gold, predicted)),
+    }
+
+
+def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Correlations with a constant are undefined; they count as 0, so that a collapsed run has a score."""
+    from scipy.stats import pearsonr, spearmanr
+
+    varies = len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0
+    return {
+        "spearman": float(spearmanr(gold, predicted).statistic) if varies else 0.0,
+        "pearson": float(pearsonr(gold, predicted).statistic) if varies else 0.0,
+        "mse": float(np.mean((gold - predicted) ** 2)),
+    }
+
+
+# What can be wrong with rows
+
+
+def table_problems(
+    settings: ClassificationSettings, splits: Splits, guessed: bool = False
+) -> Iterator[Problem]:
+    """Everything, split by split, then what all rows say together, of columns that are there."""
+    absent: set[str] = set()
+    clean = True
+    for split, rows in splits.items():
+        found = list(split_problems(settings, split, rows, guessed, absent))
+        clean = clean and not found
+        yield from found
+    classes = len(settings.labels)
+    learns = bool(splits.get("train")) and settings.kind != "regression" and settings.label not in absent
+    if learns and (classes == 1 or (classes == 0 and clean)):
+        only = ", ".join(settings.labels) or "none"
+        yield Problem("train", 0, settings.label, f"one class only ({only}): there is nothing to learn")
+    if settings.metric == "f1" and classes > 2:
+        yield Problem("", 0, "", f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")
+    if settings.shared_rows == "refuse" and not absent.intersection(settings.text):
+        yield from shared_rows(settings, splits)
+
+
+def split_problems(
+    settings: ClassificationSettings, split: str, rows: Sequence[Row], guessed: bool, absent: set[str]
+) -> Iterator[Problem]:
+    """Adds to `absent` the columns that the rows have not."""
+    if not rows:
+        yield Problem(split, 0, "", "no rows")
+        return
+    labelled = needs_answers(split)
+    columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
+    wanted = [*settings.text, *([settings.label] if labelled else [])]
+    missing = [name for name in wanted if pick(columns, name) is None]
+    absent.update(missing)
+    for name in missing:
+        yield Problem(split, 0, name, f"no column {name!r} (there are {', '.join(columns)})")
+    if missing:
+        return
+    yield from islice(text_problems(settings, split, rows), PROBLEMS_KEPT)
+    if labelled:
+        yield from islice(label_problems(settings, split, rows), PROBLEMS_KEPT)
+    different = len(settings.labels)
+    many = different > max(20, len(rows) // 2) and settings.kind == "classification"
+    if guessed and split == "train" and many:
+        yield Problem(
+            split,
+            0,
+            settings.label,
+            f"{different} different labels in {len(rows)} rows. If they are quantities, use kind=regression; if they "
+            "are classes all the same, list them with labels=[…]; if neither, choose another label column",
+        )
+
+
+def text_problems(settings: ClassificationSettings, split: str, rows: Sequence[Row]) -> Iterator[Problem]:
+    for name in settings.text:
+        values = [row.get(column_of(name, row)) for row in rows]
+        if all(number(value) is not None for value in values):
+            yield Problem(split, 0, name, f"column {name!r} holds numbers, not text")
+            continue
+        for place, value in enumerate(values, 1):
+            if is_missing(value):
+                yield Problem(split, place, name, f"no text in {name!r}")
+            elif not isinstance(value, str):
+                yield Problem(split, place, name, f"{name!r} is {value!r}, not text")
+
+
+def label_problems(settings: ClassificationSettings, split: str, rows: Sequence[Row]) -> Iterator[Problem]:
+    known = ", ".join(settings.labels[:8]) + (", …" if len(settings.labels) > 8 else "")
+    for place, row in enumerate(rows, 1):
+        value = read_label(row, column_of(settings.label, row))
+        if value is None and settings.kind != "multilabel":
+            yield Problem(split, place, settings.label, "no label")
+        elif settings.kind == "regression":
+            if number(value) is None:
+                yield Problem(split, place, settings.label, f"label {value!r} is not a number")
+        else:
+            for name in settings.label_names(row):
+                if name not in settings.labels:
+                    what = "a number where a name was expected" if number(name) is not None else "unknown"
+                    text = f"label {name!r} is {what} (known: {known})"
+                    yield Problem(split, place, settings.label, text)
+
+
+def shared_rows(settings: ClassificationSettings, splits: Splits) -> Iterator[Problem]:
+    """Rows without text, which are refused for that, are not the same as each other."""
+    first: dict[tuple[str, ...], int] = {}
+    for place, row in enumerate(splits.get("train", ()), 1):
+        first.setdefault(settings.texts(row), place)
+    for split, rows in splits.items():
+        for place, row in enumerate(rows, 1) if split.startswith("dev") else ():
+            texts = settings.texts(row)
+            if texts in first and all(map(str.strip, texts)):
+                yield Problem(split, place, "", "", ("train", first[texts]))

@@ -12,7 +12,7 @@ import torch
 
 from electra.base.batch import Batch
 from electra.base.randomness import mix, permute
-from electra.finetuning.task import Example, Task
+from electra.finetuning import Example, Task
 
 CHUNK_BATCHES = 64
 

@@ -14,11 +14,11 @@ from electra.base import config
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.data.tokenizer import special_ids, vocabulary_size
-from electra.finetuning.classification import Classification
+from electra.finetuning import Task
 from electra.finetuning.features import to_device
-from electra.finetuning.kinds import AnyTask, build_task, settings_class
 from electra.finetuning.loop import Finetuned
 from electra.finetuning.method import MethodSettings
+from electra.finetuning.plan import settings_class
 from electra.interop.formats import FORMATS, config_json, network_tensors
 from electra.interop.read import LENGTH, Pretrained, read_folder
 from electra.interop.write import Probe, check_folder, folder_content, without_dropout, write_checked
@@ -32,7 +32,7 @@ class TaskModel:
     """A fine-tuned network with its task, and what task.json says of it besides."""
 
     model: Finetuned
-    task: AnyTask
+    task: Task
     method: MethodSettings
     tokenizer: Tokenizer
     note: Mapping[str, Any]
@@ -45,7 +45,7 @@ class TaskModel:
         return Pretrained(self.model.encoder, None, "encoder", self.tokenizer, length=self.length)
 
 
-def architecture(settings: AnySettings, task: AnyTask) -> str:
+def architecture(settings: AnySettings, task: Task) -> str:
     """The class of transformers that reads the encoder with the task's head, or "" where there is none."""
     return f"{FORMATS[settings.kind].family}{task.architecture}" if task.architecture else ""
 
@@ -58,9 +58,8 @@ def write_task_folder(out: Path, trained: TaskModel, card: str, more: Mapping[st
         raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
     name = architecture(settings, task)
     class_name = name or f"{FORMATS[settings.kind].family}Model"
-    described = config_json(settings, vocab_size, special_ids(trained.tokenizer), class_name) | label_map(
-        task
-    )
+    described = config_json(settings, vocab_size, special_ids(trained.tokenizer), class_name)
+    described |= task.config_entries()
     if trained.length is not None:
         described |= {LENGTH: trained.length}
     tensors = network_tensors(encoder, trained.model.head, name)
@@ -92,23 +91,6 @@ def outputs(model: Finetuned, probe: Probe) -> dict[str, Tensor]:
         return {name: tensor.float().cpu() for name, tensor in model(inputs).items()}
 
 
-def label_map(task: AnyTask) -> dict[str, Any]:
-    labels: dict[str, Any] = {}
-    if task.labels:
-        labels["id2label"] = {str(index): name for index, name in enumerate(task.labels)}
-        labels["label2id"] = {name: index for index, name in enumerate(task.labels)}
-    if isinstance(task, Classification):
-        kinds = {
-            "classification": "single_label_classification",
-            "multilabel": "multi_label_classification",
-            "regression": "regression",
-        }
-        labels["problem_type"] = kinds[task.settings.kind]
-        if task.settings.kind == "regression":
-            labels |= {"id2label": {"0": task.settings.label}, "label2id": {task.settings.label: 0}}
-    return labels
-
-
 def load_task_folder(folder: Path) -> TaskModel:
     if not (folder / TASK_FILE).is_file():
         raise DataError(
@@ -122,7 +104,7 @@ def load_task_folder(folder: Path) -> TaskModel:
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"{folder / TASK_FILE} cannot be read: {str(error).splitlines()[0]}.") from None
     stored = read_folder(folder)
-    task = build_task(settings, stored.tokenizer, min(settings.length, stored.settings.positions), {})
+    task = settings.build(stored.tokenizer, min(settings.length, stored.settings.positions), {})
     head = task.head(stored.settings)
     encoder = stored.build(head, architecture(stored.settings, task), described_by=TASK_FILE)
     return TaskModel(

@@ -17,11 +17,11 @@ from electra.base.errors import DivergedError
 from electra.base.progress import Display
 from electra.base.randomness import mix
 from electra.data.tables import Row
+from electra.finetuning import Example, Outputs, Task
 from electra.finetuning.features import collate, lengths_of, sorted_order, to_device, training_batches
 from electra.finetuning.method import MethodSettings
 from electra.finetuning.optimise import build_layerwise
 from electra.finetuning.step import Step
-from electra.finetuning.task import Example, Outputs, Task
 from electra.model.encoders import AnyEncoder
 from electra.train.device import autocast, choose_device, kernel_remark
 from electra.train.optimizers import Rates
@@ -204,11 +204,3 @@ def score(task: Task, model: Finetuned, dev: Dev, method: MethodSettings, pad: i
     outputs = infer(model, task, dev.examples, method, pad)
     model.train()
     return task.scores(dev.rows, task.predict(dev.rows, dev.examples, outputs))
-
-
-def mean_outputs(runs: Sequence[Sequence[Outputs]]) -> list[Outputs]:
-    """The ensemble: logits averaged over runs, example by example."""
-    return [
-        {name: np.mean([outputs[name] for outputs in parts], axis=0) for name in parts[0]}
-        for parts in zip(*runs, strict=True)
-    ]

@@ -15,24 +15,28 @@ from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.data.columns import guess_columns, guess_kind, read_label
 from electra.data.tables import Row, is_table, read_rows, stem
-from electra.finetuning.class_rows import ClassificationSettings
-from electra.finetuning.kinds import (
-    AnySettings,
-    named_columns,
-    read_split,
-    row_classes,
-    row_key,
-    settings_class,
-)
+from electra.finetuning import Splits, TaskSettings
+from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.method import MethodSettings
-from electra.finetuning.span import SpanSettings
-from electra.finetuning.squad_rows import is_nested
-from electra.finetuning.tag_rows import is_texts
+from electra.finetuning.questions import SpanSettings, is_nested
+from electra.finetuning.tagging import TaggingSettings, is_texts
 
 TASKS = "recipes/tasks"
 SPLITS = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
+KINDS = ("classification", "multilabel", "regression", "tagging", "span")
 DEV_SHARE = 10
 SPLIT_OFF = "a tenth of train"
+
+
+def settings_class(kind: object) -> type[TaskSettings]:
+    match kind:
+        case "classification" | "multilabel" | "regression":
+            return ClassificationSettings
+        case "tagging":
+            return TaggingSettings
+        case "span":
+            return SpanSettings
+    raise SettingsError(f"kind: there is no kind of task {kind!r}, only {', '.join(KINDS)}.")
 
 
 class SourceSettings(config.Settings):
@@ -51,7 +55,7 @@ class Plan:
     split have in the one file they come from, where dev was split off."""
 
     name: str
-    task: AnySettings
+    task: TaskSettings
     method: MethodSettings
     source: SourceSettings
     files: Mapping[str, Path]
@@ -60,16 +64,14 @@ class Plan:
     numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-Splits = dict[str, Sequence[Row]]
-
-
 def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Plan, Splits]:
     """`overrides` come from the command line and win; `defaults` fit the model and lose to a TOML file."""
     path = Path(item)
+    kind = settings_class(overrides["kind"]) if "kind" in overrides else None
     if item in config.recipe_names(TASKS) or (path.suffix == ".toml" and path.is_file()):
         given = config.read_recipe(item, TASKS) | dict(overrides)
         name, guessed = path.stem, False
-    elif is_table(path) or path.is_dir() or (path.is_file() and overrides.get("kind") in ("tagging", "span")):
+    elif is_table(path) or path.is_dir() or (path.is_file() and kind and not kind.guesses_columns):
         given, name, guessed = {"data": item} | dict(overrides), stem(path), True
     elif path.suffix and not path.exists():
         raise DataError(f"{item} does not exist. Give a file that does, a folder, or the name of a task.")
@@ -85,31 +87,29 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
     wanted = given.get("files", {})
     if data and data.is_file():  # the names that a task gives are for folders
         wanted = {split: file for split, file in wanted.items() if f"files.{split}" in overrides}
-    files = find_files(name, data, wanted, given.get("kind") == "tagging")
+    kind = settings_class(given["kind"]) if "kind" in given else None
+    files = find_files(name, data, wanted, kind is not None and kind.any_file)
     notes: list[str] = []
     read: dict[str, tuple[list[Row], dict[int, str]]] = {}
     if guessed and "kind" not in given:
         notes += guess_shape(given, files["train"])
-    if guessed and given.get("kind") not in ("tagging", "span"):
+    if guessed and settings_class(given.get("kind", "classification")).guesses_columns:
         unread: dict[int, str] = {}
         read["train"] = list(read_rows(files["train"], given.get("header", ()), unread)), unread
         if not read["train"][0]:
             raise DataError(f"{files['train']} has no rows. At least two different ones are needed.")
         notes += guess(given, read["train"][0])
     task, method = place(given, defaults)
-    splits: Splits = {}
+    splits: dict[str, Sequence[Row]] = {}
     malformed: dict[str, dict[int, str]] = {}
     for split, file in files.items():
-        rows, wrong = read[split] if split in read else read_split(task, file)
-        match task:
-            case ClassificationSettings(broken_rows="drop") if wrong:
-                rows = [row for number, row in enumerate(rows, 1) if number not in wrong]
-                notes.append(f"{split}: {len(wrong):,} broken rows are left out")
-                wrong = {}
+        rows, wrong = read[split] if split in read else task.read(file)
+        if wrong and task.drops_broken_rows:
+            rows = [row for number, row in enumerate(rows, 1) if number not in wrong]
+            notes.append(f"{split}: {len(wrong):,} broken rows are left out")
+            wrong = {}
         splits[split], malformed[split] = rows, wrong
-    match task:
-        case SpanSettings(null_threshold="dev"):
-            notes.append("dev scores are with the null_threshold that is best for dev: they flatter")
+    notes += task.notes
     plan = Plan(task.name or name, task, method, source, files, tuple(notes), malformed)
     if "dev" not in files:
         if len(splits["train"]) < 2:
@@ -117,8 +117,8 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
             raise DataError(
                 f"{files['train']} has {count}. At least two different ones are needed, one of them for dev."
             )
-        splits, numbers = split_dev(task, splits)
-        plan = replace(plan, numbers=numbers)
+        parts, numbers = split_dev(task, splits)
+        return replace(plan, numbers=numbers), parts
     return plan, splits
 
 
@@ -142,14 +142,14 @@ def guess_shape(given: dict[str, Any], file: Path) -> list[str]:
             del given[key]
         return [f"kind (guessed): tagging, {words} with their {chosen}"]
     if words and tags:
-        raise DataError(f"{file}: which of {', '.join(tags)} are the tags of {words}? Say --label NAME.")
+        raise DataError(f"{file}: which of {', '.join(tags)} are the tags of {words}? Say label=NAME.")
     return []
 
 
-def place(given: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[AnySettings, MethodSettings]:
+def place(given: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettings, MethodSettings]:
     """Keys are flat for people: each belongs to the kind of task or to the method, by its name."""
-    given = named_columns(str(given.get("kind", "classification")), given)
-    kind = settings_class(str(given.get("kind", "classification")))
+    kind = settings_class(given.get("kind", "classification"))
+    given = kind.named_columns(given)
     known = [*kind.model_fields, *MethodSettings.model_fields, *SourceSettings.model_fields]
     unknown = [key for key in given if key not in known]
     if unknown:
@@ -245,12 +245,12 @@ def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequenc
     return None
 
 
-def split_dev(task: AnySettings, splits: Splits) -> tuple[Splits, dict[str, list[int]]]:
+def split_dev(task: TaskSettings, splits: Splits) -> tuple[Splits, dict[str, list[int]]]:
     """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
     there twice ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
 
     def place_of(row: Row) -> bytes:
-        return hashlib.blake2b(row_key(task, row).encode("utf-8", "replace"), digest_size=8).digest()
+        return hashlib.blake2b(task.row_key(row).encode("utf-8", "replace"), digest_size=8).digest()
 
     places = [place_of(row) for row in splits["train"]]
     if (
@@ -260,7 +260,7 @@ def split_dev(task: AnySettings, splits: Splits) -> tuple[Splits, dict[str, list
     different = sorted(set(places))
     classes: dict[bytes, set[str]] = {place: set() for place in different}
     for place, row in zip(places, splits["train"], strict=True):
-        classes[place] |= row_classes(task, row)
+        classes[place] |= task.row_classes(row)
     left = Counter(name for names in classes.values() for name in names)
     chosen: set[bytes] = set()
     for place in different:
@@ -278,7 +278,7 @@ def split_dev(task: AnySettings, splits: Splits) -> tuple[Splits, dict[str, list
     return parts | {name: rows for name, rows in splits.items() if name != "train"}, numbers
 
 
-def describe_files(plan: Plan, splits: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+def describe_files(plan: Plan, splits: Splits) -> list[dict[str, Any]]:
     """Each split with its file and rows, and whether that is the official set's size."""
     described = []
     for split, rows in splits.items():

@@ -12,25 +12,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from electra.base.errors import DataError, SettingsError
+from electra.data.columns import column_of, pick
 from electra.data.conll import row_of, sentences, with_tags
 from electra.data.table_writer import TableWriter, whole_file
 from electra.data.tables import Row, parquet_schema, read_rows, stem, table_format
 from electra.data.tokenizer import special_ids
+from electra.finetuning import Problem, Task, short
 from electra.finetuning.folder import TaskModel, load_task_folder
-from electra.finetuning.kinds import (
-    answer_sample,
-    cut_words,
-    header_of,
-    input_problems,
-    layout,
-    read_split,
-    result_tables,
-    with_columns,
-)
 from electra.finetuning.loop import infer
+from electra.finetuning.questions import by_id, read_squad
 from electra.finetuning.results import all_problems, refuse
-from electra.finetuning.squad_rows import by_id, read_squad
-from electra.finetuning.tagging import Tagging
 
 CHUNK = 4096
 Item = TypeVar("Item")
@@ -49,7 +40,7 @@ class Predicted:
 def load_for(model: Path, columns: Mapping[str, Any]) -> TaskModel:
     """The model, with the columns of this file where they are called otherwise than in training."""
     loaded = load_task_folder(model)
-    return replace(loaded, task=with_columns(loaded.task, columns)) if columns else loaded
+    return replace(loaded, task=loaded.task.with_columns(columns)) if columns else loaded
 
 
 def predict_file(
@@ -60,9 +51,9 @@ def predict_file(
     settings = loaded.task.settings
     target = out or default_name(file)
     if target.exists() and target.samefile(file):
-        raise SettingsError(f"{target} is the input itself. Choose another --out.")
-    done = Predicted([target], cut_words=cut_words(settings, loaded.task.length))
-    match layout(settings, file):
+        raise SettingsError(f"{target} is the input itself. Choose another out.")
+    done = Predicted([target], cut_words=settings.cut_words(loaded.task.length))
+    match settings.layout(file):
         case "table":
             predict_table(loaded, file, target, probabilities, done)
         case "columns":
@@ -73,8 +64,8 @@ def predict_file(
 
 
 def predict_table(loaded: TaskModel, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
-    with TableWriter(target, answer_sample(loaded.task), parquet_schema(file)) as writer:
-        for rows in chunks(read_rows(file, header_of(loaded.task.settings))):
+    with TableWriter(target, loaded.task.answer_sample(), parquet_schema(file)) as writer:
+        for rows in chunks(read_rows(file, loaded.task.settings.table_header)):
             said = answers(loaded, rows, done)
             written = [joined(file, *pair, probabilities) for pair in zip(rows, said, strict=True)]
             writer.write(written, answers={name.removeprefix("_") for name in said[0]})
@@ -83,8 +74,8 @@ def predict_table(loaded: TaskModel, file: Path, target: Path, probabilities: bo
 
 def predict_columns(loaded: TaskModel, file: Path, target: Path, done: Predicted) -> None:
     """The lines of the file, with a last column for the tags."""
-    assert isinstance(loaded.task, Tagging)
-    words = {loaded.task.settings.tokens: loaded.task.settings.token_column}
+    settings = loaded.task.settings
+    words = {name: settings.file_columns[name] for name in settings.input_columns}
     with whole_file(target) as out:
         for groups in chunks(sentences(file, words.values())):
             found = [row_of(lines, words) for lines in groups]
@@ -99,7 +90,7 @@ def predict_squad(loaded: TaskModel, file: Path, target: Path, probabilities: bo
     """{id: answer}, as the official evaluators read it; the n-best lists, and the null score differences which the
     evaluator of 2.0 calls na-prob, are files beside it."""
     if table_format(target) != "json":
-        raise SettingsError(f"{target}: answers to a file in SQuAD's layout are .json. Choose another --out.")
+        raise SettingsError(f"{target}: answers to a file in SQuAD's layout are .json. Choose another out.")
     rows = read_squad(file)
     said = answers(loaded, rows, done)
     files = {target: by_id(rows, said)}
@@ -120,6 +111,27 @@ def answers(loaded: TaskModel, rows: Sequence[Row], done: Predicted) -> list[dic
     outputs = infer(loaded.model, loaded.task, examples, loaded.method, special_ids(loaded.tokenizer).pad)
     done.rows, done.cut = done.rows + len(rows), done.cut + cut
     return loaded.task.predict(rows, examples, outputs)
+
+
+def input_problems(task: Task, rows: Sequence[Row], before: int) -> list[Problem]:
+    """What keeps rows from being answered; `before` is how many rows the file has before them. Answers are not asked
+    for, and an empty text is answered too."""
+    settings = task.settings
+    present = list(dict.fromkeys(name for row in rows[:100] for name in row))
+    absent = [name for name in settings.input_columns if pick(present, name) is None]
+    if absent:
+        listed = ", ".join(present)
+        return [Problem("", 0, name, f"no column {name!r} (there are {listed})") for name in absent]
+    problems = []
+    for number, row in enumerate(rows, before + 1):
+        for name in settings.input_columns:
+            column = column_of(name, row)
+            if column not in row:
+                problems.append(Problem("", number, name, f"no {name!r}"))
+            elif not settings.is_input(row[column]):
+                text = f"{name!r} is {short(row[column])}, not {settings.input_form}"
+                problems.append(Problem("", number, name, text))
+    return problems
 
 
 def refuse_nothing(file: Path, done: Predicted) -> None:
@@ -159,11 +171,11 @@ def beside(path: Path, what: str) -> Path:
 def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
     loaded = load_for(model, columns)
     settings = loaded.task.settings
-    rows, malformed = read_split(settings, file)
+    rows, malformed = settings.read(file)
     if found := all_problems(loaded.task, {"dev": rows}, {"dev": malformed}, {}):
         refuse(found)
-    done = Predicted([], cut_words=cut_words(settings, loaded.task.length))
+    done = Predicted([], cut_words=settings.cut_words(loaded.task.length))
     predictions = answers(loaded, rows, done)
-    tables = result_tables(loaded.task, rows, predictions)
+    tables = loaded.task.tables(rows, predictions)
     scores = loaded.task.scores(rows, predictions)
     return {"rows": len(rows), "cut": done.cut, "cut_words": done.cut_words, "scores": scores, **tables}

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,10 @@ from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import write_atomically, write_json
 from electra.data.table_writer import TableWriter
-from electra.data.tables import Row
-from electra.finetuning import report
-from electra.finetuning.kinds import AnyTask, cut_words, ensemble, fitted, result_tables
+from electra.finetuning import Outputs, Problem, Splits, Task, report
 from electra.finetuning.method import FREE_TO_CHANGE
-from electra.finetuning.plan import Plan, Splits, describe_files
-from electra.finetuning.span import SpanTask
-from electra.finetuning.squad_rows import by_id
+from electra.finetuning.plan import Plan, describe_files
 from electra.finetuning.start import Start, build, encode_others, usable_length
-from electra.finetuning.task import Outputs
 from electra.train.log import plot_scores
 
 RESULT = "result.json"
@@ -46,32 +40,25 @@ def refuse_problems(plans: Mapping[str, tuple[str, Plan, Splits]], start: Start)
 
 
 def all_problems(
-    task: AnyTask,
-    splits: Mapping[str, Sequence[Row]],
+    task: Task,
+    splits: Splits,
     malformed: Mapping[str, Mapping[int, str]],
     numbers: Mapping[str, Sequence[int]],
-) -> list[str]:
+) -> list[Problem]:
     """Rows that could not be read, then what is wrong with the others, each by the number it has in its file."""
-
-    def in_file(match: re.Match[str]) -> str:
-        split, number = match[1], int(match[2])
-        return f"train row {numbers[split][number - 1]}" if split in numbers else match[0]
-
     unread = {
-        f"{split} row {number}": problem
+        (split, number): Problem(split, number, "", text)
         for split, wrong in malformed.items()
-        for number, problem in wrong.items()
+        for number, text in wrong.items()
     }
-    lines = [re.sub(r"\b(train|dev) row (\d+)\b", in_file, line) for line in task.problems(splits)]
-    return [f"{row}: {problem}" for row, problem in unread.items()] + [
-        line for line in lines if line.partition(":")[0] not in unread
-    ]
+    others = (problem.renumbered(numbers) for problem in task.problems(splits))
+    return [*unread.values(), *(it for it in others if (it.split, it.row) not in unread)]
 
 
-def refuse(found: Sequence[str]) -> None:
-    more = len(found) - PROBLEMS_SHOWN
-    lines = [*found[:PROBLEMS_SHOWN], *([f"… and {more:,} more"] if more > 0 else [])]
-    count = f"{len(found):,} problem{'s' * (len(found) > 1)}"
+def refuse(problems: Sequence[object]) -> None:
+    more = len(problems) - PROBLEMS_SHOWN
+    lines = [*map(str, problems[:PROBLEMS_SHOWN]), *([f"… and {more:,} more"] if more > 0 else [])]
+    count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
     raise DataError(f"the data cannot be used as it is ({count}):\n  " + "\n  ".join(lines))
 
 
@@ -106,7 +93,7 @@ def refuse_other_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     ]
     if changed:
         raise SettingsError(
-            f"{folder} holds runs with other settings ({'; '.join(changed)}). Use those, or another folder (--out)."
+            f"{folder} holds runs with other settings ({'; '.join(changed)}). Use those, or another folder (out)."
         )
 
 
@@ -174,15 +161,16 @@ def task_result(out: Path, plan: Plan, splits: Splits, start: Start) -> dict[str
     ensembles: dict[str, Any] = {}
     for split, part in encode_others(task, splits)[0].items():  # dev is the first
         outputs = [unpack(load_file(folder / f"outputs-{split}.safetensors")) for folder in runs.values()]
-        predictions = ensemble(task, part.rows, part.examples, outputs)
+        predictions = task.ensemble(part.rows, part.examples, outputs)
         if split in scores:
             ensembles[split] = task.scores(part.rows, predictions)
             scores[split]["ensemble"] = ensembles[split]
         if split == "dev":
-            tables = result_tables(task, part.rows, predictions)
-            task = fitted(task, ensembles["dev"])
+            tables = task.tables(part.rows, predictions)
+            task = task.fitted(ensembles["dev"])
         if split in plan.source.submission:
-            write_submission(out / "submission" / plan.source.submission[split], part.rows, predictions, task)
+            submission = task.submission(part.rows, predictions)
+            write_submission(out / "submission" / plan.source.submission[split], submission)
     headline = next(iter(first["scores"]["dev"]))
     curves = {seed: result["curve"] for seed, result in found.items()}
     plot_scores(curves, headline, f"{plan.name}: dev {headline}", out / plan.name / "curves.png")
@@ -195,24 +183,15 @@ def task_result(out: Path, plan: Plan, splits: Splits, start: Start) -> dict[str
         "files": describe_files(plan, splits),
         "notes": plan.notes,
         "cut": first["cut"],
-        "cut_words": cut_words(plan.task, usable_length(plan, start)),
+        "cut_words": plan.task.cut_words(usable_length(plan, start)),
         **tables,
     }
 
 
-def write_submission(
-    path: Path, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]], task: AnyTask
-) -> None:
-    """What GLUE's server wants, and what SQuAD's wants."""
-    if isinstance(task, SpanTask):
+def write_submission(path: Path, content: Sequence[dict[str, Any]] | Mapping[str, Any]) -> None:
+    if isinstance(content, Mapping):
         path.parent.mkdir(exist_ok=True)
-        write_json(path, by_id(rows, predictions))
+        write_json(path, content)
         return
     with TableWriter(path) as writer:
-        writer.write(
-            [
-                {"index": index, "prediction": prediction["prediction"]}
-                for index, prediction in enumerate(predictions)
-            ],
-            answers={"prediction"},
-        )
+        writer.write(content, answers={"prediction"})

@@ -17,11 +17,11 @@ from electra.base.jobs import run_jobs
 from electra.base.progress import duration
 from electra.base.signals import Signals
 from electra.data.tokenizer import special_ids
+from electra.finetuning import Splits
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
-from electra.finetuning.kinds import cut_words, fitted
 from electra.finetuning.loop import infer, train_task
 from electra.finetuning.method import size_defaults
-from electra.finetuning.plan import Plan, Splits, describe_files, file_line, make_plan
+from electra.finetuning.plan import Plan, describe_files, file_line, make_plan
 from electra.finetuning.results import (
     RESULT,
     SETTINGS,
@@ -86,7 +86,7 @@ def run_one(
         part = prepared.others[split]
         scores[split] = task.scores(part.rows, task.predict(part.rows, part.examples, outputs[split]))
         if split == "dev":
-            task = fitted(task, scores[split])
+            task = task.fitted(scores[split])
     result = {
         "task": plan.name,
         "seed": seed,
@@ -204,7 +204,7 @@ def run_all(
             prepared = {plan.name: prepare_task(plan, splits, start)}
             for split, (count, rows) in prepared[plan.name].cut.items():
                 if count:
-                    words = cut_words(plan.task, usable_length(plan, start))
+                    words = plan.task.cut_words(usable_length(plan, start))
                     say(f"{plan.name}: {count:,} of {rows:,} {split} rows {words}")
         folder = run_folder(out, plan.name, seed)
         result = run_one(plan, prepared[plan.name], start, seed, folder, False, signals)

@@ -9,10 +9,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from electra.base.randomness import mix
-from electra.finetuning.kinds import AnyTask, build_task, training_rows
+from electra.finetuning import Example, Splits, Task
 from electra.finetuning.loop import Dev, Finetuned
-from electra.finetuning.plan import Plan, Splits
-from electra.finetuning.task import Example
+from electra.finetuning.plan import Plan
 from electra.interop.formats import own_tensors
 from electra.interop.read import warn_beyond
 from electra.model.encoders import AnySettings, encoder_alone, initialise
@@ -52,7 +51,7 @@ def load_start(model: Path) -> Start:
 class Prepared:
     """A task with its rows as examples."""
 
-    task: AnyTask
+    task: Task
     train: Sequence[Example]
     others: Mapping[str, Dev]
     labelled: tuple[str, ...]
@@ -61,7 +60,7 @@ class Prepared:
 
 def prepare_task(plan: Plan, splits: Splits, start: Start) -> Prepared:
     task = build(plan, splits, start)
-    rows = training_rows(task, splits["train"])
+    rows = task.training_rows(splits["train"])
     train, cut = task.encode(rows)
     longest = max((len(example.ids) for example in train), default=0)
     warn_beyond(start.settings, start.length, longest)
@@ -74,7 +73,7 @@ def prepare_task(plan: Plan, splits: Splits, start: Start) -> Prepared:
     return Prepared(task, train, others, labelled, {"train": (cut, len(rows)), **cut_in_others})
 
 
-def encode_others(task: AnyTask, splits: Splits) -> tuple[dict[str, Dev], dict[str, tuple[int, int]]]:
+def encode_others(task: Task, splits: Splits) -> tuple[dict[str, Dev], dict[str, tuple[int, int]]]:
     """Every split but train, and (how many rows were cut, of how many)."""
     others, cut = {}, {}
     for split, rows in splits.items():
@@ -84,16 +83,16 @@ def encode_others(task: AnyTask, splits: Splits) -> tuple[dict[str, Dev], dict[s
     return others, cut
 
 
-def build(plan: Plan, splits: Splits, start: Start) -> AnyTask:
+def build(plan: Plan, splits: Splits, start: Start) -> Task:
     tokenizer = Tokenizer.from_str(start.tokenizer.to_str())
-    return build_task(plan.task, tokenizer, usable_length(plan, start), splits)
+    return plan.task.build(tokenizer, usable_length(plan, start), splits)
 
 
 def usable_length(plan: Plan, start: Start) -> int:
     return min(plan.task.length, start.settings.positions)
 
 
-def build_model(plan: Plan, task: AnyTask, start: Start, seed: int) -> Finetuned:
+def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
     """The pre-trained encoder under a head that depends on the seed alone."""
     dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
     settings = start.settings.model_copy(update=dropout)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from electra.base.batch import Batch
-from electra.finetuning.task import Task
+from electra.finetuning import Task
 from electra.train.cuda_graph import Recorder, Tensors
 from electra.train.device import is_out_of_memory
 

@@ -3,72 +3,169 @@
 A word is represented by its first token, as in BERT's and the original's tagging. Where we differ from the original:
 dropout before the linear layer and segment 0 (it has none, and 1), both as in transformers' ElectraForTokenClassification,
 whose weights these are; text keeps its case if the tokenizer does; sentences over the limit are split, not cut.
+
+Spans are written as one tag a word in three ways:
+
+    words   Ada   Lovelace  met  Mary   Somerville  London
+    iob1    I-PER I-PER     O    I-PER  I-PER       I-LOC     B- only where a span touches one of its own type
+    iob2    B-PER I-PER     O    B-PER  I-PER       B-LOC     B- at every start
+    bioes   B-PER E-PER     O    B-PER  E-PER       S-LOC     E- at the end, S- for a span of one word
+
+Legal tags and lists of spans are the same thing: `from_spans` and `to_spans` are inverses. Illegal tags, which a network
+may well produce, are read by the rule of conlleval, the program of the CoNLL shared tasks: what cannot continue a span
+starts one. `legal(tags)`, which reads and writes them again, is therefore also how they are repaired and how they are
+found. A tag without a type (B, I, O) is a span whose type is empty.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from electra.base.batch import Batch
-from electra.base.errors import SettingsError
-from electra.data.tables import Row
-from electra.finetuning.spans import NONE, count_spans, legal, to_spans
-from electra.finetuning.tag_rows import TaggingSettings, find_problems, is_texts, train_labels
-from electra.finetuning.task import Example, Outputs
-from electra.finetuning.words import WordPieces, split_words
-from electra.model.electra import EncoderSettings
-from electra.model.encoders import AnySettings
-from electra.model.modern import ModernBertSettings
-from electra.model.modern_heads import LabelHead
+from electra.base.errors import DataError, SettingsError
+from electra.data.conll import read_conll
+from electra.data.tables import Row, is_table, table_format
+from electra.data.tokenizer import special_ids
+from electra.finetuning import (
+    Example,
+    LabelHead,
+    Layout,
+    Outputs,
+    Problem,
+    Splits,
+    Task,
+    TaskSettings,
+    needs_answers,
+    short,
+)
+from electra.model.encoders import AnySettings, token_label_head
 
 IGNORED = -100
+_REMEMBERED_WORDS = 1 << 18
+Scheme = Literal["iob1", "iob2", "bioes"]
+MARKS: dict[Scheme, str] = {"iob1": "BI", "iob2": "BI", "bioes": "BIES"}
 
 
-class TaggingHead(nn.Module):
-    """logits_t = W dropout(h_t) + b, named as in transformers; Glorot's distribution at the start, as in the original."""
+class TaggingSettings(TaskSettings):
+    """`scheme` is how spans are written in the files, and in the answers; "none" is one plain tag a word (parts of
+    speech). The network may learn another scheme: the original turns everything into bioes first. `metric` is the
+    headline, by default f1 of spans and accuracy where there are none. `labels` are what the network tells apart, in
+    the order of its outputs; empty: every tag that the types in train can have. `token_column` and `tag_column` are for
+    column files: every file that is not called .jsonl, .json or .parquet."""
 
-    def __init__(self, encoder: EncoderSettings, labels: int) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(encoder.dropout)
-        self.classifier = nn.Linear(encoder.hidden, labels)
-        self.classifier.glorot = True  # type: ignore[assignment]
+    kind: Literal["tagging"] = "tagging"
+    tokens: str = "tokens"
+    tags: str = "tags"
+    scheme: Literal["iob1", "iob2", "bioes", "none"] = "iob2"
+    train_scheme: Literal["as read", "iob1", "iob2", "bioes"] = "as read"
+    metric: Literal["f1", "accuracy"] = "f1"
+    length: int = Field(256, ge=8)
+    token_column: int = 0
+    tag_column: int = -1
+    labels: tuple[str, ...] = ()
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
-        return {"logits": self.classifier(self.dropout(hidden))}
+    any_file: ClassVar[bool] = True
+    input_form: ClassVar[str] = "a list of texts"
 
+    @model_validator(mode="before")
+    @classmethod
+    def metric_follows_scheme(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("scheme") == "none":
+            return {"metric": "accuracy", **given}
+        return given
 
-class ModernBertTaggingHead(nn.Module):
-    """As in transformers' ModernBertForTokenClassification."""
+    @model_validator(mode="after")
+    def parts_fit(self) -> "TaggingSettings":
+        if self.scheme == "none" and (self.metric == "f1" or self.train_scheme != "as read"):
+            raise ValueError(
+                'scheme "none" has no spans: metric must be "accuracy" and train_scheme "as read"'
+            )
+        if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
+            raise ValueError("labels must be at least two different tags, or none to take those of train")
+        learned = self.learned
+        if learned and (wrong := [label for label in self.labels if not fits(label, learned)]):
+            raise ValueError(f"labels: {wrong[0]!r} is not {described(learned)}")
+        return self
 
-    def __init__(self, encoder: ModernBertSettings, labels: int) -> None:
-        super().__init__()
-        self.label = LabelHead(encoder, labels)
+    @property
+    def spans(self) -> Scheme | None:
+        return None if self.scheme == "none" else self.scheme
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
-        return {"logits": self.label(hidden)}
+    @property
+    def learned(self) -> Scheme | None:
+        """The scheme of the network's labels; None for plain tags."""
+        return self.spans if self.train_scheme == "as read" else self.train_scheme
 
+    def learn(self, tags: Sequence[str]) -> list[str]:
+        """Tags as read -> tags as the network learns them."""
+        return list(tags) if self.train_scheme == "as read" else legal(tags, self.train_scheme)
 
-def build_tagging(
-    settings: TaggingSettings, tokenizer: Tokenizer, length: int, splits: Mapping[str, Sequence[Row]]
-) -> "Tagging":
-    """Labels that the settings leave open are those of the rows in splits["train"]."""
-    if not settings.labels:
+    def build(self, tokenizer: Tokenizer, length: int, splits: Splits) -> "Tagging":
+        if self.labels:
+            return Tagging(self, tokenizer, length)
         if "train" not in splits:
             raise SettingsError("the tags are not known. Give a train split, or list them in labels.")
         # a copy without validation: too few labels is a problem of the data, which `problems` reports
-        settings = settings.model_copy(update={"labels": train_labels(settings, splits["train"])})
-    return Tagging(settings, tokenizer, length)
+        filled = self.model_copy(update={"labels": train_labels(self, splits["train"])})
+        return Tagging(filled, tokenizer, length)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return (self.tokens,)
+
+    def is_input(self, value: Any) -> bool:
+        return is_texts(value)
+
+    def layout(self, path: Path) -> Layout:
+        if not is_table(path) or table_format(path) == "tsv":
+            return "columns"
+        if table_format(path) == "csv":
+            raise DataError(
+                f"{path}: csv has no lists of words and tags. Give .jsonl, .parquet or a file with a word a line."
+            )
+        return "table"
+
+    @property
+    def file_columns(self) -> dict[str, int]:
+        return {self.tokens: self.token_column, self.tags: self.tag_column}
+
+    def read(self, path: Path) -> tuple[list[Row], dict[int, str]]:
+        if self.layout(path) == "columns":
+            return list(read_conll(path, self.file_columns)), {}
+        return super().read(path)
+
+    @classmethod
+    def named_columns(cls, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        named = dict(overrides)
+        if "text" in named:
+            texts = named.pop("text")
+            if isinstance(texts, list) and len(texts) > 1:
+                raise SettingsError("a second text does not fit tagging: text is the column of words.")
+            named["tokens"] = texts[0] if isinstance(texts, list) else texts
+        if "label" in named:
+            named["tags"] = named.pop("label")
+        return named
+
+    def row_key(self, row: Row) -> str:
+        return repr(row.get(self.tokens))
+
+    def row_classes(self, row: Row) -> set[str]:
+        return set(map(str, tags_of(self, [row])))
+
+    def cut_words(self, length: int) -> str:
+        return f"with a word of more than {length - 2} tokens, of which the rest is not read"
 
 
-class Tagging:
-    """A `Task`."""
-
+class Tagging(Task):
+    settings: TaggingSettings
     architecture = "ForTokenClassification"
 
     def __init__(self, settings: TaggingSettings, tokenizer: Tokenizer, length: int) -> None:
@@ -116,11 +213,7 @@ class Tagging:
             yield Example(ids, len(ids), row, target, (own.start, positions))
 
     def head(self, encoder: AnySettings) -> nn.Module:
-        match encoder:
-            case EncoderSettings():
-                return TaggingHead(encoder, len(self.labels))
-            case ModernBertSettings():
-                return ModernBertTaggingHead(encoder, len(self.labels))
+        return LabelHead(token_label_head(encoder, len(self.labels)))
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
         tags = torch.full((len(examples), length), IGNORED)
@@ -145,8 +238,7 @@ class Tagging:
         return [self._answer(row, its) for row, its in zip(rows, logits, strict=True)]
 
     def _answer(self, row: Row, logits: np.ndarray) -> dict[str, Any]:
-        """The likeliest label a word; where they do not make legal spans, what cannot continue a span starts one (see
-        spans.py)."""
+        """The likeliest label a word; where they do not make legal spans, what cannot continue a span starts one."""
         assert not np.isnan(logits).any(), "a word without an answer"
         words = self.words(row)
         tags = [self.labels[number] for number in logits.argmax(1)]
@@ -193,5 +285,276 @@ class Tagging:
     ) -> tuple[list[list[str]], list[list[str]]]:
         return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]
 
-    def problems(self, splits: Mapping[str, Sequence[Row]]) -> list[str]:
-        return find_problems(self.settings, splits)
+    def problems(self, splits: Splits) -> list[Problem]:
+        return list(find_problems(self.settings, splits))
+
+    def answer_sample(self) -> dict[str, Any]:
+        return {"spans": [{"type": "", "start": 0, "end": 0, "text": ""}]} if self.settings.spans else {}
+
+
+# Words -> tokens
+
+
+class WordPieces(dict[str, list[int]]):
+    """The ids of a word: those of its text by itself. A word of which the tokenizer leaves nothing (a control character,
+    a lone accent where accents are stripped) is [UNK], so that every word has a first token to stand for it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        tokenizer.encode_special_tokens = True  # a word "[SEP]" is a word
+        self.tokenizer = tokenizer
+        self.special = special_ids(tokenizer)
+
+    def __missing__(self, word: str) -> list[int]:
+        if len(self) >= _REMEMBERED_WORDS:
+            self.clear()
+        text = word.encode("utf-8", "replace").decode()  # lone surrogates
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids or [self.special.unk]
+        self[word] = ids
+        return ids
+
+
+class Part(NamedTuple):
+    """Words `start` to `end` are seen together; the answer about those in `own` is taken from here."""
+
+    start: int
+    end: int
+    own: range
+
+
+def split_words(sizes: Sequence[int], room: int) -> list[Part]:
+    """Parts of at most `room` tokens that begin and end between words; `sizes` are the tokens of each word, 1 to `room`.
+
+    A part shares up to half its tokens with the one before it, and the last is as full as the others. A word in both a
+    and b (a before b) belongs to b as soon as more tokens precede it in b than follow it in a: that is where the shorter
+    of its two contexts is longest. With c the tokens before each word, this reads c(a.end) - c(w + 1) < c(w) - c(b.start).
+    Every word is in exactly one `own`; a part that would own none, which the last may leave, is left out."""
+    before = np.concatenate([[0], np.cumsum(sizes)])
+    bounds = []
+    start, end = 0, 0
+    while end < len(sizes):
+        end = int(np.searchsorted(before, before[start] + room, "right")) - 1
+        if end == len(sizes):
+            start = int(np.searchsorted(before, before[-1] - room))
+        bounds.append((start, end))
+        if end < len(sizes):
+            shared = min(room // 2, room - sizes[end])  # the next part must reach beyond this one
+            start = int(np.searchsorted(before, before[end] - shared))
+    middles = before[:-1] + before[1:]
+    borders = [
+        int(np.searchsorted(middles, before[end] + before[start], "right"))
+        for (_, end), (start, _) in pairwise(bounds)
+    ]
+    owned = map(range, [0, *borders], [*borders, len(sizes)])
+    return [Part(*bound, own) for bound, own in zip(bounds, owned, strict=False) if own]
+
+
+# Spans and tags
+
+
+class Span(NamedTuple):
+    """Words `start` to `end`, the latter not included."""
+
+    type: str
+    start: int
+    end: int
+
+
+class Counts(NamedTuple):
+    """Spans that are right (same type, same first and last word), that were predicted, and that are there."""
+
+    correct: int
+    predicted: int
+    gold: int
+
+    @property
+    def precision(self) -> float:
+        return self.correct / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        return self.correct / self.gold if self.gold else 0.0
+
+    @property
+    def f1(self) -> float:
+        """2PR / (P + R); 0 where nothing is right, also where there was nothing to find, as conlleval has it."""
+        return 2 * self.correct / (self.predicted + self.gold) if self.correct else 0.0
+
+
+NONE = Counts(0, 0, 0)
+
+
+def to_spans(tags: Iterable[str]) -> list[Span]:
+    """Of any scheme, legal or not. A span ends before O, before B and S, before another type, and after E and S."""
+    spans: list[Span] = []
+    start, open_type = 0, None
+    place = 0
+    for place, tag in enumerate(tags):
+        mark, _, kind = tag.partition("-")
+        if open_type is not None and not (mark in ("I", "E") and kind == open_type):
+            spans.append(Span(open_type, start, place))
+            open_type = None
+        if open_type is None and mark != "O":
+            start, open_type = place, kind
+        if mark in ("E", "S"):
+            spans.append(Span(kind, start, place + 1))
+            open_type = None
+    if open_type is not None:
+        spans.append(Span(open_type, start, place + 1))
+    return spans
+
+
+def from_spans(spans: Iterable[Span], length: int, scheme: Scheme) -> list[str]:
+    """Tags of `length` words; spans are in order and do not overlap."""
+    tags = ["O"] * length
+    before = Span("", -1, -1)
+    for span in spans:
+        marks = ["I"] * (span.end - span.start)
+        match scheme:
+            case "iob1":
+                if (before.type, before.end) == (span.type, span.start):
+                    marks[0] = "B"
+            case "iob2":
+                marks[0] = "B"
+            case "bioes":
+                marks[0], marks[-1] = ("B", "E") if len(marks) > 1 else ("S", "S")
+        tags[span.start : span.end] = [tag_of(mark, span.type) for mark in marks]
+        before = span
+    return tags
+
+
+def tag_of(mark: str, kind: str) -> str:
+    return f"{mark}-{kind}" if kind else mark
+
+
+def legal(tags: Sequence[str], scheme: Scheme) -> list[str]:
+    """The same spans, written by the rules of `scheme`: converts, and repairs what is illegal."""
+    return from_spans(to_spans(tags), len(tags), scheme)
+
+
+def fits(tag: str, scheme: Scheme) -> bool:
+    """Whether a tag by itself can occur in the scheme."""
+    mark, dash, kind = tag.partition("-")
+    return tag == "O" or (len(mark) == 1 and mark in MARKS[scheme] and bool(dash) == bool(kind))
+
+
+def all_tags(types: Iterable[str], scheme: Scheme) -> list[str]:
+    """Every tag that these types can have, O first. CoNLL-2000 has I-LST in its test part only: what a network can
+    say should follow from the types, not from which combinations happened to occur in training."""
+    return ["O", *(tag_of(mark, kind) for kind in sorted(types) for mark in MARKS[scheme])]
+
+
+def count_spans(
+    gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]
+) -> tuple[Counts, dict[str, Counts]]:
+    """Over all sentences together (micro), and by type."""
+    correct: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for true_tags, their_tags in zip(gold, predicted, strict=True):
+        true, theirs = to_spans(true_tags), to_spans(their_tags)
+        there.update(span.type for span in true)
+        said.update(span.type for span in theirs)
+        correct.update(span.type for span in set(true) & set(theirs))
+    by_type = {kind: Counts(correct[kind], said[kind], there[kind]) for kind in sorted(said | there)}
+    return Counts(correct.total(), said.total(), there.total()), by_type
+
+
+# What can be wrong with rows
+
+
+def train_labels(settings: TaggingSettings, rows: Sequence[Row]) -> tuple[str, ...]:
+    """Rows may still be wrong in any way here: `find_problems` says so later."""
+    found = {tag for tag in tags_of(settings, rows) if isinstance(tag, str)}
+    if settings.spans is None or settings.learned is None:
+        return tuple(sorted(found))
+    types = {tag.partition("-")[2] for tag in found if tag != "O" and fits(tag, settings.spans)}
+    return tuple(all_tags(types, settings.learned))
+
+
+def tags_of(settings: TaggingSettings, rows: Sequence[Row]) -> Iterator[Any]:
+    for row in rows:
+        tags = row.get(settings.tags)
+        if is_list(tags):
+            yield from tags
+
+
+def find_problems(settings: TaggingSettings, splits: Splits) -> Iterator[Problem]:
+    """One for each wrong row, with the first thing that is wrong with it: what comes after often follows from it.
+    Of test splits tags are looked at only where some row has them. `settings` has its labels."""
+    for split, rows in splits.items():
+        tagged = needs_answers(split) or any(settings.tags in row for row in rows)
+        columns = [settings.tokens, settings.tags] if tagged else [settings.tokens]
+        absent = [name for name in columns if not any(name in row for row in rows)]
+        if not rows:
+            yield Problem(split, 0, "", "no rows. Give a file with at least one sentence.")
+        elif absent:
+            present = ", ".join(map(repr, rows[0]))
+            for name in absent:
+                text = f"no column {name!r} (there are {present}). Set tokens and tags of the task to your columns."
+                yield Problem(split, 0, name, text)
+        else:
+            for number, row in enumerate(rows, 1):
+                if problem := row_problem(settings, row, columns):
+                    yield Problem(split, number, *problem)
+    used = {repr(tag) for tag in tags_of(settings, splits.get("train", ()))}
+    if len(used) == 1:
+        text = f"every word has the tag {used.pop()}. Give at least two different tags to learn."
+        yield Problem("train", 0, settings.tags, text)
+
+
+def row_problem(settings: TaggingSettings, row: Row, columns: Sequence[str]) -> tuple[str, str] | None:
+    """The column, and what is wrong."""
+    for name in columns:
+        values = row.get(name)
+        if values is None:
+            return name, f"{name!r} is missing. Give it, or remove the row."
+        if not is_list(values):
+            return name, f"{name!r} is {short(values)}, not a list. Give a list with one text for each word."
+        for place, value in enumerate(values, 1):
+            if not isinstance(value, str):
+                return name, f"{name!r} has {short(value)} for word {place}, not text. Write it as text."
+    words = row[settings.tokens]
+    for place, word in enumerate(words, 1):
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            return settings.tokens, f"word {place} ({word!a}) is not valid Unicode. Replace it."
+    problem = tag_problem(settings, words, row[settings.tags]) if settings.tags in columns else None
+    return (settings.tags, problem) if problem else None
+
+
+def tag_problem(settings: TaggingSettings, words: Sequence[str], tags: Sequence[str]) -> str | None:
+    def at(place: int) -> str:
+        return f"tag {tags[place]!r} of word {place + 1} ({short(words[place])})"
+
+    if len(words) != len(tags):
+        text = short(" ".join(words))
+        return f"{len(words)} words but {len(tags)} tags (words: {text}). Give each word one tag."
+    if len(words) == 0:
+        return "no words. Remove the row."
+    if scheme := settings.spans:
+        for place, tag in enumerate(tags):
+            if not fits(tag, scheme):
+                return f"{at(place)} is not {described(scheme)}. Correct it, or set scheme."
+        for place, (tag, right) in enumerate(zip(tags, legal(tags, scheme), strict=True)):
+            if tag != right:
+                after = f"after {tags[place - 1]}" if place else "at the start"
+                return f"{at(place)} {after} must be {right} in {scheme}. Correct it, or set scheme to the file's."
+    for place, tag in enumerate(settings.learn(tags)):
+        if tag not in settings.labels:
+            known = short(", ".join(settings.labels))
+            return (
+                f"{at(place)} is not among {known}. Correct it, add it to train, or list all tags in labels."
+            )
+    return None
+
+
+def is_list(values: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(values, list | tuple | np.ndarray)
+
+
+def is_texts(values: Any) -> TypeGuard[Sequence[str]]:
+    return is_list(values) and all(isinstance(value, str) for value in values)
+
+
+def described(scheme: Scheme) -> str:
+    return f"a tag of {scheme} (O, {', '.join(f'{mark}-TYPE' for mark in MARKS[scheme])})"

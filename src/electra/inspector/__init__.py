@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 
 from electra.base.errors import DataError
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
-from electra.finetuning.kinds import input_columns
 from electra.finetuning.predict import Predicted, answers
 from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts, text_vectors
 from electra.interop.read import Pretrained
@@ -106,7 +105,7 @@ class Model:
         if not isinstance(row, str):
             return row
         assert self.finetuned is not None
-        columns = input_columns(self.finetuned.task.settings)
+        columns = self.finetuned.task.settings.input_columns
         if self.kind in ("tagging", "span") or len(columns) != 1:
             raise DataError(f"{self.path} does not read plain texts: give rows with {' and '.join(columns)}.")
         return {columns[0]: row}

@@ -80,11 +80,11 @@ FORMATS = {
                 "bias": "generator_lm_head.bias",
             },
             "ElectraForSequenceClassification": {
-                "dense.{p}": "classifier.dense.{p}",
-                "output.{p}": "classifier.out_proj.{p}",
+                "label.dense.{p}": "classifier.dense.{p}",
+                "label.output.{p}": "classifier.out_proj.{p}",
             },
-            "ElectraForTokenClassification": {"classifier.{p}": "classifier.{p}"},
-            "ElectraForQuestionAnswering": {"qa_outputs.{p}": "qa_outputs.{p}"},
+            "ElectraForTokenClassification": {"label.output.{p}": "classifier.{p}"},
+            "ElectraForQuestionAnswering": {"label.output.{p}": "qa_outputs.{p}"},
         },
     ),
     "modernbert": Format(

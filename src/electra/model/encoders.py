@@ -89,6 +89,33 @@ def build_detection_head(settings: AnySettings) -> DetectionHead:
             return modernbert_heads.DetectionHead(settings)
 
 
+def sequence_label_head(settings: AnySettings, outputs: int) -> nn.Module:
+    """[batch hidden], the vectors of [CLS], -> [batch outputs]: the one that transformers' class for it has."""
+    match settings:
+        case EncoderSettings():
+            return heads.SequenceLabelHead(settings, outputs)
+        case ModernBertSettings():
+            return modernbert_heads.LabelHead(settings, outputs)
+
+
+def token_label_head(settings: AnySettings, outputs: int) -> nn.Module:
+    """[batch seq hidden] -> [batch seq outputs]."""
+    match settings:
+        case EncoderSettings():
+            return heads.TokenLabelHead(settings, outputs, settings.dropout)
+        case ModernBertSettings():
+            return modernbert_heads.LabelHead(settings, outputs)
+
+
+def question_head(settings: AnySettings) -> nn.Module:
+    """[batch seq hidden] -> [batch seq 2], the logits of an answer's start and end."""
+    match settings:
+        case EncoderSettings():
+            return heads.TokenLabelHead(settings, 2, dropout=0.0)
+        case ModernBertSettings():
+            return modernbert_heads.LabelHead(settings, 2)
+
+
 def initialise(module: nn.Module, settings: AnySettings, seed: int) -> None:
     """Weights as a function of the seed, as the encoder's kind draws them."""
     match settings:

@@ -29,7 +29,7 @@ class LabelHead(nn.Module):
         self.output = nn.Linear(settings.hidden, outputs)
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
-        return self.output(self.dropout(self.norm(F.gelu(self.dense(hidden)))))
+        return heads.in_float32(self.output, self.dropout(self.norm(F.gelu(self.dense(hidden)))))
 
 
 class DetectionHead(nn.Module):

@@ -20,14 +20,20 @@ from electra.base.config import validate
 from electra.base.errors import SettingsError
 from electra.data.corpus import Corpus
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, special_ids, train_tokenizer
-from electra.finetuning import span_decode
-from electra.finetuning.span import SpanSettings, SpanTask, target_in, token_span
-from electra.finetuning.span_decode import Window
-from electra.finetuning.span_heads import JointHead, PlainHead, pointable, span_loss
-from electra.finetuning.squad_rows import Answer, answers_of, read_squad
-from electra.finetuning.task import Task
-from electra.interop.formats import config_json, encoder_to_transformers
+from electra.finetuning import Task, question_heads
+from electra.finetuning.question_heads import JointHead, PlainHead, Window, pointable, span_loss
+from electra.finetuning.questions import (
+    Answer,
+    SpanSettings,
+    SpanTask,
+    answers_of,
+    read_squad,
+    target_in,
+    token_span,
+)
+from electra.interop.formats import FORMATS, config_json, encoder_to_transformers, renamed
 from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
+from electra.model.encoders import question_head
 from helpers import write_corpus
 
 WORDS = [
@@ -72,7 +78,7 @@ def row(context: str, *answers: str, name: str = "q", question: str = "big ?", *
 
 @given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 80))
 def test_every_token_is_in_a_window_and_none_is_too_large(tokens, room, stride):
-    places = span_decode.window_places(tokens, room, stride)
+    places = question_heads.window_places(tokens, room, stride)
     assert {token for first, size in places for token in range(first, first + size)} == set(range(tokens))
     assert all(1 <= size <= room for _, size in places)
     assert all(b[0] - a[0] == min(stride, room) for a, b in pairwise(places))
@@ -80,8 +86,8 @@ def test_every_token_is_in_a_window_and_none_is_too_large(tokens, room, stride):
 
 @given(st.integers(1, 120), st.integers(1, 40), st.integers(1, 40))
 def test_a_token_belongs_to_the_window_that_sees_most_around_it(tokens, room, stride):
-    places = span_decode.window_places(tokens, room, stride)
-    for token, owner in enumerate(span_decode.owners(tokens, places)):
+    places = question_heads.window_places(tokens, room, stride)
+    for token, owner in enumerate(question_heads.owners(tokens, places)):
         context = {
             number: min(token - first, first + size - 1 - token) + 0.01 * size
             for number, (first, size) in enumerate(places)
@@ -210,12 +216,16 @@ def test_only_the_context_and_position_zero_can_be_pointed_at():
     assert found.tolist() == ((batch.segments == 1) | (torch.arange(10) == 0)).tolist()
     careless = replace(inputs_of(batch), segments=torch.where(batch.is_real, batch.segments, 1))
     assert torch.equal(pointable(careless), found)  # whatever segment padding has
-    assert pointable(careless._replace(is_real=None)).sum() > found.sum()
+    assert pointable(replace(careless, is_real=torch.ones_like(batch.is_real))).sum() > found.sum()
 
 
 def test_plain_logits_equal_those_of_transformers():
     transformers = pytest.importorskip("transformers", reason="needs the hf extra")
-    encoder, head, batch = Encoder(TINY, Embeddings(TINY, VOCABULARY)), PlainHead(TINY.hidden), make_batch()
+    encoder, head, batch = (
+        Encoder(TINY, Embeddings(TINY, VOCABULARY)),
+        PlainHead(question_head(TINY)),
+        make_batch(),
+    )
     for module in (encoder, head):
         initialise(module, TINY, seed=1)
         module.eval()
@@ -226,7 +236,8 @@ def test_plain_logits_equal_those_of_transformers():
         f"electra.{name}": it
         for name, it in encoder_to_transformers(encoder.settings, encoder.state_dict()).items()
     }
-    theirs.load_state_dict({**body, **head.state_dict()})
+    table = FORMATS["electra"].heads["ElectraForQuestionAnswering"]
+    theirs.load_state_dict({**body, **renamed(head.state_dict(), table)})
     with torch.no_grad():
         ours = head(encoder(batch.ids, batch.segments, batch.is_real), inputs_of(batch))
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments)
@@ -407,17 +418,17 @@ def test_the_beam_gives_up_spans_that_cannot_be():
         "ends": np.array([[0, 4], [4, 6], [5, 6], [5, 6]]),
         "scores": np.array([[9.0, 9], [1, 2], [8, 8], [7, 3]]),
     }
-    found = span_decode.beam_spans(window, outputs, longest=3)
+    found = question_heads.beam_spans(window, outputs, longest=3)
     assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == [(1, 0, 3), (2, 0, 12), (3, 9, 12)]
-    assert len(span_decode.beam_spans(window, outputs, longest=2).scores) == 2
+    assert len(question_heads.beam_spans(window, outputs, longest=2).scores) == 2
     as_floats = {name: it.astype(np.float32) for name, it in outputs.items()}
-    assert [it.tolist() for it in span_decode.beam_spans(window, as_floats, longest=3)] == [
+    assert [it.tolist() for it in question_heads.beam_spans(window, as_floats, longest=3)] == [
         it.tolist() for it in found
     ]
     with pytest.raises(AssertionError, match="not by mean outputs"):
-        span_decode.beam_spans(window, {**outputs, "starts": outputs["starts"] + 0.5}, longest=3)
+        question_heads.beam_spans(window, {**outputs, "starts": outputs["starts"] + 0.5}, longest=3)
     nothing = {**outputs, "scores": np.full((4, 2), -np.inf)}
-    assert len(span_decode.beam_spans(window, nothing, longest=3).scores) == 0
+    assert len(question_heads.beam_spans(window, nothing, longest=3).scores) == 0
 
 
 def test_a_plain_null_score_is_that_of_the_window_least_sure_of_it(tokenizer):
@@ -453,7 +464,7 @@ def test_where_nothing_can_be_cut_there_is_no_answer(tokenizer):
     examples, _ = task.encode(rows)
     told = task.predict(rows, examples, [certain(example, 0, 0) for example in examples])
     assert (told[0]["prediction"], told[0]["_n_best"], told[0]["score"]) == ("", [], 0)
-    assert told[0]["null_score_difference"] == span_decode.NOTHING_FOUND
+    assert told[0]["null_score_difference"] == question_heads.NOTHING_FOUND
     assert json.loads(json.dumps(told)) == told
     assert "null_score_difference" not in task_of(tokenizer).predict(rows, [], [])[0]
 
@@ -480,16 +491,16 @@ def test_scores_put_the_headline_first_and_use_the_threshold(tokenizer):
     assert list(scores.items()) == [("f1", pytest.approx(2 / 3)), ("exact", 0)]
 
 
-def test_an_ensemble_averages_probabilities(tokenizer):
+def test_an_ensemble_averages_probabilities():
     def member(null: float, **probabilities: float):
         answers = [
             {"text": text, "probability": p, "start": 0, "end": 1, "logit": 0.0}
             for text, p in probabilities.items()
         ]
-        return [span_decode.prediction(answers, null, 0.0)]
+        return [question_heads.prediction(answers, null, 0.0)]
 
-    task = task_of(tokenizer, n_best=2, has_unanswerable=True)
-    (told,) = task.ensemble([member(1, x=0.6, y=0.4), member(-2, y=0.9, z=0.1)])
+    members = [member(1, x=0.6, y=0.4), member(-2, y=0.9, z=0.1)]
+    (told,) = question_heads.average(members, most=2, threshold=0.0)
     assert [(answer["text"], answer["probability"]) for answer in told["_n_best"]] == [
         ("y", pytest.approx(0.65)),
         ("x", pytest.approx(0.3)),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from electra.base.errors import DataError
-from electra.finetuning.squad_rows import Answer, answers_of, by_id, is_nested, problems, read_squad
+from electra.finetuning.questions import Answer, answers_of, by_id, find_problems, is_nested, read_squad
 
 CONTEXT = "Anna lives in Rome. Rome is old."
 GOOD = {
@@ -45,6 +45,10 @@ UNPACKED = [
     {**GOOD, "is_impossible": False},
     {"id": "2", "question": "When?", "context": CONTEXT, "answers": [], "is_impossible": True},
 ]
+
+
+def problems(splits, has_unanswerable):
+    return list(map(str, find_problems(splits, has_unanswerable)))
 
 
 @pytest.mark.parametrize(

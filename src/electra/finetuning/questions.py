@@ -1,0 +1,452 @@
+"""Questions whose answer is a span of a given context, as in SQuAD 1.1 and 2.0: their files, their windows, their scores."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from pydantic import Field, model_validator
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from electra.base.errors import DataError, SettingsError
+from electra.data.tables import Row, opened
+from electra.data.tokenizer import special_ids
+from electra.finetuning import (
+    OTHER,
+    Example,
+    Layout,
+    Outputs,
+    Problem,
+    Splits,
+    Task,
+    TaskSettings,
+    needs_answers,
+    question_heads,
+    squad_metrics,
+)
+from electra.finetuning.question_heads import Candidates, JointHead, PlainHead, Window, span_loss
+from electra.model.encoders import AnySettings, question_head
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_AT_ONCE = 1024
+"""Texts handed to the tokenizer in one go: its full encodings are large."""
+_CANDIDATES = 10
+"""Spans kept of each window for one place in the n-best list: many spans have the same text."""
+
+
+class Answer(NamedTuple):
+    text: str
+    start: int  # of its first character in the context
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+class SpanSettings(TaskSettings):
+    """`head`: "plain" is transformers' (two logits a token), "joint" the paper's (the
+    end given the start, found by a beam; where `has_unanswerable`, with a classifier weighted by `answerability`).
+    `doc_stride` is how many tokens a window begins after the one before it. An answer is "" where the null score
+    difference exceeds `null_threshold`; "dev" is the best one for the dev set's headline, found after training and saved
+    with the model."""
+
+    kind: Literal["span"] = "span"
+    metric: Literal["f1", "exact"] = "f1"
+    epochs: int = Field(2, ge=1)
+    length: int = Field(512, ge=8)
+    doc_stride: int = Field(128, ge=1)
+    max_query_length: int = Field(64, ge=1)
+    n_best: int = Field(20, ge=1)
+    max_answer_length: int = Field(30, ge=1)
+    head: Literal["plain", "joint"] = "plain"
+    beam: int = Field(20, ge=1)
+    has_unanswerable: bool = False
+    answerability: float = Field(0.5, gt=0)
+    null_threshold: float | Literal["dev"] = 0.0
+
+    @model_validator(mode="after")
+    def parts_fit(self) -> "SpanSettings":
+        if self.null_threshold == "dev" and not self.has_unanswerable:
+            raise ValueError("null_threshold=dev needs has_unanswerable=true")
+        return self
+
+    def build(self, tokenizer: Tokenizer, length: int, splits: Splits) -> "SpanTask":
+        return SpanTask(self, tokenizer, length)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return ("question", "context")
+
+    @classmethod
+    def named_columns(cls, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        if overrides.keys() & {"text", "label"}:
+            raise SettingsError(
+                "text and label do not fit questions, whose columns are id, question, context and answers."
+            )
+        return dict(overrides)
+
+    def layout(self, path: Path) -> Layout:
+        return "squad" if is_nested(path) else "table"
+
+    def read(self, path: Path) -> tuple[list[Row], dict[int, str]]:
+        return (read_squad(path), {}) if is_nested(path) else super().read(path)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.null_threshold != "dev":
+            return ()
+        return ("dev scores are with the null_threshold that is best for dev: they flatter",)
+
+    def row_key(self, row: Row) -> str:
+        """Questions about one paragraph stay together: their answers are in the same text."""
+        return str(row.get("context"))
+
+    def cut_words(self, length: int) -> str:
+        return f"with a question of more than {self.max_query_length} tokens, of which the rest is not read"
+
+
+class SpanTask(Task):
+    """[CLS] question [SEP] window of the context [SEP], in as many windows as the context needs."""
+
+    settings: SpanSettings
+
+    def __init__(self, settings: SpanSettings, tokenizer: Tokenizer, length: int):
+        if length < settings.max_query_length + 4:
+            raise SettingsError(
+                f"length {length} leaves no room for the context beside max_query_length {settings.max_query_length}. "
+                f"Set max_query_length to {max(1, length // 4)} or less, or length higher."
+            )
+        tokenizer.encode_special_tokens = True  # a context that says "[SEP]" means the word
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.length = length
+        self.special = special_ids(tokenizer)
+        self.architecture = "ForQuestionAnswering" if settings.head == "plain" else ""
+
+    def problems(self, splits: Splits) -> list[Problem]:
+        return list(find_problems(splits, self.settings.has_unanswerable))
+
+    def encode(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
+        """Windows of all rows, and of how many rows the question was cut. Contexts are never cut."""
+        places = {
+            context: place for place, context in enumerate(dict.fromkeys(row["context"] for row in rows))
+        }
+        contexts = list(self._tokens(list(places)))
+        examples: list[Example] = []
+        cut = 0
+        for number, (row, question) in enumerate(zip(rows, self._questions(rows), strict=True)):
+            cut += len(question) > self.settings.max_query_length
+            question = question[: self.settings.max_query_length]
+            ids, offsets = contexts[places[row["context"]]]
+            examples += self._windows(number, question, ids, offsets, answers_of(row))
+        return examples, cut
+
+    def _tokens(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Int[np.ndarray, "tokens 2"]]]:
+        for first in range(0, len(texts), _AT_ONCE):
+            batch = texts[first : first + _AT_ONCE]
+            for encoding in self.tokenizer.encode_batch(batch, add_special_tokens=False):
+                yield encoding.ids, np.array(encoding.offsets, np.int32).reshape(-1, 2)
+
+    def _questions(self, rows: Sequence[Row]) -> Iterator[list[int]]:
+        for first in range(0, len(rows), _AT_ONCE):
+            batch = [row["question"] for row in rows[first : first + _AT_ONCE]]
+            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield encoding.ids
+
+    def _windows(
+        self,
+        row: int,
+        question: list[int],
+        ids: list[int],
+        offsets: Int[np.ndarray, "tokens 2"],
+        answers: list[Answer] | None,
+    ) -> Iterator[Example]:
+        before = [self.special.cls, *question, self.special.sep]
+        room = self.length - len(before) - 1
+        places = question_heads.window_places(len(ids), room, self.settings.doc_stride)
+        owner = question_heads.owners(len(ids), places)
+        spans = None if answers is None else [token_span(offsets, answer) for answer in answers]
+        for number, (first, size) in enumerate(places):
+            here = slice(first, first + size)
+            window = Window(len(before), offsets[here], owner[here] == number)
+            target = None if spans is None else target_in(spans, first, size, len(before))
+            yield Example([*before, *ids[here], self.special.sep], len(before), row, target, window)
+
+    def head(self, encoder: AnySettings) -> nn.Module:
+        match self.settings.head:
+            case "plain":
+                return PlainHead(question_head(encoder))
+            case "joint":
+                return JointHead(encoder.hidden, self.settings.beam, self.settings.has_unanswerable)
+
+    def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
+        start, end = torch.tensor([example.target for example in examples]).unbind(1)
+        return {"start": start, "end": end}
+
+    def loss(self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
+        return span_loss(outputs, targets, self.settings.answerability)
+
+    def predict(
+        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[Outputs]
+    ) -> list[dict[str, Any]]:
+        """prediction, score (its probability among the n-best), null_score_difference where there may be no answer. A
+        context without tokens has no window, and so no answer."""
+        windows: list[list[tuple[Window, Outputs]]] = [[] for _ in rows]
+        for example, output in zip(examples, outputs, strict=True):
+            windows[example.row].append((example.notes, output))
+        return [self._predict(row, mine) for row, mine in zip(rows, windows, strict=True)]
+
+    def _predict(self, row: Row, windows: Sequence[tuple[Window, Outputs]]) -> dict[str, Any]:
+        found = [self._candidates(window, outputs) for window, outputs in windows]
+        answers = question_heads.n_best(row["context"], found, self.settings.n_best) if found else []
+        difference = None
+        if self.settings.has_unanswerable:
+            difference = self._null_difference(answers, [outputs for _, outputs in windows])
+        return question_heads.prediction(answers, difference, self.threshold)
+
+    def _candidates(self, window: Window, outputs: Outputs) -> Candidates:
+        longest = self.settings.max_answer_length
+        match self.settings.head:
+            case "plain":
+                most = _CANDIDATES * self.settings.n_best
+                return question_heads.independent_spans(window, outputs, longest, most)
+            case "joint":
+                return question_heads.beam_spans(window, outputs, longest)
+
+    def _null_difference(self, answers: Sequence[Mapping[str, Any]], outputs: Sequence[Outputs]) -> float:
+        """The window that is least sure of "no answer" decides: one that has the answer is enough. Joint: its logit.
+        Plain: the score of [CLS] as start and end, less that of the best answer."""
+        if not answers:
+            return question_heads.NOTHING_FOUND
+        match self.settings.head:
+            case "plain":
+                null = min(float(output["start_logits"][0] + output["end_logits"][0]) for output in outputs)
+                return null - answers[0]["logit"]
+            case "joint":
+                return min(float(output["null"]) for output in outputs)
+
+    def ensemble(
+        self, rows: Sequence[Row], examples: Sequence[Example], runs: Sequence[Sequence[Outputs]]
+    ) -> list[dict[str, Any]]:
+        """The beams of two joint heads hold different spans and have no mean: each answer gets its mean probability."""
+        if self.settings.head == "plain":
+            return super().ensemble(rows, examples, runs)
+        members = [self.predict(rows, examples, outputs) for outputs in runs]
+        return question_heads.average(members, self.settings.n_best, self.threshold)
+
+    def submission(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        return by_id(rows, predictions)
+
+    def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        truths = [[answer.text for answer in answers_of(row) or []] for row in rows]
+        if self.settings.has_unanswerable:
+            nulls = [told["null_score_difference"] for told in predictions]
+            spans = [told["_span"] for told in predictions]
+            scores = squad_metrics.squad2(spans, truths, nulls, self.threshold)
+            if self.settings.null_threshold == "dev":
+                fitted = scores[f"best_{self.settings.metric}_threshold"]
+                scores = squad_metrics.squad2(spans, truths, nulls, fitted)
+        else:
+            scores = squad_metrics.squad1([told["prediction"] for told in predictions], truths)
+        return {self.settings.metric: scores[self.settings.metric], **scores}
+
+    @property
+    def threshold(self) -> float:
+        """0 until it is fitted."""
+        return 0.0 if self.settings.null_threshold == "dev" else self.settings.null_threshold
+
+    def fitted(self, scores: Mapping[str, float]) -> "SpanTask":
+        """The same task with the threshold that was best on dev, where the settings ask for that."""
+        if self.settings.null_threshold != "dev":
+            return self
+        best = scores[f"best_{self.settings.metric}_threshold"]
+        settings = self.settings.model_copy(update={"null_threshold": best})
+        return SpanTask(settings, self.tokenizer, self.length)
+
+
+def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: Answer) -> tuple[int, int] | None:
+    """First and last of the tokens that share a character with the answer, or None. Where an answer begins or ends
+    inside a token, "Japan" in "japanese", the whole token is taken."""
+    first = int(np.searchsorted(offsets[:, 1], answer.start, "right"))
+    last = int(np.searchsorted(offsets[:, 0], answer.end, "left")) - 1
+    return (first, last) if first <= last else None
+
+
+def target_in(
+    spans: Sequence[tuple[int, int] | None], first: int, size: int, position: int
+) -> tuple[int, int]:
+    """Where the first answer that is wholly in the window starts and ends in the sequence; (0, 0) if none is."""
+    for span in spans:
+        if span is not None and first <= span[0] and span[1] < first + size:
+            return span[0] - first + position, span[1] - first + position
+    return 0, 0
+
+
+# Rows
+
+
+def is_nested(path: Path) -> bool:
+    """Whether a file has SQuAD's own layout, articles of paragraphs of questions, and not one question a row. Inside a
+    text the quotes of `"data"` would be written as \\"."""
+    with opened(path) as source:
+        head = source.stream.peek(1 << 16)[: 1 << 16].lstrip()
+        return head.startswith(b"{") and re.search(rb'"data"\s*:\s*\[', head) is not None
+
+
+def read_squad(path: Path) -> list[Row]:
+    """The questions of SQuAD's own JSON (1.1 or 2.0), plain or compressed."""
+    with opened(path) as source:
+        text = source.stream.read().decode("utf-8")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not valid JSON ({error}). Correct it.") from None
+    match content:
+        case {"data": list(articles)}:
+            rows = list(_questions(path, articles))
+        case _:
+            raise DataError(f'{path} has not SQuAD\'s layout (an object with a list "data").')
+    if not rows:
+        raise DataError(f"{path} has no questions. Check that it is the right file.")
+    return rows
+
+
+def _questions(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
+    where = "data"
+    try:
+        for a, article in enumerate(articles):
+            where = f"data[{a}]"
+            for p, paragraph in enumerate(article["paragraphs"]):
+                where = f"data[{a}].paragraphs[{p}]"
+                context = paragraph["context"]
+                for q, question in enumerate(paragraph["qas"]):
+                    where = f"data[{a}].paragraphs[{p}].qas[{q}]"
+                    row = {"id": question["id"], "question": question["question"], "context": context}
+                    for key in ("answers", "is_impossible"):
+                        if key in question:
+                            row[key] = question[key]
+                    yield row
+    except KeyError as error:
+        raise DataError(f"{path}: {where} has no {error.args[0]!r}. Give it as SQuAD does.") from None
+    except TypeError:
+        raise DataError(f"{path}: {where} is not laid out as SQuAD's files are. Correct it.") from None
+
+
+def answers_of(row: Row) -> list[Answer] | None:
+    """The true answers; empty where the question has none, None where nothing is said about them. A list of
+    {text, answer_start} as in SQuAD's files, or {text: […], answer_start: […]} as `datasets` has it."""
+    answers = row.get("answers")
+    if row.get("is_impossible"):
+        return []
+    match answers:
+        case None:
+            return None if row.get("is_impossible") is None else []
+        case {"text": texts, "answer_start": starts}:
+            return [Answer(text, start) for text, start in zip(texts, starts, strict=True)]
+        case _:
+            return [Answer(answer["text"], answer["answer_start"]) for answer in answers]
+
+
+def find_problems(splits: Splits, has_unanswerable: bool) -> Iterator[Problem]:
+    """Each thing that is wrong, with its value and the remedy."""
+    training: dict[tuple[str, str], int] = {}
+    for split, rows in splits.items():
+        seen: dict[str, int] = {}
+        for number, row in enumerate(rows, 1):
+            found = [*_identity(row, split, number, seen), *_texts(row, split, number)]
+            yield from found
+            if found:
+                continue
+            for text in _answers(row, split, has_unanswerable):
+                yield Problem(split, number, "answers", text)
+            key = (row["question"], row["context"])
+            if split == "train":
+                training.setdefault(key, number)
+            elif key in training:
+                text = f"the same question about the same context is {OTHER}. Remove one."
+                yield Problem(split, number, "question", text, ("train", training[key]))
+
+
+def _identity(row: Row, split: str, number: int, seen: dict[str, int]) -> Iterator[Problem]:
+    name = row.get("id")
+    if name is None or not str(name).strip():
+        yield Problem(split, number, "id", "has no id. Give every question one.")
+        return
+    first = seen.setdefault(str(name), number)
+    if first != number:
+        text = f"id {str(name)!r} is {OTHER}'s already. Give each question its own."
+        yield Problem(split, number, "id", text, (split, first))
+
+
+def _texts(row: Row, split: str, number: int) -> Iterator[Problem]:
+    for column in ("question", "context"):
+        match row.get(column):
+            case None:
+                text = f"has no {column}. Give it, or name the column that holds it."
+            case str(value) if not value.strip():
+                text = f"the {column} is empty ({value!r}). Fill it or remove the row."
+            case str(value) if half := _SURROGATE.search(value):
+                text = f"the {column} has half a character ({half[0]!r}) at {half.start()}. Write the file again."
+            case str():
+                continue
+            case value:
+                text = f"the {column} is {value!r}, not text. Correct it."
+        yield Problem(split, number, column, text)
+
+
+def _answers(row: Row, split: str, has_unanswerable: bool) -> Iterator[str]:
+    try:
+        answers = answers_of(row)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        yield f"answers is {row['answers']!r}, not a list of {{text, answer_start}}. Correct it."
+        return
+    if answers is None:
+        if needs_answers(split):
+            yield "has no answers. Give them, or is_impossible = true where there is none."
+        return
+    if row.get("is_impossible") and row.get("answers"):
+        yield "is_impossible is true, but there are answers. Remove one of the two."
+    if not answers and not has_unanswerable:
+        yield "has no answer. Set has_unanswerable = true, or remove the row."
+    for answer in answers:
+        yield from _place(answer, row["context"])
+
+
+def _place(answer: Answer, context: str) -> Iterator[str]:
+    text, start = answer
+    if not isinstance(text, str) or not text.strip():
+        yield f"an answer is {text!r}. Remove it."
+    elif isinstance(start, bool) or not isinstance(start, int):
+        yield f"answer {text!r} has answer_start {start!r}, not a number of characters. Correct it."
+    elif start < 0 or context[start : answer.end] != text:
+        places = _occurrences(text, context)
+        remedy = (
+            f"Set answer_start to {' or '.join(map(str, places))}."
+            if places
+            else "It is nowhere in the context: remove it or correct its text."
+        )
+        there = (
+            f"where the context has {context[start : answer.end]!r}" if start >= 0 else "a negative number"
+        )
+        yield f"answer {text!r} is not at answer_start {start}, {there}. {remedy}"
+
+
+def _occurrences(text: str, context: str, most: int = 3) -> list[int]:
+    places: list[int] = []
+    at = context.find(text)
+    while at >= 0 and len(places) < most:
+        places.append(at)
+        at = context.find(text, at + 1)
+    return places
+
+
+def by_id(
+    rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]], column: str = "prediction"
+) -> dict[str, Any]:
+    """{id: answer}, what the official evaluators and the submission site read; "" is "no answer"."""
+    return {str(row["id"]): told[column] for row, told in zip(rows, predictions, strict=True)}
