@@ -4,7 +4,6 @@ CONTRIBUTING.md says why; a failure here says which line breaks which rule.
 """
 
 import ast
-import importlib
 import subprocess
 import sys
 from collections import defaultdict
@@ -242,13 +241,3 @@ def test_help_answers_at_once_and_without_torch():
         for _ in range(5)
     ]
     assert min(float(run.stdout.split()[-1]) for run in runs) < 0.2
-
-
-def test_the_public_names_exist():
-    import electra
-
-    for _ in range(2):  # a name must not turn into the module it lives in once that is imported
-        for name, home in electra._HOMES.items():
-            assert getattr(electra, name) is getattr(importlib.import_module(home), name)
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        electra.nonsense  # noqa: B018

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -168,21 +167,6 @@ def test_every_command_about_questions_runs(tmp_path, toy_model):
         words += ["max_query_length=8"] if words[0] == "finetune" else []
         done = electra_inside(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
-
-
-@pytest.mark.timeout(240)
-def test_the_python_of_the_docs_runs(tmp_path):
-    text = (ROOT / "docs" / "commands.md").read_text("utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    write_corpus(tmp_path / "my-text.txt", documents=120)
-    words = ("tokenizer", "my-tokenizer", "my-text.txt", "--vocab-size", 300)
-    assert electra_inside(*words, cwd=tmp_path).returncode == 0
-    (tmp_path / "script.py").write_text(code.replace("train.steps=200", "train.steps=10"))
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, env=environment()
-    )
-    assert done.returncode == 0, done.stderr
-    assert 0 < float(done.stdout) < 1
 
 
 def test_the_make_targets_of_the_readme_exist():

@@ -1,29 +1,274 @@
-"""electra: raw text in, a pre-trained ELECTRA encoder out. The public Python API; everything loads on first use.
+"""electra: raw text in, a pre-trained ELECTRA encoder out; fine-tuned, scored and used.
 
-`electra.pretrain` is a module, whose function of the same name trains.
+The public Python API, the same stations as the command line. torch and all that needs it is imported on first use.
 """
 
-from importlib import import_module
-from typing import Any
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from electra.base.errors import ElectraError
+
+if TYPE_CHECKING:
+    from electra.data.shards import Manifest
+    from electra.finetuning.predict import Predicted
+    from electra.inspector import Model
+    from electra.inspector.compare import Result
+    from electra.pretraining.load import Exported
 
 __version__ = "0.1.0"
+__all__ = [
+    "ElectraError", "FinetuneResult", "Model", "PretrainResult", "__version__", "compare", "evaluate", "export", "finetune",
+    "load", "predict", "prepare", "pretrain", "train_tokenizer",
+]  # fmt: skip
 
-_HOMES = {
-    "PretrainSettings": "electra.pretraining.settings",
-    "resolve": "electra.pretraining.settings",
-    "load_run": "electra.pretraining.load",
-    "evaluate_run": "electra.pretraining.evaluate",
-    "train_tokenizer": "electra.data.tokenizer",
-    "load_tokenizer": "electra.data.tokenizer",
-    "prepare": "electra.data.prepare",
-    "open_data": "electra.data.shards",
-    "load": "electra.inspector",
-    "ElectraError": "electra.base.errors",
-}
-__all__ = [*_HOMES, "__version__"]
+_log = logging.getLogger(__name__)
+PathLike = str | Path
+Paths = PathLike | Sequence[PathLike]
+
+
+class PretrainResult(NamedTuple):
+    """A finished run: its folder, and its metrics on held-out documents after the last step."""
+
+    run: Path
+    metrics: dict[str, float]
+
+
+class FinetuneResult(NamedTuple):
+    """Where everything is, the fine-tuned folders of each task (one per seed), and what results.json holds."""
+
+    out: Path
+    models: dict[str, list[Path]]
+    results: dict[str, Any]
+
+
+def train_tokenizer(texts: Paths, out: PathLike, vocab_size: int = 30522, **settings: Any) -> Path:
+    """Train a tokenizer on files and folders of text; returns the path of tokenizer.json in `out`. Settings: `kind`
+    ("wordpiece", "unigram", "bpe"), `lowercase`, `strip_accents`, `split_cjk`; how files are read: `text_key`, `documents`,
+    `on_bad`.
+
+    >>> electra.train_tokenizer("my-text.txt", "my-tokenizer", vocab_size=300, lowercase=False)
+    PosixPath('my-tokenizer/tokenizer.json')
+    """
+    from electra.base import config
+    from electra.data import tokenizer
+    from electra.data.corpus import Corpus, CorpusSettings
+
+    reading = {name: settings.pop(name) for name in CorpusSettings.model_fields if name in settings}
+    training = config.validate(tokenizer.TokenizerSettings, {"vocab_size": vocab_size, **settings})
+    corpus = Corpus(_paths(texts), config.validate(CorpusSettings, reading))
+    return tokenizer.save_tokenizer(tokenizer.train_tokenizer(corpus, training), Path(out))
+
+
+def prepare(
+    texts: Paths,
+    out: PathLike,
+    tokenizer: PathLike,
+    heldout: float = 0.01,
+    workers: int | None = None,
+    **reading: Any,
+) -> "Manifest":
+    """Files and folders of text -> token shards in `out`; returns their manifest. A share `heldout` of the documents is kept
+    for evaluation. How files are read: `text_key`, `documents`, `on_bad`. Called again after an interruption it does what is
+    missing.
+
+    >>> manifest = electra.prepare("my-text.txt", "my-shards", tokenizer="my-tokenizer", heldout=0.1, workers=1)
+    >>> manifest.splits["train"].tokens > 1000
+    True
+    """
+    from electra.base import config
+    from electra.data import prepare as preparation
+
+    settings = config.validate(preparation.PrepareSettings, {"corpus": reading, "heldout_share": heldout})
+    return preparation.prepare(_paths(texts), Path(out), Path(tokenizer), settings, workers)
+
+
+def pretrain(
+    recipe: PathLike,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    data: PathLike | None = None,
+    run: PathLike | None = None,
+    start: PathLike | None = None,
+) -> PretrainResult:
+    """Pre-train by a shipped recipe ("tiny", "electra-small+masked-lm") or a TOML file, with `overrides` of any setting. `data`
+    are token shards, `run` the folder for everything that the run makes, `start` a model whose encoder it begins with.
+    Called again after an interruption it goes on where it stopped.
+
+    >>> result = electra.pretrain("tiny", {"train.steps": 4, "schedule.warmup": 1}, data="my-shards", run="my-run")
+    >>> result.run, 0 < result.metrics["auc"] < 1
+    (PosixPath('my-run'), True)
+    """
+    from electra.pretraining.run import pretrain as train
+    from electra.pretraining.run import resume_command
+    from electra.pretraining.settings import resolve
+    from electra.train.log import plot_run
+
+    named = {"data": data, "run": run, "start": start}
+    words = _words({**(overrides or {}), **{key: value for key, value in named.items() if value is not None}})
+    settings, _ = resolve(str(recipe), words)
+    metrics = train(settings, resume_command(str(recipe), words))
+    folder = Path(settings.run)
+    plot_run(folder, folder / "curves.png")
+    return PretrainResult(folder, {key: value for key, value in metrics.items() if isinstance(value, float)})
+
+
+def finetune(
+    model: PathLike,
+    tasks: Paths,
+    out: PathLike = "runs/finetune",
+    seeds: int = 1,
+    jobs: int = 1,
+    **settings: Any,
+) -> FinetuneResult:
+    """Fine-tune on shipped tasks ("mnli"), TOML files or tables, each with several seeds. Settings are those of the tasks and
+    of the method: `text` and `label` name columns (else they are guessed), `dev` a table to score on, `epochs`, `lr`, ….
+    Called again it keeps what is finished.
+
+    >>> result = electra.finetune("my-run", "my-table.csv", out="my-tasks", text="review", label="stars", epochs=1)
+    >>> result.models
+    {'my-table': [PosixPath('my-tasks/my-table/seed-0')]}
+    >>> result.results["tasks"]["my-table"]["metric"]
+    'accuracy'
+    """
+    from electra.finetuning.results import run_folder
+    from electra.finetuning.run import finetune as train
+
+    items = [tasks] if isinstance(tasks, str | Path) else list(tasks)
+    overrides = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
+    if isinstance(overrides.get("text"), str):
+        overrides["text"] = [overrides["text"]]
+    if "dev" in overrides:
+        overrides["files.dev"] = overrides.pop("dev")
+    results = train(Path(model), [str(item) for item in items], overrides, Path(out), seeds, jobs, _log.info)
+    models = {name: [run_folder(Path(out), name, seed) for seed in range(seeds)] for name in results["tasks"]}
+    return FinetuneResult(Path(out), models, results)
+
+
+def predict(
+    model: PathLike,
+    file: PathLike,
+    out: PathLike | None = None,
+    probabilities: bool = False,
+    text: str | Sequence[str] | None = None,
+) -> "Predicted":
+    """The rows of a file of any size, each with its prediction, in the file's format. `text` names the text columns where they
+    are called otherwise than in training. For a few rows there is `Model.predict`.
+
+    >>> predicted = electra.predict("my-tasks/my-table/seed-0", "my-table.csv", out="answers.csv")
+    >>> predicted.out, predicted.rows
+    ([PosixPath('answers.csv')], 60)
+    """
+    from electra.finetuning.predict import predict_file
+
+    target = None if out is None else Path(out)
+    return predict_file(Path(model), Path(file), target, probabilities, _columns(text, None))
+
+
+def evaluate(
+    path: PathLike,
+    file: PathLike | None = None,
+    data: PathLike | None = None,
+    rows: int | None = None,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+) -> dict[str, Any]:
+    """Metrics of a run on held-out documents, beside those of the untrained network ("trained", "untrained"); `data` are other
+    shards than the run's and `rows` how many. Of a fine-tuned model on a file with answers: "scores", and per class.
+
+    >>> sorted(electra.evaluate("my-run", rows=32))
+    ['trained', 'untrained']
+    >>> electra.evaluate("my-tasks/my-table/seed-0", "my-table.csv")["rows"]
+    60
+    """
+    if (Path(path) / "task.json").is_file() or file is not None:
+        from electra.base.errors import SettingsError
+        from electra.finetuning.predict import evaluate_file
+
+        if file is None:
+            raise SettingsError(f"{path} is a fine-tuned model: give a table to score it on.")
+        return evaluate_file(Path(path), Path(file), _columns(text, label))
+    from electra.pretraining.evaluate import evaluate_run
+
+    trained, untrained = evaluate_run(Path(path), None if data is None else Path(data), rows)
+    return {"trained": trained, "untrained": untrained}
+
+
+def export(run: PathLike, out: PathLike) -> "list[Exported]":
+    """transformers folders of a run's networks, checked: the same ids and logits there as here.
+
+    >>> [exported.folder for exported in electra.export("my-run", "my-model")]
+    [PosixPath('my-model/discriminator'), PosixPath('my-model/generator')]
+    """
+    from electra.pretraining.load import export_run
+
+    return export_run(Path(run), Path(out))
+
+
+def compare(
+    recipes: Sequence[str],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    budget: str = "2m",
+    seeds: int = 3,
+    vary: str = "",
+    table: PathLike | None = None,
+    out: PathLike = "runs/compare",
+    jobs: int = 1,
+) -> "list[Result]":
+    """Train recipes under the same budget ("2m", "3e14 flops", "500 steps"), each with several seeds, and measure them alike;
+    `vary` ("generator.width=0.25,0.5") tries values of a setting. `table` has columns text and label, for a probe of what the
+    frozen encoders know.
+
+    >>> results = electra.compare(["tiny", "tiny+masked-lm"], {"data": "my-shards"}, budget="2 steps", seeds=1, out="my-comparison")
+    >>> [result.variant for result in results]
+    ['tiny', 'tiny+masked-lm']
+    """
+    from electra.inspector import compare as comparison
+    from electra.inspector.probe import read_labelled
+
+    labelled = None if table is None else read_labelled(Path(table), "text", "label", 4000)
+    variants = comparison.variants(recipes, _words(overrides or {}), vary)
+    limit = comparison.parse_budget(budget)
+    return list(comparison.compare(variants, seeds, limit, Path(out), labelled, jobs))
+
+
+def load(path: PathLike) -> "Model":
+    """Any model, ready for `detect`, `score`, `embed` and `predict`: a run folder, an export, a fine-tuned folder, or anybody's
+    ELECTRA or ModernBERT folder of transformers.
+
+    >>> electra.load("my-run").kind, electra.load("my-model/generator").kind
+    ('discriminator', 'generator')
+    """
+    from electra.inspector import load as load_model
+
+    return load_model(path)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name == "Model":
+        from electra.inspector import Model
+
+        return Model
     raise AttributeError(f"module 'electra' has no attribute {name!r}")
+
+
+def _paths(texts: Paths) -> list[Path]:
+    return [Path(texts)] if isinstance(texts, str | Path) else [Path(text) for text in texts]
+
+
+def _columns(text: str | Sequence[str] | None, label: str | None) -> dict[str, Any]:
+    texts = {} if text is None else {"text": [text] if isinstance(text, str) else list(text)}
+    return texts if label is None else {**texts, "label": label}
+
+
+def _words(overrides: Mapping[str, Any]) -> list[str]:
+    """{"train": {"steps": 10}} or {"train.steps": 10} -> ["train.steps=10"]"""
+    from electra.base import config
+
+    flat = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in config.flatten(overrides).items()
+    }
+    return [f"{key}={config.toml_value(value)}" for key, value in flat.items()]

@@ -117,8 +117,8 @@ def test_a_probe_longer_than_the_network_is_cut_as_transformers_cuts_it(finished
     tokenizer = load_tokenizer(finished_run / "tokenizer.json")
     objective = build_objective(short, tokenizer)
     main = {"discriminator": (objective.discriminator, objective.detection_head)}
-    (line,) = export_networks(short, main, finished_run, tmp_path / "short", {})
-    assert "read back by electra and transformers" in line
+    (exported,) = export_networks(short, main, finished_run, tmp_path / "short", {})
+    assert "read back by electra and transformers" in exported.note
 
 
 def test_a_vocabulary_with_a_repeated_line_can_be_exported(finished_run, tmp_path):

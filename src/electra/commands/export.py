@@ -11,7 +11,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="new folder: gets discriminator/ and generator/")],
 ) -> None:
     """transformers folders of discriminator and generator, checked: same ids, same logits."""
-    from electra.pretraining.load import export_run
+    import electra
 
-    for line in export_run(run, out):
-        print(line)
+    for exported in electra.export(run, out):
+        print(f"{exported.folder}: {exported.note}")

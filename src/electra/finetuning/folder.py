@@ -51,7 +51,7 @@ def architecture(settings: AnySettings, task: Task) -> str:
 
 
 def write_task_folder(out: Path, trained: TaskModel, card: str, more: Mapping[str, bytes]) -> str:
-    """`more` are further files. Returns what can be said of the folder."""
+    """`more` are further files. Returns who has read the folder back, and how."""
     encoder, settings, task = trained.model.encoder, trained.model.encoder.settings, trained.task
     size, vocab_size = vocabulary_size(trained.tokenizer), len(encoder.embeddings.table)
     if size > vocab_size:
@@ -80,8 +80,8 @@ def write_task_folder(out: Path, trained: TaskModel, card: str, more: Mapping[st
 
     checked_by = write_checked(out, content | dict(more), check)
     if not name:
-        return f"{out}: transformers has no such head; its AutoModel reads the encoder, electra reads all ({checked_by})"
-    return f"{out}: same ids and same logits as ours, read back by {checked_by}"
+        return f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({checked_by})"
+    return f"same ids and same logits as ours, read back by {checked_by}"
 
 
 def outputs(model: Finetuned, probe: Probe) -> dict[str, Tensor]:

@@ -105,8 +105,9 @@ class Model:
         if not isinstance(row, str):
             return row
         assert self.finetuned is not None
-        columns = self.finetuned.task.settings.input_columns
-        if self.kind in ("tagging", "span") or len(columns) != 1:
+        settings = self.finetuned.task.settings
+        columns = settings.input_columns
+        if len(columns) != 1 or not settings.is_input(row):
             raise DataError(f"{self.path} does not read plain texts: give rows with {' and '.join(columns)}.")
         return {columns[0]: row}
 

@@ -38,7 +38,7 @@ PROBE = (
 
 
 def write_network(out: Path, network: Pretrained, card: str) -> str:
-    """Returns what can be said of the folder."""
+    """Returns who has read the folder back, and how."""
     encoder, settings = network.encoder, network.encoder.settings
     if not has_form(settings, network.kind):
         raise SettingsError(
@@ -68,7 +68,7 @@ def write_network(out: Path, network: Pretrained, card: str) -> str:
 
     checked_by = write_checked(out, folder_content(config, tensors, network.tokenizer, card), check)
     same = "states" if network.head is None else "logits"
-    return f"{out}: same ids and same {same} as ours, read back by {checked_by}"
+    return f"same ids and same {same} as ours, read back by {checked_by}"
 
 
 def folder_content(

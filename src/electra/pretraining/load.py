@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,13 @@ EXPORTS = ("discriminator", "recovery", "generator")
 """Folders in an export of several networks, the main one first."""
 SCALED = ("layers", "hidden", "heads", "intermediate")
 """Settings of the encoder that generator.width and generator.depth change."""
+
+
+class Exported(NamedTuple):
+    """A folder that was written, and who has read it back, and how."""
+
+    folder: Path
+    note: str
 
 
 def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
@@ -93,8 +100,8 @@ def export_networks(
     run: Path,
     out: Path,
     metrics: Mapping[str, Any],
-) -> list[str]:
-    """A folder for each network; one network is `out` itself. Returns one line about each folder written."""
+) -> list[Exported]:
+    """A folder for each network; one network is `out` itself."""
     written = []
     for name, parts in networks.items():
         network, note = pretrained(settings, parts, run), ""
@@ -103,11 +110,11 @@ def export_networks(
             network = replace(network, kind="encoder", head=None)
         card = model_card(network.kind, settings.encoder.kind, config.to_toml(settings), metrics)
         target = out if len(networks) == 1 else out / name
-        written.append(write_network(target, network, card) + note)
+        written.append(Exported(target, write_network(target, network, card) + note))
     return written
 
 
-def export_run(run: Path, out: Path) -> list[str]:
+def export_run(run: Path, out: Path) -> list[Exported]:
     settings, objective = load_run(run)
     heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
     return export_networks(settings, objective.networks(), run, out, heldout[-1] if heldout else {})
