@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from electra.kernels.layer_fused import weight_gradient
 from torch import Tensor
 
 import machine
 from electra.kernels import layer_launch as launch
-from electra.kernels.layer_fused import weight_gradient
-from electra.model.electra import EncoderSettings, Layer
+from electra.model.electra import ElectraEncoderSettings, ElectraLayer
 from electra.pretraining import flops
 
 SEQ = 128
@@ -55,9 +55,9 @@ def bandwidth() -> float:
 
 def check(hidden: int) -> float:
     """The largest error of a layer's result and gradients, relative to each one's norm."""
-    settings = EncoderSettings(hidden=hidden, heads=max(1, hidden // 64), intermediate=4 * hidden)
+    settings = ElectraEncoderSettings(hidden=hidden, heads=max(1, hidden // 64), intermediate=4 * hidden)
     settings = settings.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
-    layer = Layer(settings).cuda()
+    layer = ElectraLayer(settings).cuda()
     x, upstream = normal(16, SEQ, hidden), normal(16, SEQ, hidden)
     from electra.kernels.layer import fused_layers
 

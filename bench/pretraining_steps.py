@@ -8,7 +8,7 @@ from torch import Tensor
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import MemoryExhaustedError
-from electra.model.electra import EncoderSettings
+from electra.model.electra import ElectraEncoderSettings
 from electra.model.generators import GeneratorSettings
 from electra.objectives import ElectraSettings, build
 from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
@@ -34,16 +34,16 @@ VARIANTS = ("electra", "electra plain", *MODES)
 
 @dataclass(frozen=True)
 class Size:
-    encoder: EncoderSettings
+    encoder: ElectraEncoderSettings
     generator: GeneratorSettings
     share: float
     vocabulary: int
     usual: str
 
 
-def sizes(layers: int, hidden: int, embedding: int) -> EncoderSettings:
+def sizes(layers: int, hidden: int, embedding: int) -> ElectraEncoderSettings:
     heads = hidden // 64
-    return EncoderSettings(
+    return ElectraEncoderSettings(
         layers=layers, hidden=hidden, heads=heads, intermediate=4 * hidden, embedding=embedding
     )
 
@@ -64,7 +64,7 @@ class Case:
     dropout: float
 
     @property
-    def encoder(self) -> EncoderSettings:
+    def encoder(self) -> ElectraEncoderSettings:
         quiet = {"dropout": self.dropout, "attention_dropout": self.dropout}
         return SIZES[self.size].encoder.model_copy(update=quiet)
 

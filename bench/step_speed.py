@@ -27,14 +27,14 @@ SPECIAL = (0, 100, 101, 102, 103)
 
 def ours() -> Callable[[torch.Tensor, int], None]:
     from electra.base.batch import Batch, SpecialIds
-    from electra.model.electra import EncoderSettings
+    from electra.model.electra import ElectraEncoderSettings
     from electra.model.generators import GeneratorSettings
     from electra.objectives import ElectraSettings, build
     from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
     from electra.train.optimizers import OptimizerSettings, build_optimizer
 
     inputs = ObjectiveInputs(
-        encoder=EncoderSettings(),
+        encoder=ElectraEncoderSettings(),
         generator=GeneratorSettings(),
         masking=MaskingSettings(),
         sampling=SamplingSettings(),

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from electra.model.electra import EncoderSettings
+from electra.model.electra import ElectraEncoderSettings
 
 MASK_SHARE_OF_CHOSEN = 0.85
 DETECTION_WEIGHT = 50
@@ -28,7 +28,7 @@ Head = Literal["labels", "gathered", "chosen"]
 IGNORED = -100  # a label that the loss leaves out
 
 
-def transformers_config(settings: EncoderSettings, vocabulary: int) -> Any:
+def transformers_config(settings: ElectraEncoderSettings, vocabulary: int) -> Any:
     import transformers
 
     return transformers.ElectraConfig(
@@ -49,8 +49,8 @@ def at(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def transformers_step(
-    full: EncoderSettings,
-    small: EncoderSettings,
+    full: ElectraEncoderSettings,
+    small: ElectraEncoderSettings,
     vocabulary: int,
     share: float,
     ordinary: int,

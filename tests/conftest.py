@@ -16,9 +16,6 @@ install_import_hook(
     [
         "electra.base.batch",
         "electra.base.randomness",
-        "electra.kernels.layer",  # not what Triton compiles
-        "electra.kernels.masked_head",
-        "electra.kernels.sampling",
         "electra.model",
         "electra.objectives",
     ],
@@ -26,11 +23,11 @@ install_import_hook(
 )
 
 from electra.base.batch import Batch, SpecialIds  # noqa: E402
-from electra.model.electra import EncoderSettings  # noqa: E402
+from electra.model.electra import ElectraEncoderSettings  # noqa: E402
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCABULARY = 97
-TINY = EncoderSettings(layers=2, hidden=32, heads=2, intermediate=64, embedding=16, positions=40)
+TINY = ElectraEncoderSettings(layers=2, hidden=32, heads=2, intermediate=64, embedding=16, positions=40)
 
 
 @pytest.fixture(scope="session")
@@ -124,15 +121,15 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from electra.data.tokenizer import TokenizerSettings, train_tokenizer, vocabulary_size
     from electra.interop.read import Pretrained
     from electra.interop.write import write_network
-    from electra.model.electra import Embeddings, Encoder, initialise
-    from electra.model.heads import DetectionHead
+    from electra.model.electra import ElectraEmbeddings, ElectraEncoder, initialise_electra
+    from electra.model.heads import ElectraDetectionHead
 
     folder = tmp_path_factory.mktemp("toy")
     text = write_corpus(folder / "text.txt")
     tokenizer = train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=300))
-    encoder = Encoder(TINY, Embeddings(TINY, vocabulary_size(tokenizer)))
-    head = DetectionHead(TINY)
-    initialise(encoder, TINY, 1)
-    initialise(head, TINY, 2)
+    encoder = ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer)))
+    head = ElectraDetectionHead(TINY)
+    initialise_electra(encoder, TINY, 1)
+    initialise_electra(head, TINY, 2)
     write_network(folder / "model", Pretrained(encoder, head, "discriminator", tokenizer), "")
     return folder / "model"

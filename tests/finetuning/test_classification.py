@@ -13,7 +13,7 @@ from electra.finetuning.classification import ClassificationSettings, class_scor
 from electra.finetuning.features import collate
 from electra.finetuning.loop import Finetuned
 from electra.interop.formats import FORMATS, encoder_to_transformers, renamed
-from electra.model.electra import Embeddings, Encoder, initialise
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder, initialise_electra
 
 PAIR = ClassificationSettings(text=("a", "b"), labels=("no", "yes", "maybe"))
 ROWS = [{"a": "the barak walks", "b": "back", "label": "yes"}, {"a": "the", "b": "lonute", "label": "no"}]
@@ -25,10 +25,10 @@ def tokenizer(toy_model):
 
 
 def network(task) -> Finetuned:
-    encoder = Encoder(TINY, Embeddings(TINY, 97))
+    encoder = ElectraEncoder(TINY, ElectraEmbeddings(TINY, 97))
     head = task.head(TINY)
-    initialise(encoder, TINY, 1)
-    initialise(head, TINY, 2)
+    initialise_electra(encoder, TINY, 1)
+    initialise_electra(head, TINY, 2)
     return Finetuned(encoder, head).eval()
 
 

@@ -11,7 +11,12 @@ from electra.finetuning import loop
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.loop import Dev, Finetuned, train_task
 from electra.finetuning.method import MethodSettings, size_defaults
-from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
+from electra.model.electra import (
+    ElectraEmbeddings,
+    ElectraEncoder,
+    ElectraEncoderSettings,
+    initialise_electra,
+)
 
 ROWS = [{"text": f"the barak walks {n}", "label": "ab"[n % 2]} for n in range(32)]
 
@@ -20,9 +25,9 @@ def train(toy_model, monkeypatch=None, scores=(), seed=0, **method):
     """Eight steps with a dev score after each second one; `scores` replaces those."""
     tokenizer = load_tokenizer(toy_model)
     task = ClassificationSettings().build(tokenizer, 24, {"train": ROWS})
-    encoder = Encoder(TINY, Embeddings(TINY, vocabulary_size(tokenizer)))
+    encoder = ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer)))
     model = Finetuned(encoder, task.head(TINY))
-    initialise(model, TINY, 1)
+    initialise_electra(model, TINY, 1)
     examples, _ = task.encode(ROWS)
     seen = []
     if scores:
@@ -65,7 +70,7 @@ def test_weights_are_a_function_of_the_seed_whatever_is_evaluated_on_the_way(toy
 
 @pytest.mark.parametrize(("hidden", "lr", "decay"), [(256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)])
 def test_the_paper_s_values_are_chosen_by_the_size_of_the_model(hidden, lr, decay):
-    found = size_defaults(EncoderSettings(hidden=hidden, heads=4, dropout=0.05))
+    found = size_defaults(ElectraEncoderSettings(hidden=hidden, heads=4, dropout=0.05))
     assert (found["lr"], found["layer_decay"], found["dropout"]) == (lr, decay, 0.05)
     assert MethodSettings(**found).weight_decay == 0 and MethodSettings(**found).warmup == 0.1
 
@@ -98,8 +103,10 @@ def test_a_step_is_the_gradient_clipped_and_applied(toy_model):
     inputs = collate(task, examples, 0, with_targets=True)
     weights = []
     for written_out in (True, False):
-        model = Finetuned(Encoder(TINY, Embeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY)).eval()
-        initialise(model, TINY, 1)
+        model = Finetuned(
+            ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY)
+        ).eval()
+        initialise_electra(model, TINY, 1)
         optimizer = build_layerwise(model, TINY.layers, 1e-2, 0.8, "exact", (0.9, 0.99), 1e-6, 0.0, True)
         if written_out:
             expected = task.loss(model(inputs), inputs.targets)

@@ -32,8 +32,13 @@ from electra.finetuning.questions import (
     token_span,
 )
 from electra.interop.formats import FORMATS, config_json, encoder_to_transformers, renamed
-from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
-from electra.model.encoders import question_head
+from electra.model import question_head
+from electra.model.electra import (
+    ElectraEmbeddings,
+    ElectraEncoder,
+    ElectraEncoderSettings,
+    initialise_electra,
+)
 from helpers import write_corpus
 
 WORDS = [
@@ -222,12 +227,12 @@ def test_only_the_context_and_position_zero_can_be_pointed_at():
 def test_plain_logits_equal_those_of_transformers():
     transformers = pytest.importorskip("transformers", reason="needs the hf extra")
     encoder, head, batch = (
-        Encoder(TINY, Embeddings(TINY, VOCABULARY)),
+        ElectraEncoder(TINY, ElectraEmbeddings(TINY, VOCABULARY)),
         PlainHead(question_head(TINY)),
         make_batch(),
     )
     for module in (encoder, head):
-        initialise(module, TINY, seed=1)
+        initialise_electra(module, TINY, seed=1)
         module.eval()
     config = config_json(TINY, VOCABULARY, SPECIAL, "discriminator")
     config = transformers.ElectraConfig(**{key: it for key, it in config.items() if key != "model_type"})
@@ -317,7 +322,7 @@ def test_a_plain_loss_looks_only_at_what_can_be_pointed_at():
 @pytest.mark.parametrize("head", ["plain", "joint"])
 def test_weights_are_glorots_and_padding_changes_nothing(tokenizer, head):
     module = task_of(tokenizer, head=head, has_unanswerable=True).head(TINY)
-    initialise(module, TINY, seed=3)
+    initialise_electra(module, TINY, seed=3)
     for name, weight in module.named_parameters():
         if name.endswith("weight"):
             bound = (6 / sum(weight.shape)) ** 0.5
@@ -564,7 +569,7 @@ def score(task: SpanTask, encoder, head, rows) -> dict[str, float]:
     ("head", "impossible"), [("plain", False), ("joint", False), ("plain", True), ("joint", True)]
 )
 def test_both_heads_learn_to_point(tokenizer, head, impossible):
-    sizes = EncoderSettings(
+    sizes = ElectraEncoderSettings(
         layers=1, hidden=32, heads=2, intermediate=64, embedding=32, positions=32, dropout=0
     )
     task: Task = task_of(
@@ -574,9 +579,12 @@ def test_both_heads_learn_to_point(tokenizer, head, impossible):
     train, dev = made_up_rows(60, rng, impossible), made_up_rows(30, rng, impossible)
     assert task.problems({"train": train, "dev": dev}) == []
     torch.manual_seed(0)
-    encoder, module = Encoder(sizes, Embeddings(sizes, tokenizer.get_vocab_size())), task.head(sizes)
+    encoder, module = (
+        ElectraEncoder(sizes, ElectraEmbeddings(sizes, tokenizer.get_vocab_size())),
+        task.head(sizes),
+    )
     for part in (encoder, module):
-        initialise(part, sizes, seed=0)
+        initialise_electra(part, sizes, seed=0)
     before = score(task, encoder, module, dev)
     assert before["f1"] < 0.4
     examples, _ = task.encode(train)

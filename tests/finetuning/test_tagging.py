@@ -32,7 +32,12 @@ from electra.finetuning.tagging import (
     to_spans,
 )
 from electra.interop.formats import FORMATS, encoder_from_transformers, renamed_back
-from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
+from electra.model.electra import (
+    ElectraEmbeddings,
+    ElectraEncoder,
+    ElectraEncoderSettings,
+    initialise_electra,
+)
 
 TASKS = Path(config.__file__).parents[1] / "recipes" / "tasks"
 TEXT = "Ada Lovelace met Mary Somerville in London . 日本語 の 東京 へ 行く 。 안녕하세요 서울 에서 Zürich naïve 3.14"
@@ -107,8 +112,10 @@ def test_logits_and_loss_equal_those_of_transformers(tokenizer: Tokenizer) -> No
     ).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(parameter.numel()))
-    settings = EncoderSettings(layers=2, hidden=32, heads=2, intermediate=64, embedding=16, positions=64)
-    encoder = Encoder(settings, Embeddings(settings, vocabulary)).eval()
+    settings = ElectraEncoderSettings(
+        layers=2, hidden=32, heads=2, intermediate=64, embedding=16, positions=64
+    )
+    encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, vocabulary)).eval()
     task: Task = build(tokenizer)
     head = task.head(settings).eval()
     tensors = theirs.state_dict()
@@ -144,14 +151,14 @@ def test_a_small_network_learns_a_rule(tokenizer: Tokenizer) -> None:
 
     rows, dev = [row() for _ in range(200)], [row() for _ in range(50)]
     task = build(tokenizer, rows, train_scheme="bioes")
-    settings = EncoderSettings(
+    settings = ElectraEncoderSettings(
         layers=2, hidden=32, heads=2, intermediate=64, embedding=32, positions=64,
         dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
-    encoder = Encoder(settings, Embeddings(settings, tokenizer.get_vocab_size()))
+    encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, tokenizer.get_vocab_size()))
     head = task.head(settings)
-    initialise(encoder, settings, seed=1)
-    initialise(head, settings, seed=2)
+    initialise_electra(encoder, settings, seed=1)
+    initialise_electra(head, settings, seed=2)
     optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=3e-3)
     examples, cut = task.encode(rows)
     assert cut == 0

@@ -12,12 +12,18 @@ from electra.interop import formats, read
 from electra.interop import write as writing
 from electra.interop.read import Pretrained, read_network
 from electra.interop.write import PROBE, our_logits, probe_batch
-from electra.model.modern import Embeddings, ModernBert, ModernBertSettings, initialise
-from electra.model.modern_heads import DetectionHead, TokenHead
+from electra.model import build_token_head
+from electra.model.modern import (
+    ModernDetectionHead,
+    ModernEmbeddings,
+    ModernEncoder,
+    ModernEncoderSettings,
+    initialise_modern,
+)
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
-SETTINGS = ModernBertSettings(
+SETTINGS = ModernEncoderSettings(
     layers=4, hidden=32, heads=2, intermediate=48, embedding=32, positions=64, window=6, global_every=3,
     global_theta=9e4, local_theta=600.0,
 )  # fmt: skip
@@ -31,8 +37,11 @@ def tokenizer(prepared):
 
 def build(settings, tokenizer):
     size = vocabulary_size(tokenizer)
-    encoder, head = ModernBert(settings, Embeddings(settings, size)), TokenHead(settings, size)
-    initialise(torch.nn.ModuleList((encoder, head)), settings, seed=1)
+    encoder, head = (
+        ModernEncoder(settings, ModernEmbeddings(settings, size)),
+        build_token_head(settings, size),
+    )
+    initialise_modern(torch.nn.ModuleList((encoder, head)), settings, seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in (*encoder.parameters(), *head.parameters()):
@@ -140,7 +149,7 @@ def test_an_odd_window_of_others_is_read_as_the_even_one_it_means(tokenizer, tmp
 def test_checking_leaves_dropout_as_it_was(tokenizer):
     settings = SETTINGS.model_copy(update={"dropout": 0.5})
     encoder, _ = build(settings, tokenizer)
-    head = DetectionHead(settings).train()
+    head = ModernDetectionHead(settings).train()
     probe = probe_batch(tokenizer, settings.positions)
     first, again = (our_logits(encoder, head, *probe) for _ in range(2))
     assert first.equal(again)

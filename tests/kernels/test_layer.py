@@ -13,13 +13,19 @@ pytest.importorskip("triton")
 
 from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
 
+from electra import kernels as choice
 from electra.kernels import layer as home
-from electra.kernels import layer_fused, layer_launch
-from electra.kernels import switch as choice
-from electra.kernels.layer_fused import fused_end, fused_layer, halves_of
-from electra.kernels.switch import reference_only
+from electra.kernels import reference_only
+from electra.kernels.layer import fused_end, fused_layer, halve, launch
 from electra.model import electra as encoder_module
-from electra.model.electra import LAYER_NORM_EPS, Embeddings, Encoder, EncoderSettings, Layer, initialise
+from electra.model.electra import (
+    LAYER_NORM_EPS,
+    ElectraEmbeddings,
+    ElectraEncoder,
+    ElectraEncoderSettings,
+    ElectraLayer,
+    initialise_electra,
+)
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HALF, FULL = torch.bfloat16, torch.float32
@@ -37,7 +43,7 @@ def case(batch: int, seq: int, hidden: int, heads: int, intermediate: int, padde
     """A layer in float64 whose parameters are all far from 0 and 1; rows; which tokens are real; an upstream gradient."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"hidden": hidden, "heads": heads, "intermediate": intermediate}
-    layer = Layer(EncoderSettings(**sizes, dropout=0, attention_dropout=0)).double()
+    layer = ElectraLayer(ElectraEncoderSettings(**sizes, dropout=0, attention_dropout=0)).double()
     for parameter in layer.parameters():
         deviation = hidden**-0.5 if parameter.ndim == 2 else 0.3
         torch.nn.init.normal_(parameter, std=deviation, generator=generator)
@@ -60,7 +66,7 @@ def fuse(layer, x, is_real, dtype, seed=None, dropout=0.0, attention_dropout=0.0
 
 
 def run_layer(leaves, is_real, dtype, seed, heads, dropout, attention_dropout):
-    halves = halves_of([leaf.detach() for leaf in leaves[1:9]], dtype)
+    halves = halve([leaf.detach() for leaf in leaves[1:9]], dtype)
     rest = heads, dropout, attention_dropout, LAYER_NORM_EPS
     return fused_layer(leaves[0], is_real, seed, leaves[1:], halves, *rest)[0]
 
@@ -109,17 +115,17 @@ def test_a_row_without_a_real_token_is_like_the_layers(shape):
 @pytest.mark.parametrize("heads, hidden, wide", [(1, 16, 64), (2, 32, 128), (4, 64, 64)])
 @pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.3, 0.0), (0.0, 0.2), (0.3, 0.2)])
 def test_a_narrow_layer_is_one_kernel_and_the_same(monkeypatch, heads, hidden, wide, dropout):
-    assert layer_launch.is_narrow(hidden, wide)
-    assert not any(layer_launch.is_narrow(*sizes) for sizes in ((32, 96), (48, 64), (128, 512)))
+    assert launch.is_narrow(hidden, wide)
+    assert not any(launch.is_narrow(*sizes) for sizes in ((32, 96), (48, 64), (128, 512)))
     dtype = DTYPES[0]
     layer, x, is_real, upstream = case(2, 20, hidden, heads, wide)
     seed = drawn((1 << 50) + 5) if any(dropout) else None
     taken = []
-    run = layer_fused.narrow_layer
-    monkeypatch.setattr(layer_fused, "narrow_layer", lambda *given: taken.append(1) or run(*given))
+    run = home.narrow_layer
+    monkeypatch.setattr(home, "narrow_layer", lambda *given: taken.append(1) or run(*given))
     found = []
     for narrow in (True, False):
-        monkeypatch.setattr(layer_fused, "is_narrow", lambda *_, narrow=narrow: narrow)
+        monkeypatch.setattr(home, "is_narrow", lambda *_, narrow=narrow: narrow)
         result, leaves = fuse(layer, x, is_real, dtype, seed, *dropout)
         result.backward(upstream.to(dtype))
         found.append([result, *(leaf.grad for leaf in leaves[1:])])
@@ -161,18 +167,18 @@ def run_encoder(encoder, ids, is_real, first_only):
 def test_the_encoder_takes_fused_layers_and_gives_the_same(monkeypatch, layers, first_only):
     """The first token alone comes from an ordinary layer behind fused ones, of which there may be none."""
     dtype = DTYPES[0]
-    settings = EncoderSettings(
+    settings = ElectraEncoderSettings(
         layers=layers, hidden=32, heads=2, intermediate=64, embedding=16, dropout=0, attention_dropout=0
     )
-    encoder = Encoder(settings, Embeddings(settings, 50))
-    initialise(encoder, settings, 0)
+    encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, 50))
+    initialise_electra(encoder, settings, 0)
     encoder.to(DEVICE)
     ids = torch.arange(48, device=DEVICE).view(2, 24)
     is_real = torch.arange(24, device=DEVICE) < torch.tensor([[24], [9]], device=DEVICE)
     with torch.autocast(DEVICE, HALF, enabled=dtype == HALF):
-        monkeypatch.setattr(encoder_module, "available", lambda x: False)
+        monkeypatch.setattr(encoder_module, "usable", lambda x: False)
         expected = run_encoder(encoder, ids, is_real, first_only)
-        monkeypatch.setattr(encoder_module, "available", lambda x: True)
+        monkeypatch.setattr(encoder_module, "usable", lambda x: True)
         found = run_encoder(encoder, ids, is_real, first_only)
     for mine, theirs in zip(found, expected, strict=True):
         assert_near(mine, theirs, max(2 * CLOSE[dtype], 2e-5))
@@ -202,7 +208,7 @@ def test_tensors_that_are_not_dense_are_read_as_they_are():
 def test_operators_keep_their_promises_to_torch(intermediate):
     layer, x, is_real, _ = case(1, 16, 32, 2, intermediate)
     leaves = [p.detach().float().requires_grad_() for p in layer.in_order()]
-    halves = halves_of([leaf.detach() for leaf in leaves[:8]], DTYPES[0])
+    halves = halve([leaf.detach() for leaf in leaves[:8]], DTYPES[0])
     rows = x.to(DTYPES[0]).requires_grad_()
     torch.library.opcheck(fused_layer, (rows, is_real, drawn(1), leaves, halves, 2, 0.1, 0.1, 1e-12))
     torch.library.opcheck(fused_end, (rows, rows, drawn(1), leaves[2:], halves[2:], 0.1, 1e-12))
@@ -213,13 +219,13 @@ def test_operators_keep_their_promises_to_torch(intermediate):
 
 def test_gelu_is_exact_to_seven_digits():
     x = torch.linspace(-9, 9, 4001, device=DEVICE)
-    found = layer_launch.gelu(x)
+    found = launch.gelu(x)
     wide = x.double().requires_grad_()
     expected = torch.nn.functional.gelu(wide)
     expected.sum().backward()
     assert (found - expected).abs().max() < 4e-7
     partial = torch.zeros(4, 1, device=DEVICE)
-    slope, again = layer_launch.gelu_backward(torch.ones_like(x)[:, None], x[:, None], partial)
+    slope, again = launch.gelu_backward(torch.ones_like(x)[:, None], x[:, None], partial)
     assert (slope[:, 0] - wide.grad).abs().max() < 4e-7
     assert torch.equal(again[:, 0], found)
     assert partial.sum().item() == pytest.approx(wide.grad.sum().item(), rel=1e-5)
@@ -236,7 +242,7 @@ def test_dropout_drops_the_asked_share_and_keeps_the_mean(share):
     norm = torch.ones(256, device=DEVICE), torch.zeros(256, device=DEVICE)
 
     def total(seed, stream):
-        return layer_launch.add_norm(ones, zeros, *norm, drawn(seed), stream, share, 1e-12)[0]
+        return launch.add_norm(ones, zeros, *norm, drawn(seed), stream, share, 1e-12)[0]
 
     first = total(3, 1)
     values = first.unique()
@@ -263,7 +269,7 @@ def test_no_two_columns_are_dropped_together():
     rows, columns, share = 16384, 64, 0.1
     ones = torch.ones(rows, columns, device=DEVICE)
     norm = torch.ones(columns, device=DEVICE), torch.zeros(columns, device=DEVICE)
-    total, _ = layer_launch.add_norm(ones, torch.zeros_like(ones), *norm, drawn(3), 1, share, 1e-12)
+    total, _ = launch.add_norm(ones, torch.zeros_like(ones), *norm, drawn(3), 1, share, 1e-12)
     dropped = (total == 0).double() - share
     together = dropped.T @ dropped / (share * (1 - share) * rows**0.5)
     pairs = together[*torch.triu_indices(columns, columns, 1)]
@@ -274,8 +280,8 @@ def test_attention_with_dropout_is_attention_on_average():
     """The same row many times: each has its own drops."""
     rows = 300
     projected = torch.randn(16, 3 * 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    expected = layer_launch.attention(projected, None, None, 1, 1, 0.0)
-    many = layer_launch.attention(projected.repeat(rows, 1), None, drawn(0), rows, 1, 0.3)
+    expected = launch.attention(projected, None, None, 1, 1, 0.0)
+    many = launch.attention(projected.repeat(rows, 1), None, drawn(0), rows, 1, 0.3)
     many = many.view(rows, 16, 16)
     off = (many.mean(0) - expected) / (many.std(0) / rows**0.5)
     assert many.std(0).min() > 0
@@ -335,7 +341,7 @@ def test_the_fused_layer_is_chosen_in_one_place(monkeypatch):
 
     def can(dtype=HALF, device="cuda"):
         with FakeTensorMode():
-            return home.available(torch.empty(2, 16, 64, dtype=dtype, device=device))
+            return choice.usable(torch.empty(2, 16, 64, dtype=dtype, device=device))
 
     assert can() and can(torch.float16) and not can(FULL) and not can(device="cpu")
     with reference_only():
@@ -351,10 +357,10 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from electra.kernels import layer_triton as kernels, narrow_triton
+from electra.kernels.layer import triton as kernels
 from electra.kernels.layer import HEAD_SIZES
-from electra.kernels.layer_launch import LAUNCH
-KINDS = {"eps": "fp32", "scale": "fp32", "sharpness": "fp32", "seed": "*i64", "is_real": "*i1", "partial": "*fp32", "total": "*fp32",
+from electra.kernels.layer.launch import LAUNCH
+KINDS = {"eps": "fp32", "scale": "fp32", "softmax_scale": "fp32", "seed": "*i64", "is_real": "*i1", "partial": "*fp32", "total": "*fp32",
          "gamma": "*fp32", "beta": "*fp32", "last_gamma": "*fp32", "last_beta": "*fp32", "attention_scale": "fp32"}
 SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold", "stream", "attention_threshold"}
 heads = [{"HEADS": 4, "SIZE": size, "SEQ": 128, "MASKED": True, "FULL": True, "DROPS": True} for size in HEAD_SIZES]
@@ -366,8 +372,8 @@ jobs = (
     (kernels.add_norm_backward, norm | dict(zip(("ROWS", "STAGES"), LAUNCH.norm_backward[::2])), LAUNCH.norm_backward[1]),
     (kernels.gelu_forward, {"BLOCK": LAUNCH.gelu_forward[0]}, LAUNCH.gelu_forward[1]),
     (kernels.gelu_backward, dict(zip(("ROWS", "WIDTH", "STAGES"), (*LAUNCH.gelu_backward[:2], LAUNCH.gelu_backward[3]))), LAUNCH.gelu_backward[2]),
-    (kernels.add_up, {"ROWS": 64, "WIDTH": LAUNCH.add_up[0]}, LAUNCH.add_up[1]),
-    *((narrow_triton.layer_forward, fixed | narrow | {"HEADS": 64 // fixed["SIZE"]}, *LAUNCH.narrow[1:]) for fixed in heads),
+    (kernels.sum_columns, {"ROWS": 64, "WIDTH": LAUNCH.sum_columns[0]}, LAUNCH.sum_columns[1]),
+    *((kernels.layer_forward, fixed | narrow | {"HEADS": 64 // fixed["SIZE"]}, *LAUNCH.narrow[1:]) for fixed in heads),
     *((kernels.attention_forward, fixed, *LAUNCH.attention_forward) for fixed in heads),
     *((kernels.attention_backward, fixed, *LAUNCH.attention_backward) for fixed in heads),
 )
@@ -406,9 +412,9 @@ def test_at_full_size_the_encoder_agrees_with_float64(padded):
     """Twelve layers of 256 under autocast, with and without kernels, beside float64. Autocast keeps what layers add up, and
     its gradient, in float32; the fused layers round both to bfloat16 twice a layer, and measure 1 to 2 % where autocast
     measures 0.2 to 0.6 %."""
-    settings = EncoderSettings(dropout=0, attention_dropout=0)
-    encoder = Encoder(settings, Embeddings(settings, 1000))
-    initialise(encoder, settings, 0)
+    settings = ElectraEncoderSettings(dropout=0, attention_dropout=0)
+    encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, 1000))
+    initialise_electra(encoder, settings, 0)
     encoder.to(DEVICE)
     ids = torch.randint(1000, (32, 128), device=DEVICE)
     lengths = torch.randint(1, 129, (32, 1), device=DEVICE)
@@ -424,7 +430,7 @@ def test_at_full_size_the_encoder_agrees_with_float64(padded):
 
     expected = run(wide=True)
     with torch.autocast("cuda", HALF):
-        assert home.available(torch.empty(2, 128, 256, device=DEVICE))
+        assert choice.usable(torch.empty(2, 128, 256, device=DEVICE))
         fast = run(wide=False)
         with reference_only():
             slow = run(wide=False)

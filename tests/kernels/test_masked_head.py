@@ -14,12 +14,11 @@ pytest.importorskip("triton")
 
 from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
 
+from electra import kernels as choice
 from electra.base.randomness import uniform
 from electra.kernels import masked_head as home
-from electra.kernels import masked_head_fused
-from electra.kernels import switch as choice
-from electra.kernels.masked_head import masked_head, reference
-from electra.kernels.masked_head_fused import fused, plan, splits_of
+from electra.kernels.masked_head import TILE, fused_head, plan, splits_of
+from electra.model.heads import SAMPLING_BLOCK, can_fuse, masked_head, plain_masked_head
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HALF, FULL = torch.bfloat16, torch.float32
@@ -60,7 +59,7 @@ def upstream_of(rows: int) -> torch.Tensor:
 def pretend(monkeypatch, processors: int) -> None:
     """A device of that many processors, which decides how the vocabulary is split."""
     other = plan(torch.device(DEVICE))._replace(processors=processors)
-    monkeypatch.setattr(masked_head_fused, "plan", lambda device: other)
+    monkeypatch.setattr(home, "plan", lambda device: other)
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
@@ -73,9 +72,9 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -
 def test_loss_and_gradients_are_those_of_the_reference(shape, dtype):
     parts, targets, noise = case(*shape, dtype)
     upstream = upstream_of(shape[0])
-    found, _ = loss_and_gradients(fused, parts, targets, noise, upstream, 1.0, False, dtype)
+    found, _ = loss_and_gradients(fused_head, parts, targets, noise, upstream, 1.0, False, dtype)
     wide = [part.double() for part in parts]
-    expected, _ = loss_and_gradients(reference, wide, targets, noise, upstream)
+    expected, _ = loss_and_gradients(plain_masked_head, wide, targets, noise, upstream)
     assert found[0].dtype == FULL
     assert_near(found[0], expected[0], 5e-6)
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
@@ -88,8 +87,8 @@ def test_words_in_full_precision_get_a_gradient_in_full_precision():
     parts, targets, noise = case(150, 300, 20, HALF)
     upstream = upstream_of(150)
     full = [part.float() for part in parts]
-    found, _ = loss_and_gradients(fused, full, targets, noise, upstream, 1.0, False, HALF)
-    expected, _ = loss_and_gradients(reference, [p.double() for p in parts], targets, noise, upstream)
+    found, _ = loss_and_gradients(fused_head, full, targets, noise, upstream, 1.0, False, HALF)
+    expected, _ = loss_and_gradients(plain_masked_head, [p.double() for p in parts], targets, noise, upstream)
     assert all(gradient.dtype == FULL for gradient in found[1:])
     assert all((gradient != gradient.to(HALF)).any() for gradient in found[1:])
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
@@ -100,10 +99,10 @@ def test_rows_without_upstream_gradient_leave_no_trace():
     parts, targets, noise = case(150, 300, 20)
     upstream = upstream_of(150)
     upstream[20:140] = 0
-    found, _ = loss_and_gradients(fused, parts, targets, noise, upstream, 1.0, False, parts[0].dtype)
+    found, _ = loss_and_gradients(fused_head, parts, targets, noise, upstream, 1.0, False, parts[0].dtype)
     used = torch.cat([torch.arange(20), torch.arange(140, 150)]).to(DEVICE)
     few = [parts[0][used].double(), parts[1].double(), parts[2].double()]
-    expected, _ = loss_and_gradients(reference, few, targets[used], noise[used], upstream[used])
+    expected, _ = loss_and_gradients(plain_masked_head, few, targets[used], noise[used], upstream[used])
     assert (found[1][20:140] == 0).all()
     for mine, theirs in zip([found[1][used], *found[2:]], expected[1:], strict=True):
         assert_near(mine, theirs, CLOSE[parts[0].dtype])
@@ -117,8 +116,8 @@ def test_sure_rows_keep_their_small_gradient(dtype):
     states = (words[:40].double() * 20 / words[:40].double().square().sum(1, keepdim=True)).to(dtype)
     upstream = torch.full((40,), 1024.0, device=DEVICE)  # float16 has no smaller gradients
     parts = [states, words, bias]
-    found, _ = loss_and_gradients(fused, parts, targets, noise, upstream, 1.0, False, dtype)
-    expected, _ = loss_and_gradients(reference, [p.double() for p in parts], targets, noise, upstream)
+    found, _ = loss_and_gradients(fused_head, parts, targets, noise, upstream, 1.0, False, dtype)
+    expected, _ = loss_and_gradients(plain_masked_head, [p.double() for p in parts], targets, noise, upstream)
     sure = (expected[0].exp() > 0.999).nonzero().flatten().tolist()
     assert len(sure) > 10 and (found[0] <= 0).all()
     assert_near(found[0], expected[0], 2e-5)
@@ -134,8 +133,8 @@ def test_the_same_noise_draws_the_same_tokens_as_the_reference(shape, temperatur
     if isinstance(temperature, torch.Tensor):
         temperature = temperature.to(DEVICE)
     options = targets, noise, temperature, forbid_target
-    _, sampled, is_best = fused(*parts, *options, parts[0].dtype)
-    expected = reference(*(part.double() for part in parts), *options)
+    _, sampled, is_best = fused_head(*parts, *options, parts[0].dtype)
+    expected = plain_masked_head(*(part.double() for part in parts), *options)
     assert (sampled == expected.sampled).float().mean() > 0.99
     assert torch.equal(is_best, expected.is_best)
     assert sampled.dtype == torch.int64 and is_best.dtype == torch.bool
@@ -150,7 +149,9 @@ def test_draws_follow_the_distribution(temperature, forbid_target):
     noise = uniform(5, "sample", torch.arange(draws), 2).to(DEVICE)
     targets = torch.full((draws,), target, device=DEVICE)
     repeated = states.expand(draws, -1)
-    _, sampled, _ = fused(repeated, words, bias, targets, noise, temperature, forbid_target, states.dtype)
+    _, sampled, _ = fused_head(
+        repeated, words, bias, targets, noise, temperature, forbid_target, states.dtype
+    )
     logits = (words.double() @ states[0].double() + bias.double()) / temperature
     if forbid_target:
         logits[target] = -torch.inf
@@ -172,10 +173,10 @@ def test_a_forbidden_target_alone_in_its_block_is_not_drawn(monkeypatch, process
     parts[2][128] += 20
     options = 1.0, True
     found, (_, sampled, _) = loss_and_gradients(
-        fused, parts, targets, noise, upstream, *options, parts[0].dtype
+        fused_head, parts, targets, noise, upstream, *options, parts[0].dtype
     )
     wide = [part.double() for part in parts]
-    expected, drawn = loss_and_gradients(reference, wide, targets, noise, upstream, *options)
+    expected, drawn = loss_and_gradients(plain_masked_head, wide, targets, noise, upstream, *options)
     assert (sampled < 128).all() and (sampled == drawn.sampled).float().mean() > 0.99
     assert_near(found[0].exp(), expected[0].exp(), 1e-5)
 
@@ -183,7 +184,9 @@ def test_a_forbidden_target_alone_in_its_block_is_not_drawn(monkeypatch, process
 def test_the_same_call_gives_the_same_bits():
     parts, targets, noise = case(150, 300, 20)
     options = 1.3, True, parts[0].dtype
-    runs = [loss_and_gradients(fused, parts, targets, noise, upstream_of(150), *options) for _ in range(2)]
+    runs = [
+        loss_and_gradients(fused_head, parts, targets, noise, upstream_of(150), *options) for _ in range(2)
+    ]
     for one, other in zip(runs[0][0] + [runs[0][1][1]], runs[1][0] + [runs[1][1][1]], strict=True):
         assert torch.equal(one, other)
 
@@ -192,11 +195,15 @@ def test_the_same_call_gives_the_same_bits():
 def test_draws_do_not_depend_on_how_the_vocabulary_is_split(monkeypatch, processors):
     parts, targets, noise = case(150, 1000, 16)
     options = targets, noise, 1.0, False, parts[0].dtype
-    loss, sampled, is_best = fused(*parts, *options)
+    loss, sampled, is_best = fused_head(*parts, *options)
     pretend(monkeypatch, processors)
-    losses, tokens, best = fused(*parts, *options)
+    losses, tokens, best = fused_head(*parts, *options)
     assert torch.equal(sampled, tokens) and torch.equal(is_best, best)
     assert_near(losses, loss.double(), 1e-6)
+
+
+def test_a_tile_of_the_kernels_is_a_block_of_the_plain_sampling():
+    assert TILE == SAMPLING_BLOCK
 
 
 def test_splits_fill_the_device_in_whole_rounds():
@@ -212,10 +219,10 @@ def test_the_operators_keep_their_word_to_the_compiler():
     (states, words, bias), targets, noise = case(3, 130, 16)
     leaves = [part.requires_grad_() for part in (states, words, bias)]
     heat = torch.tensor(0.7, device=DEVICE)
-    for temperature, needs_pull in ((None, True), (heat, True)):
+    for temperature, needs_grad in ((None, True), (heat, True)):
         torch.library.opcheck(
-            masked_head_fused._forward_op,
-            (*leaves, targets, noise, temperature, False, needs_pull, states.dtype),
+            home._forward_op,
+            (*leaves, targets, noise, temperature, False, needs_grad, states.dtype),
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )
 
@@ -223,8 +230,8 @@ def test_the_operators_keep_their_word_to_the_compiler():
 def test_a_compiled_step_has_the_same_loss_and_gradients():
     parts, targets, noise = case(40, 300, 16)
     given = parts, targets, noise, upstream_of(40), 0.7, True, parts[0].dtype
-    plain, _ = loss_and_gradients(fused, *given)
-    compiled, _ = loss_and_gradients(torch.compile(fused, fullgraph=True, backend="aot_eager"), *given)
+    plain, _ = loss_and_gradients(fused_head, *given)
+    compiled, _ = loss_and_gradients(torch.compile(fused_head, fullgraph=True, backend="aot_eager"), *given)
     assert all(torch.equal(one, other) for one, other in zip(plain, compiled, strict=True))
 
 
@@ -232,7 +239,7 @@ def test_without_a_gpu_the_reference_does_it():
     parts, targets, noise = [p.cpu() for p in case(5, 30, 8, FULL)[0]], torch.arange(5), torch.rand(5, 2)
     mine, theirs = (
         masked_head(*parts, targets, noise, 0.9, True),
-        reference(*parts, targets, noise, 0.9, True),
+        plain_masked_head(*parts, targets, noise, 0.9, True),
     )
     assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
 
@@ -245,7 +252,7 @@ def test_the_kernels_are_chosen_in_one_place(monkeypatch):
 
     def can(dtype=HALF, width=128, device="cuda"):
         with FakeTensorMode():
-            return home.available(torch.empty(7, width, dtype=dtype, device=device))
+            return can_fuse(torch.empty(7, width, dtype=dtype, device=device))
 
     assert can() and can(torch.float16) and not can(device="cpu") and not can(width=768)
     assert not can(FULL) and not can(torch.float64)
@@ -266,10 +273,10 @@ COMPILE = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from electra.kernels import masked_head_triton as kernels
-SCALARS = {"rows", "vocab", "embedding", "blocks", "splits", "blocks_a_split"}
+from electra.kernels.masked_head import triton as kernels
+SCALARS = {"rows", "vocab", "embedding", "blocks", "splits", "blocks_per_split"}
 KINDS = {"states": "*bf16", "words": "*bf16", "targets": "*i64", "sampled": "*i64", "is_best": "*i1"}
-constants = {"TILE": 128, "EMBEDDING": 128, "TEMPERED": True, "PULL": True, "FORBID_TARGET": True, "BLOCKS": 256, "SPLITS": 4}
+constants = {"TILE": 128, "EMBEDDING": 128, "TEMPERED": True, "NEEDS_GRAD": True, "FORBID_TARGET": True, "BLOCKS": 256, "SPLITS": 4}
 for kernel, rows, warps in ((kernels.forward_kernel, 128, 8), (kernels.finish_kernel, 1, 4), (kernels.backward_kernel, 64, 8)):
     names = kernel.arg_names
     fixed = {name: value for name, value in (constants | {"ROWS": rows}).items() if name in names}
@@ -302,15 +309,15 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
 def test_at_full_size_under_autocast_the_kernels_agree_with_the_reference(compiled):
     (states, words, bias), targets, noise = case(19 * 128 + 5, 30_522, 128, FULL)
     upstream = upstream_of(len(states))
-    fast = torch.compile(lambda *given: fused(*given, HALF), fullgraph=True)
+    fast = torch.compile(lambda *given: fused_head(*given, HALF), fullgraph=True)
     head = fast if compiled else masked_head
     with torch.autocast("cuda", HALF):
-        assert home.available(states)
+        assert can_fuse(states)
         found, (_, sampled, is_best) = loss_and_gradients(
             head, [states, words, bias], targets, noise, upstream, 0.8, True
         )
     wide = [states.to(HALF).double(), words.to(HALF).double(), bias.double()]
-    expected, drawn = loss_and_gradients(reference, wide, targets, noise, upstream, 0.8, True)
+    expected, drawn = loss_and_gradients(plain_masked_head, wide, targets, noise, upstream, 0.8, True)
     assert_near(found[0], expected[0], 1e-5)
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
         assert_near(mine, theirs, CLOSE[HALF])

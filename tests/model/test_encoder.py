@@ -6,15 +6,20 @@ import torch
 from conftest import SPECIAL, TINY, VOCABULARY, make_batch
 from electra.interop import formats
 from electra.interop.formats import network_tensors
-from electra.model.electra import Embeddings, Encoder, EncoderSettings, initialise
-from electra.model.heads import DetectionHead, TokenHead
+from electra.model.electra import (
+    ElectraEmbeddings,
+    ElectraEncoder,
+    ElectraEncoderSettings,
+    initialise_electra,
+)
+from electra.model.heads import ElectraDetectionHead, TokenHead
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
 SAME_WIDTH = TINY.model_copy(update={"embedding": TINY.hidden})
 
 
-def hf_config(settings: EncoderSettings, kind: formats.Kind) -> "transformers.ElectraConfig":
+def hf_config(settings: ElectraEncoderSettings, kind: formats.Kind) -> "transformers.ElectraConfig":
     config = formats.config_json(settings, VOCABULARY, SPECIAL, kind)
     return transformers.ElectraConfig(**{key: value for key, value in config.items() if key != "model_type"})
 
@@ -28,9 +33,9 @@ def noisy(module: torch.nn.Module) -> torch.nn.Module:
     return module.eval()
 
 
-def our_encoder(settings: EncoderSettings) -> Encoder:
-    encoder = Encoder(settings, Embeddings(settings, VOCABULARY))
-    initialise(encoder, settings, seed=1)
+def our_encoder(settings: ElectraEncoderSettings) -> ElectraEncoder:
+    encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, VOCABULARY))
+    initialise_electra(encoder, settings, seed=1)
     return noisy(encoder)
 
 
@@ -52,7 +57,7 @@ def test_our_weights_in_transformers_give_the_same_states(settings):
 @pytest.mark.parametrize("settings", [TINY, SAME_WIDTH], ids=["projected", "same width"])
 def test_transformers_weights_here_give_the_same_states(settings):
     theirs = noisy(transformers.ElectraModel(hf_config(settings, "discriminator")))
-    encoder, batch = Encoder(settings, Embeddings(settings, VOCABULARY)).eval(), make_batch()
+    encoder, batch = ElectraEncoder(settings, ElectraEmbeddings(settings, VOCABULARY)).eval(), make_batch()
     encoder.load_state_dict(formats.encoder_from_transformers(encoder.settings, theirs.state_dict()))
     with torch.no_grad():
         ours = encoder(batch.ids, batch.segments, batch.is_real)
@@ -61,7 +66,7 @@ def test_transformers_weights_here_give_the_same_states(settings):
 
 
 def test_detection_logits_equal_electra_for_pre_training():
-    encoder, head, batch = our_encoder(TINY), noisy(DetectionHead(TINY)), make_batch()
+    encoder, head, batch = our_encoder(TINY), noisy(ElectraDetectionHead(TINY)), make_batch()
     theirs = transformers.ElectraForPreTraining(hf_config(TINY, "discriminator")).eval()
     theirs.load_state_dict(network_tensors(encoder, head, "ElectraForPreTraining"))
     with torch.no_grad():
@@ -129,8 +134,8 @@ def test_padding_does_not_change_real_tokens():
 def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
     def weights(seed: int) -> torch.Tensor:
         torch.rand(3)
-        encoder = Encoder(TINY, Embeddings(TINY, VOCABULARY))
-        initialise(encoder, TINY, seed)
+        encoder = ElectraEncoder(TINY, ElectraEmbeddings(TINY, VOCABULARY))
+        initialise_electra(encoder, TINY, seed)
         return torch.cat([parameter.flatten() for parameter in encoder.parameters()])
 
     assert torch.equal(weights(1), weights(1))
@@ -138,9 +143,9 @@ def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
 
 
 def test_the_original_initialisation_uses_glorot_for_the_projection_and_cuts_the_normal_elsewhere():
-    settings = EncoderSettings(layers=1)
-    encoder = Encoder(settings, Embeddings(settings, 2000))
-    initialise(encoder, settings, seed=0)
+    settings = ElectraEncoderSettings(layers=1)
+    encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, 2000))
+    initialise_electra(encoder, settings, seed=0)
     assert encoder.project.weight.std().item() == pytest.approx(0.072, abs=0.002)  # electra-facts: 128 -> 256
     assert encoder.layers[0].expand.weight.abs().max().item() <= 0.04
     assert encoder.embeddings.words.weight.std().item() == pytest.approx(0.02 * 0.88, abs=0.001)
@@ -149,10 +154,14 @@ def test_the_original_initialisation_uses_glorot_for_the_projection_and_cuts_the
 @pytest.mark.parametrize(
     ("full", "width", "small"),
     [
-        (EncoderSettings(), 0.25, (64, 256, 1, 12)),
-        (EncoderSettings(hidden=768, heads=12, intermediate=3072, embedding=768), 1 / 3, (256, 1024, 4, 12)),
+        (ElectraEncoderSettings(), 0.25, (64, 256, 1, 12)),
         (
-            EncoderSettings(layers=24, hidden=1024, heads=16, intermediate=4096, embedding=1024),
+            ElectraEncoderSettings(hidden=768, heads=12, intermediate=3072, embedding=768),
+            1 / 3,
+            (256, 1024, 4, 12),
+        ),
+        (
+            ElectraEncoderSettings(layers=24, hidden=1024, heads=16, intermediate=4096, embedding=1024),
             0.25,
             (256, 1024, 4, 24),
         ),

@@ -12,8 +12,8 @@ CODE = """
 from dataclasses import replace
 import torch
 from electra.base.batch import Batch, SpecialIds
-from electra.model.electra import EncoderSettings
-from electra.model.modern import ModernBertSettings
+from electra.model.electra import ElectraEncoderSettings
+from electra.model.modern import ModernEncoderSettings
 from electra.model.generators import GeneratorSettings
 from electra.objectives import ElectraSettings, build
 from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
@@ -40,7 +40,9 @@ print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """
 
 
-@pytest.mark.parametrize("encoder", [f"EncoderSettings({SIZES})", f"ModernBertSettings({SIZES}, window=6)"])
+@pytest.mark.parametrize(
+    "encoder", [f"ElectraEncoderSettings({SIZES})", f"ModernEncoderSettings({SIZES}, window=6)"]
+)
 def test_the_whole_step_is_one_graph_and_stays_one_while_the_run_goes_on(encoder):
     """Nothing in the forward asks the host, so a compiler can take it whole. Progress, samples and temperature change with
     every step: a second graph may be made for their changing, not one for each."""

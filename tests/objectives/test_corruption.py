@@ -7,7 +7,7 @@ from scipy import stats
 
 from conftest import SPECIAL, make_batch
 from electra.base.randomness import uniform
-from electra.kernels.sampling import inverse_cdf, sample_tokens
+from electra.model.heads import inverse_cdf, sample_tokens
 from electra.objectives.corruption import (
     SamplingSettings,
     choose_positions,

@@ -6,8 +6,8 @@ from sklearn import metrics
 
 from conftest import SPECIAL, TINY, inputs_for, make_batch
 from electra.base.randomness import uniform
-from electra.kernels.masked_head import masked_head
 from electra.model.generators import GeneratorSettings
+from electra.model.heads import masked_head
 from electra.objectives import build as build_objective
 from electra.objectives.corruption import SamplingSettings
 from electra.objectives.electra import ElectraSettings

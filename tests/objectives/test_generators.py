@@ -8,7 +8,7 @@ from scipy import stats
 from conftest import SPECIAL, TINY, inputs_for, make_batch
 from electra.base.randomness import uniform
 from electra.model.generators import GeneratorSettings, build_pair
-from electra.model.modern import ModernBertSettings
+from electra.model.modern import ModernEncoderSettings
 from electra.objectives import build as build_objective
 from electra.objectives.corruption import MaskingSettings, SamplingSettings, choose, mark, sample, span_starts
 from electra.objectives.electra import ElectraSettings
@@ -16,7 +16,7 @@ from electra.objectives.metrics import summarise
 
 VOCABULARY = 150
 QUIET = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
-MODERN = ModernBertSettings(
+MODERN = ModernEncoderSettings(
     layers=4, hidden=32, heads=2, intermediate=48, embedding=16, positions=40, window=6, global_every=2
 )
 ENCODERS = pytest.mark.parametrize("encoder", [QUIET, MODERN], ids=["electra", "modernbert"])

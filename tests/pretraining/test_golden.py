@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.model.electra import Embeddings
+from electra.model.electra import ElectraEmbeddings
 from electra.pretraining.evaluate import evaluate_run
 from electra.pretraining.load import load_network, load_run
 from electra.pretraining.run import build_parts, pretrain
@@ -129,6 +129,6 @@ def test_a_disentangled_discriminator_can_be_taken_out_of_its_run(recipe, prepar
     encoder = load_network(run, "encoder").encoder
     detector, exported = load_network(run, "discriminator"), load_network(run / "export", "encoder")
     for alone in (encoder, detector.encoder, exported.encoder):
-        assert isinstance(alone.embeddings, Embeddings)
+        assert isinstance(alone.embeddings, ElectraEmbeddings)
         torch.testing.assert_close(alone(ids, torch.zeros_like(ids), None), expected, atol=1e-6, rtol=0)
     assert encoder.double()(ids, torch.zeros_like(ids), None).dtype == torch.float64  # all of it moves

@@ -4,11 +4,11 @@ import pytest
 
 from conftest import TINY, VOCABULARY
 from electra.base.errors import SettingsError
-from electra.model.encoders import build_token_head, encoder_alone
-from electra.model.modern import ModernBertSettings
+from electra.model import build_token_head, encoder_alone
+from electra.model.modern import ModernEncoderSettings
 from electra.pretraining.load import copy_weights
 
-MODERN = ModernBertSettings(
+MODERN = ModernEncoderSettings(
     layers=4, hidden=32, heads=2, intermediate=48, embedding=32, positions=40, window=8, global_every=3
 )
 START, SOURCE = "start=there", "generator.source=there"

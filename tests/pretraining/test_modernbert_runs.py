@@ -270,7 +270,7 @@ def test_modernbert_small_is_electra_small_but_for_its_layers():
 
 
 def test_modernbert_small_has_the_parameters_it_says():
-    from electra.model.encoders import build_detection_head
+    from electra.model import build_detection_head
     from electra.model.generators import build_pair
 
     settings, _ = resolve("modernbert-small", ["data=x"])

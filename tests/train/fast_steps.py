@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch, SpecialIds
-from electra.model.electra import EncoderSettings
+from electra.model.electra import ElectraEncoderSettings
 from electra.model.generators import GeneratorSettings
 from electra.objectives import ElectraSettings
 from electra.objectives import build as build_objective
@@ -29,7 +29,9 @@ WARM_UP = 2  # the first step compiles, the second is recorded
 
 def build(dropout: float = 0.0, **parts) -> torch.nn.Module:
     sizes = {"layers": 2, "hidden": 64, "heads": 2, "intermediate": 128, "embedding": 32, "positions": 64}
-    encoder = EncoderSettings(**(sizes | parts.pop("sizes", {})), dropout=dropout, attention_dropout=dropout)
+    encoder = ElectraEncoderSettings(
+        **(sizes | parts.pop("sizes", {})), dropout=dropout, attention_dropout=dropout
+    )
     vocabulary = parts.get("vocabulary", VOCABULARY)
     inputs = ObjectiveInputs(
         encoder=encoder,

@@ -12,7 +12,7 @@ from torch import nn, optim
 
 from conftest import TINY, inputs_for, make_batch
 from electra.model.generators import GeneratorSettings
-from electra.model.modern import Embeddings, ModernBert, ModernBertSettings
+from electra.model.modern import ModernEmbeddings, ModernEncoder, ModernEncoderSettings
 from electra.objectives import build as build_objective
 from electra.objectives.electra import ElectraSettings
 from electra.train.checkpoint import checkpoint_folders
@@ -201,8 +201,8 @@ def test_a_shared_encoder_is_updated_once():
 
 
 def test_modernberts_gate_is_a_matrix_of_its_own():
-    settings = ModernBertSettings(layers=1, hidden=8, heads=2, intermediate=12, embedding=8)
-    matrices = matrices_in_layers(ModernBert(settings, Embeddings(settings, 9)))
+    settings = ModernEncoderSettings(layers=1, hidden=8, heads=2, intermediate=12, embedding=8)
+    matrices = matrices_in_layers(ModernEncoder(settings, ModernEmbeddings(settings, 9)))
     assert sorted((matrix.sides, matrix.parts) for matrix in matrices) == [
         ((8, 8), 1), ((8, 8), 3), ((8, 12), 1), ((8, 12), 2),
     ]  # fmt: skip

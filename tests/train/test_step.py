@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from conftest import make_batch
+from electra import kernels as choice
 from electra.base.batch import Batch
 from electra.base.errors import MachineError, MemoryExhaustedError
 from electra.base.randomness import mix
-from electra.kernels import switch as choice
 from electra.objectives.corruption import SamplingSettings, sample
 from electra.pretraining.run import pretrain
 from electra.pretraining.settings import resolve

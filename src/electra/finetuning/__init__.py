@@ -27,7 +27,7 @@ from electra.base.batch import Batch
 from electra.base.config import Settings, dump, validate
 from electra.base.errors import SettingsError
 from electra.data.tables import Row, read_rows
-from electra.model.encoders import AnySettings
+from electra.model import EncoderSettings
 
 Outputs = dict[str, np.ndarray]
 """Raw head outputs for one example, still padded to the length of its batch."""
@@ -185,7 +185,7 @@ class Task(Protocol):
         """Examples, and how many rows had to be cut to fit."""
 
     @abstractmethod
-    def head(self, encoder: AnySettings) -> nn.Module:
+    def head(self, encoder: EncoderSettings) -> nn.Module:
         """A module: (hidden [batch seq hidden], Batch) -> dict of tensors whose first dimension is the batch. One that
         looks at the first token alone says `reads_first_only = True` and is given [batch 1 hidden], which is cheaper.
         """

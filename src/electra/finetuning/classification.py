@@ -32,7 +32,7 @@ from electra.finetuning import (
     TaskSettings,
     needs_answers,
 )
-from electra.model.encoders import AnySettings, sequence_label_head
+from electra.model import EncoderSettings, sequence_label_head
 from electra.model.heads import in_float32
 
 Metric = Literal["accuracy", "f1", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "mse"]
@@ -197,7 +197,7 @@ class Classification(Task):
 
     # The network's side
 
-    def head(self, encoder: AnySettings) -> nn.Module:
+    def head(self, encoder: EncoderSettings) -> nn.Module:
         outputs = 1 if self.settings.kind == "regression" else len(self.labels)
         match self.settings.head:
             case "transformers":
@@ -300,7 +300,7 @@ class LinearHead(nn.Module):
 
     reads_first_only = True
 
-    def __init__(self, settings: AnySettings, outputs: int):
+    def __init__(self, settings: EncoderSettings, outputs: int):
         super().__init__()
         self.dropout = nn.Dropout(settings.dropout)
         self.output = nn.Linear(settings.hidden, outputs)

@@ -22,7 +22,7 @@ from electra.finetuning.plan import settings_class
 from electra.interop.formats import FORMATS, config_json, network_tensors
 from electra.interop.read import LENGTH, Pretrained, read_folder
 from electra.interop.write import Probe, check_folder, folder_content, without_dropout, write_checked
-from electra.model.encoders import AnySettings
+from electra.model import EncoderSettings
 
 TASK_FILE = "task.json"
 
@@ -45,7 +45,7 @@ class TaskModel:
         return Pretrained(self.model.encoder, None, "encoder", self.tokenizer, length=self.length)
 
 
-def architecture(settings: AnySettings, task: Task) -> str:
+def architecture(settings: EncoderSettings, task: Task) -> str:
     """The class of transformers that reads the encoder with the task's head, or "" where there is none."""
     return f"{FORMATS[settings.kind].family}{task.architecture}" if task.architecture else ""
 

@@ -22,7 +22,7 @@ from electra.finetuning.features import collate, lengths_of, sorted_order, to_de
 from electra.finetuning.method import MethodSettings
 from electra.finetuning.optimise import build_layerwise
 from electra.finetuning.step import Step
-from electra.model.encoders import AnyEncoder
+from electra.model import Encoder
 from electra.train.device import autocast, choose_device, kernel_remark
 from electra.train.optimizers import Rates
 from electra.train.settings import ScheduleSettings, learning_rate
@@ -33,7 +33,7 @@ SECONDS_BETWEEN_LINES = 10.0
 class Finetuned(nn.Module):
     """An encoder with a task's head."""
 
-    def __init__(self, encoder: AnyEncoder, head: nn.Module):
+    def __init__(self, encoder: Encoder, head: nn.Module):
         super().__init__()
         self.encoder, self.head = encoder, head
         self.first_only = bool(getattr(head, "reads_first_only", False))

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from electra.base.config import Settings
 from electra.finetuning.optimise import DecayKind
-from electra.model.encoders import AnySettings
+from electra.model import EncoderSettings
 from electra.train.optimizers import Beta
 
 
@@ -53,7 +53,7 @@ class MethodSettings(Settings):
 FREE_TO_CHANGE = ("device", "record")
 
 
-def size_defaults(encoder: AnySettings) -> dict[str, Any]:
+def size_defaults(encoder: EncoderSettings) -> dict[str, Any]:
     """Table 7 of the paper, by the hidden size (small 256, base 768, large 1024). Dropout is the model's own."""
     if encoder.hidden >= 1024:
         lr, decay = 5e-5, 0.9

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.finetuning import Outputs
+from electra.model.electra import Linear
 from electra.model.heads import in_float32
 
 WIDTH = 512
@@ -58,17 +59,13 @@ class JointHead(nn.Module):
     def __init__(self, hidden: int, beam: int, answerability: bool):
         super().__init__()
         self.beam = beam
-        self.start = nn.Linear(hidden, 1)
-        self.end_hidden = nn.Linear(2 * hidden, WIDTH)
-        self.end = nn.Linear(WIDTH, 1)
-        parts = [self.start, self.end_hidden, self.end]
+        self.start = Linear(hidden, 1, start="glorot")
+        self.end_hidden = Linear(2 * hidden, WIDTH, start="glorot")
+        self.end = Linear(WIDTH, 1, start="glorot")
         if answerability:
-            self.null_hidden = nn.Linear(2 * hidden, WIDTH)
-            self.null = nn.Linear(WIDTH, 1)
-            parts += [self.null_hidden, self.null]
+            self.null_hidden = Linear(2 * hidden, WIDTH, start="glorot")
+            self.null = Linear(WIDTH, 1, start="glorot")
         self.answerability = answerability
-        for part in parts:
-            part.glorot = True  # type: ignore[assignment]
 
     def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
         """With targets: masked logits of start, and of end given the true start. Without: the beam. `null` in both."""

@@ -30,7 +30,7 @@ from electra.finetuning import (
     squad_metrics,
 )
 from electra.finetuning.question_heads import Candidates, JointHead, PlainHead, Window, span_loss
-from electra.model.encoders import AnySettings, question_head
+from electra.model import EncoderSettings, question_head
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _AT_ONCE = 1024
@@ -177,7 +177,7 @@ class SpanTask(Task):
             target = None if spans is None else target_in(spans, first, size, len(before))
             yield Example([*before, *ids[here], self.special.sep], len(before), row, target, window)
 
-    def head(self, encoder: AnySettings) -> nn.Module:
+    def head(self, encoder: EncoderSettings) -> nn.Module:
         match self.settings.head:
             case "plain":
                 return PlainHead(question_head(encoder))

@@ -14,7 +14,7 @@ from electra.finetuning.loop import Dev, Finetuned
 from electra.finetuning.plan import Plan
 from electra.interop.formats import own_tensors
 from electra.interop.read import warn_beyond
-from electra.model.encoders import AnySettings, encoder_alone, initialise
+from electra.model import EncoderSettings, encoder_alone, initialise
 from electra.pretraining.load import load_network
 
 
@@ -23,7 +23,7 @@ class Start:
     """The encoder that fine-tuning starts from, by our names."""
 
     path: str
-    settings: AnySettings
+    settings: EncoderSettings
     vocab_size: int
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer

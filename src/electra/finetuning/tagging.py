@@ -46,7 +46,7 @@ from electra.finetuning import (
     needs_answers,
     short,
 )
-from electra.model.encoders import AnySettings, token_label_head
+from electra.model import EncoderSettings, token_label_head
 
 IGNORED = -100
 _REMEMBERED_WORDS = 1 << 18
@@ -212,7 +212,7 @@ class Tagging(Task):
                 target[positions] = tags[own.start : own.stop]
             yield Example(ids, len(ids), row, target, (own.start, positions))
 
-    def head(self, encoder: AnySettings) -> nn.Module:
+    def head(self, encoder: EncoderSettings) -> nn.Module:
         return LabelHead(token_label_head(encoder, len(self.labels)))
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
 from electra.finetuning.predict import Predicted, answers
 from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts, text_vectors
 from electra.interop.read import Pretrained
-from electra.model.encoders import AnyEncoder
+from electra.model import Encoder
 from electra.pretraining.load import load_network
 
 Row = Mapping[str, Any]
@@ -38,7 +38,7 @@ class Model:
         return self.network.kind
 
     @property
-    def encoder(self) -> AnyEncoder:
+    def encoder(self) -> Encoder:
         return self.network.encoder
 
     @property

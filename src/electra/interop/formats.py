@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from electra.base.batch import SpecialIds
 from electra.base.errors import DataError
-from electra.model.electra import LAYER_NORM_EPS, TYPES, EncoderSettings
-from electra.model.encoders import AnyEncoder, AnySettings
-from electra.model.modern import NORM_EPS, ModernBertSettings
+from electra.model import Encoder, EncoderSettings
+from electra.model.electra import LAYER_NORM_EPS, TYPES, ElectraEncoderSettings
+from electra.model.modern import NORM_EPS, ModernEncoderSettings
 
 Kind = Literal["discriminator", "generator", "encoder"]
 OWN_HEAD = "head."
@@ -130,7 +130,7 @@ MODERNBERT_FIXED = {
 }
 
 
-def network_class(settings: AnySettings, kind: Kind) -> str:
+def network_class(settings: EncoderSettings, kind: Kind) -> str:
     """The class of transformers that reads it."""
     form = FORMATS[settings.kind]
     match kind:
@@ -142,10 +142,10 @@ def network_class(settings: AnySettings, kind: Kind) -> str:
             return f"{form.family}Model"
 
 
-def has_form(settings: AnySettings, kind: Kind) -> bool:
+def has_form(settings: EncoderSettings, kind: Kind) -> bool:
     """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one on a word table
     of another width has no place there."""
-    projects = isinstance(settings, ModernBertSettings) and settings.embedding != settings.hidden
+    projects = isinstance(settings, ModernEncoderSettings) and settings.embedding != settings.hidden
     return kind != "generator" or not projects
 
 
@@ -153,7 +153,7 @@ def has_form(settings: AnySettings, kind: Kind) -> bool:
 
 
 def config_json(
-    settings: AnySettings, vocab_size: int, special: SpecialIds, architecture: str
+    settings: EncoderSettings, vocab_size: int, special: SpecialIds, architecture: str
 ) -> dict[str, Any]:
     common = {
         "architectures": [architecture],
@@ -169,20 +169,20 @@ def config_json(
         "dtype": "float32",
     }
     match settings:
-        case EncoderSettings():
+        case ElectraEncoderSettings():
             return common | electra_config(settings)
-        case ModernBertSettings():
+        case ModernEncoderSettings():
             return common | modernbert_config(settings, special, architecture)
 
 
-def settings_from_config(config: Mapping[str, Any]) -> AnySettings:
+def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
     """Through an allow-list of keys."""
     if config["model_type"] == "electra":
         return electra_settings(config)
     return modernbert_settings(config)
 
 
-def electra_config(settings: EncoderSettings) -> dict[str, Any]:
+def electra_config(settings: ElectraEncoderSettings) -> dict[str, Any]:
     return {
         "embedding_size": settings.embedding,
         "type_vocab_size": TYPES,
@@ -194,12 +194,12 @@ def electra_config(settings: EncoderSettings) -> dict[str, Any]:
     }
 
 
-def electra_settings(config: Mapping[str, Any]) -> EncoderSettings:
+def electra_settings(config: Mapping[str, Any]) -> ElectraEncoderSettings:
     if config.get("hidden_act", "gelu") != "gelu":
         raise DataError(
             f"ELECTRA with hidden_act {config['hidden_act']!r} is not supported; only gelu is read."
         )
-    return EncoderSettings(
+    return ElectraEncoderSettings(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
         heads=config["num_attention_heads"],
@@ -211,7 +211,9 @@ def electra_settings(config: Mapping[str, Any]) -> EncoderSettings:
     )
 
 
-def modernbert_config(settings: ModernBertSettings, special: SpecialIds, architecture: str) -> dict[str, Any]:
+def modernbert_config(
+    settings: ModernEncoderSettings, special: SpecialIds, architecture: str
+) -> dict[str, Any]:
     """The layers' types and angles in the words of transformers 5, and in those of transformers 4 and other readers."""
     angles = {"full_attention": settings.global_theta, "sliding_attention": settings.local_theta}
     config = {
@@ -241,7 +243,7 @@ def modernbert_config(settings: ModernBertSettings, special: SpecialIds, archite
     return config
 
 
-def modernbert_settings(config: Mapping[str, Any]) -> ModernBertSettings:
+def modernbert_settings(config: Mapping[str, Any]) -> ModernEncoderSettings:
     """What we have no place for is refused rather than dropped.
 
     One dropout is read, `mlp_dropout`: an `embedding_dropout` or `classifier_dropout` of another value is not kept. An odd
@@ -270,7 +272,7 @@ def modernbert_settings(config: Mapping[str, Any]) -> ModernBertSettings:
             )
     global_theta = theta(angles, "full_attention", config.get("global_rope_theta", 160_000.0))
     local_theta = config.get("local_rope_theta", 10_000.0)
-    return ModernBertSettings(
+    return ModernEncoderSettings(
         layers=layers,
         hidden=config["hidden_size"],
         heads=config["num_attention_heads"],
@@ -296,14 +298,14 @@ def theta(angles: Mapping[str, Any], kind: str, otherwise: float) -> float:
 # Tensors
 
 
-def own_tensors(encoder: AnyEncoder) -> dict[str, Tensor]:
+def own_tensors(encoder: Encoder) -> dict[str, Tensor]:
     """By our names. A word table that is a sum (gradient-disentangled sharing) is given as what it adds up to."""
     tensors = encoder.state_dict() | {"embeddings.words.weight": encoder.embeddings.table.detach()}
     tensors.pop("embeddings.delta", None)
     return tensors
 
 
-def network_tensors(encoder: AnyEncoder, head: nn.Module | None, architecture: str) -> dict[str, Tensor]:
+def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str) -> dict[str, Tensor]:
     """By transformers' names. A head that no class there has ("") keeps its own."""
     form = FORMATS[encoder.settings.kind]
     body = encoder_to_transformers(encoder.settings, own_tensors(encoder))
@@ -317,7 +319,7 @@ def network_tensors(encoder: AnyEncoder, head: nn.Module | None, architecture: s
 
 
 def head_tensors(
-    settings: AnySettings, tensors: Mapping[str, Tensor], architecture: str
+    settings: EncoderSettings, tensors: Mapping[str, Tensor], architecture: str
 ) -> dict[str, Tensor]:
     """Back to our names."""
     if architecture:
@@ -327,29 +329,29 @@ def head_tensors(
     }
 
 
-def encoder_to_transformers(settings: AnySettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def encoder_to_transformers(settings: EncoderSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     others, split = dict(tensors), {}
     match settings:
-        case EncoderSettings():
+        case ElectraEncoderSettings():
             for name in tensors:
                 if match := re.fullmatch(r"layers\.(\d+)\.query_key_value\.(weight|bias)", name):
                     for part, piece in zip(ATTENTION_PARTS, others.pop(name).chunk(3), strict=True):
                         split[f"encoder.layer.{match[1]}.attention.self.{part}.{match[2]}"] = piece
-        case ModernBertSettings():
+        case ModernEncoderSettings():
             if (projection := others.pop("project.weight", None)) is not None:
                 words = others["embeddings.words.weight"]
                 others["embeddings.words.weight"] = (words.double() @ projection.double().T).to(words.dtype)
     return split | renamed(others, FORMATS[settings.kind].encoder)
 
 
-def encoder_from_transformers(settings: AnySettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def encoder_from_transformers(settings: EncoderSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The encoder of any class by our names, whatever head it has; a class without one stores no prefix. Names that have
     no place here (a pooler, position ids) are left out; missing ones show when the module loads."""
     form = FORMATS[settings.kind]
     body = {name.removeprefix(form.prefix): t for name, t in tensors.items() if name.startswith(form.prefix)}
     body = body or dict(tensors)
     ours = renamed_back(body, form.encoder)
-    if isinstance(settings, EncoderSettings):
+    if isinstance(settings, ElectraEncoderSettings):
         for name in body:
             if match := re.fullmatch(r"encoder\.layer\.(\d+)\.attention\.self\.query\.(weight|bias)", name):
                 parts = [body[name.replace(".query.", f".{part}.")] for part in ATTENTION_PARTS]

@@ -25,16 +25,16 @@ from electra.interop.formats import (
     network_class,
     settings_from_config,
 )
-from electra.model.electra import EncoderSettings
-from electra.model.encoders import (
-    AnyEncoder,
-    AnySettings,
+from electra.model import (
     DetectionHead,
+    Encoder,
+    EncoderSettings,
     TokenHead,
     build_detection_head,
     build_token_head,
     encoder_alone,
 )
+from electra.model.electra import ElectraEncoderSettings
 
 log = logging.getLogger(__name__)
 WEIGHTS = "model.safetensors"
@@ -47,7 +47,7 @@ class Pretrained:
     """A network ready to use, with the tokenizer and the objective it was trained with. `length` is how many positions it
     was trained on; None where nobody said."""
 
-    encoder: AnyEncoder
+    encoder: Encoder
     head: DetectionHead | TokenHead | None
     kind: Kind
     tokenizer: Tokenizer
@@ -58,10 +58,10 @@ class Pretrained:
         warn_beyond(self.encoder.settings, self.length, tokens)
 
 
-def warn_beyond(settings: AnySettings, length: int | None, tokens: int) -> None:
+def warn_beyond(settings: EncoderSettings, length: int | None, tokens: int) -> None:
     """A learned table of positions has rows that no pre-training row reached: their values are those of the first
     initialisation. Rotary positions have no table, so there is nothing to say of them."""
-    if length is not None and tokens > length and isinstance(settings, EncoderSettings):
+    if length is not None and tokens > length and isinstance(settings, ElectraEncoderSettings):
         say_untrained(length, settings.positions)
 
 
@@ -83,7 +83,7 @@ class Stored:
 
     folder: Path
     config: Mapping[str, Any]
-    settings: AnySettings
+    settings: EncoderSettings
     vocab_size: int
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer
@@ -97,7 +97,7 @@ class Stored:
 
     def build(
         self, head: nn.Module | None, architecture: str, described_by: str = "its config.json"
-    ) -> AnyEncoder:
+    ) -> Encoder:
         """The encoder, with the weights of both in place."""
         encoder = encoder_alone(self.settings, self.vocab_size)
         try:

@@ -25,7 +25,7 @@ from electra.base.files import sync_folder, write_synced
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.interop.formats import FORMATS, Kind, config_json, has_form, network_class, network_tensors
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
-from electra.model.encoders import AnyEncoder, TokenHead
+from electra.model import Encoder, TokenHead
 
 TOLERANCE = 1e-4
 PROBE = (
@@ -208,7 +208,7 @@ def outputs(network: Pretrained, probe: Probe) -> dict[str, Tensor]:
 
 
 def our_logits(
-    encoder: AnyEncoder, head: nn.Module | None, ids: Tensor, segments: Tensor, is_real: Tensor
+    encoder: Encoder, head: nn.Module | None, ids: Tensor, segments: Tensor, is_real: Tensor
 ) -> Tensor:
     """States where there is no head."""
     device = encoder.embeddings.table.device

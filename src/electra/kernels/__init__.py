@@ -1,1 +1,94 @@
-"""Fast kernels, each beside its plain torch reference and behind one function that chooses between them."""
+"""Fast kernels for the GPU, each equal to a plain torch function in model/; and the switch: whether they can and may be used.
+
+A function of model/ asks `usable` and imports its kernels (layer/, masked_head/) only then: they need Triton.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+_wanted = True
+_narrow_wanted = True
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels can compute with these, and gain by it: Triton, a CUDA device with tensor cores for bfloat16,
+    products in half precision (those in float32 run on no tensor core that is exact)."""
+    return (
+        wanted(x.device)
+        and product_dtype(x) in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_properties(x.device).major >= 8
+    )
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What a matrix product of these is computed in: under autocast, its type."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+@torch.compiler.assume_constant_result
+def wanted(device: torch.device) -> bool:
+    return _wanted and device.type == "cuda" and not trouble(device)
+
+
+def narrow_wanted() -> bool:
+    """Whether a narrow layer may be one kernel (layer/launch.py). Asked when an operator runs, not when it is compiled."""
+    return _narrow_wanted
+
+
+@lru_cache
+def trouble(device: torch.device) -> str:
+    """Why there can be no kernels on this CUDA device; empty where there can. Asked once, by building a small one."""
+    if not HAS_TRITON:
+        return "Triton is not installed (pip install triton)"
+    try:
+        from electra.kernels.layer.launch import sum_columns
+
+        sum_columns(torch.zeros(1, 1, device=device))
+    except Exception as error:  # whatever compilers and drivers come up with
+        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        return f"Triton cannot build kernels, for which it needs a C compiler and Python's headers ({reason})"
+    return ""
+
+
+@contextmanager
+def reference_only() -> Iterator[None]:
+    """Plain torch instead of kernels: the slow path that everything is compared with."""
+    global _wanted
+    before, _wanted = _wanted, False
+    try:
+        yield
+    finally:
+        _wanted = before
+
+
+@contextmanager
+def without_narrow_kernel() -> Iterator[None]:
+    """Narrow layers by the kernels of wide ones: for measurements of what the narrow kernel gains."""
+    global _narrow_wanted
+    before, _narrow_wanted = _narrow_wanted, False
+    try:
+        yield
+    finally:
+        _narrow_wanted = before
+
+
+@lru_cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@lru_cache
+def has_shared_memory(device: torch.device, needed: int = 160_000) -> bool:
+    """Whether a program can have that many bytes of shared memory: 160,000 on A100, 200,000 on H100 and above; consumer
+    GPUs have less."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= needed  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 Differences from the original code, none of which changes a number: queries, keys and values are one matrix product;
 attention runs through torch's fused kernel; a batch without padding passes no mask at all. On a GPU in half precision
-layers are operators of our own (kernels/layer.py), which round otherwise.
+layers are operators of our own (kernels/layer), which round otherwise.
 """
 
 from typing import Literal
@@ -14,13 +14,32 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from electra.base.config import Settings
-from electra.kernels.layer import available, fused_layers
+from electra.kernels import usable
 
 LAYER_NORM_EPS = 1e-12
 TYPES = 2
 
 
-class EncoderSettings(Settings):
+class Linear(nn.Linear):
+    """A linear map that says how it starts and what it holds. `start`: "glorot" where the original code leaves the weights to
+    Glorot's distribution (or a normal one would vanish), "residual" where the result is added to what the layers before
+    made, so that ModernBERT starts it smaller the more layers there are. `stacked`: how many matrices its weight is made of,
+    one above the other (queries, keys and values); Muon takes each by itself."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        bias: bool = True,
+        *,
+        start: Literal["normal", "glorot", "residual"] = "normal",
+        stacked: int = 1,
+    ):
+        super().__init__(inputs, outputs, bias)
+        self.start, self.stacked = start, stacked
+
+
+class ElectraEncoderSettings(Settings):
     """Sizes of the discriminator. `initialisation`: "original" draws the embedding projection and the detection
     output from Glorot's distribution, as the original code does by TensorFlow's default; "normal" draws everything
     from a normal distribution of deviation 0.02, as transformers does."""
@@ -37,12 +56,12 @@ class EncoderSettings(Settings):
     initialisation: Literal["original", "normal"] = "original"
 
     @model_validator(mode="after")
-    def heads_divide_hidden(self) -> "EncoderSettings":
+    def heads_divide_hidden(self) -> "ElectraEncoderSettings":
         if self.hidden % self.heads:
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         return self
 
-    def scaled(self, width: float, depth: float) -> "EncoderSettings":
+    def scaled(self, width: float, depth: float) -> "ElectraEncoderSettings":
         """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`, rounded;
         the embedding size stays, because the table may be shared."""
         return self.model_copy(
@@ -55,10 +74,10 @@ class EncoderSettings(Settings):
         )
 
 
-class Embeddings(nn.Module):
+class ElectraEmbeddings(nn.Module):
     """Word + position + type, LayerNorm, dropout: the part that generator and discriminator may share."""
 
-    def __init__(self, settings: EncoderSettings, vocab_size: int):
+    def __init__(self, settings: ElectraEncoderSettings, vocab_size: int):
         super().__init__()
         self.words = nn.Embedding(vocab_size, settings.embedding)
         self.positions = nn.Embedding(settings.positions, settings.embedding)
@@ -86,12 +105,12 @@ def look_up_type(
     return torch.where(segments[:, :, None] == 1, second, first)
 
 
-class DisentangledEmbeddings(nn.Module):
+class DisentangledElectraEmbeddings(nn.Module):
     """Gradient-disentangled sharing (He et al., 2021): E_D = stop_gradient(E_G) + Δ, with Δ = 0 at the start. The
     discriminator reads the generator's word table but never pulls at it. Positions, types and the norm are its own.
     The generator's embeddings are held in a tuple: they are the generator's parameters, not ours."""
 
-    def __init__(self, settings: EncoderSettings, vocab_size: int, source: Embeddings):
+    def __init__(self, settings: ElectraEncoderSettings, vocab_size: int, source: ElectraEmbeddings):
         super().__init__()
         self._source = (source,)
         self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
@@ -112,16 +131,15 @@ class DisentangledEmbeddings(nn.Module):
         return self._source[0].words.weight.detach() + self.delta
 
 
-class Layer(nn.Module):
+class ElectraLayer(nn.Module):
     """x -> LN(x + attention(x)) -> LN(x + feed_forward(x)), with dropout before each sum."""
 
-    def __init__(self, settings: EncoderSettings):
+    def __init__(self, settings: ElectraEncoderSettings):
         super().__init__()
         hidden = settings.hidden
         self.heads = settings.heads
         self.attention_dropout = settings.attention_dropout
-        self.query_key_value = nn.Linear(hidden, 3 * hidden)
-        self.query_key_value.stacked = 3  # type: ignore[assignment]
+        self.query_key_value = Linear(hidden, 3 * hidden, stacked=3)
         self.attention_output = nn.Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPS)
         self.expand = nn.Linear(hidden, settings.intermediate)
@@ -137,9 +155,9 @@ class Layer(nn.Module):
     ) -> Float[Tensor, "batch kept hidden"]:
         """`first_only` computes the vector of the first token alone, which looks at all others as ever: in the last
         layer of a classifier nobody reads the rest."""
-        mixed = self.attention_of_first(x, attend) if first_only else self.attention(x, attend)
+        attention_out = self.attention(x, attend, first_only)
         kept = x[:, :1] if first_only else x
-        x = self.attention_norm(kept + self.dropout(self.attention_output(mixed)))
+        x = self.attention_norm(kept + self.dropout(self.attention_output(attention_out)))
         return self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
 
     def in_order(self) -> list[Tensor]:
@@ -149,27 +167,23 @@ class Layer(nn.Module):
         return [tensor for part in (*products, *norms) for tensor in (part.weight, part.bias)]
 
     def attention(
-        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "#batch 1 #query seq"] | None
-    ) -> Float[Tensor, "batch seq hidden"]:
-        batch, seq, hidden = x.shape
-        projected = self.query_key_value(x).view(batch, seq, 3, self.heads, hidden // self.heads)
-        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        self,
+        x: Float[Tensor, "batch seq hidden"],
+        attend: Bool[Tensor, "#batch 1 #query seq"] | None,
+        first_only: bool,
+    ) -> Float[Tensor, "batch kept hidden"]:
+        batch, _, hidden = x.shape
+        if first_only:
+            weight, bias = self.query_key_value.weight, self.query_key_value.bias
+            projected = F.linear(x, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
+            parts = F.linear(x[:, :1], weight[:hidden], bias[:hidden]), *projected
+        else:
+            parts = self.query_key_value(x).chunk(3, dim=2)
+        size = hidden // self.heads
+        query, key, value = (part.view(batch, -1, self.heads, size).transpose(1, 2) for part in parts)
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
-        return mixed.transpose(1, 2).reshape(batch, seq, hidden)
-
-    def attention_of_first(
-        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "batch 1 1 seq"] | None
-    ) -> Float[Tensor, "batch 1 hidden"]:
-        batch, seq, hidden = x.shape
-        weight, bias = self.query_key_value.weight, self.query_key_value.bias
-        query = F.linear(x[:, :1], weight[:hidden], bias[:hidden])
-        query = query.view(batch, 1, self.heads, hidden // self.heads).transpose(1, 2)
-        projected = F.linear(x, weight[hidden:], bias[hidden:])
-        key, value = projected.view(batch, seq, 2, self.heads, hidden // self.heads).permute(2, 0, 3, 1, 4)
-        dropout = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
-        return mixed.transpose(1, 2).reshape(batch, 1, hidden)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
+        return out.transpose(1, 2).reshape(batch, -1, hidden)
 
 
 Direction = Literal["both", "left", "right"]
@@ -190,23 +204,24 @@ def attention_mask(
     return allowed & (is_real[:, None, None, :] | itself)
 
 
-class Encoder(nn.Module):
-    """Token ids in, one vector a token out. The embeddings arrive as an argument: sharing them is passing them twice."""
+class ElectraEncoder(nn.Module):
+    """Token ids in, one vector per token out. The embeddings arrive as an argument: sharing them is passing them twice."""
 
     def __init__(
         self,
-        settings: EncoderSettings,
-        embeddings: "Embeddings | DisentangledEmbeddings",
+        settings: ElectraEncoderSettings,
+        embeddings: ElectraEmbeddings | DisentangledElectraEmbeddings,
         direction: Direction = "both",
     ):
         super().__init__()
         self.settings = settings
-        self.embeddings: Embeddings | DisentangledEmbeddings = embeddings
+        self.embeddings = embeddings
         self.direction: Direction = direction
         projects = settings.embedding != settings.hidden
-        self.project = nn.Linear(settings.embedding, settings.hidden) if projects else nn.Identity()
-        self.project.glorot = True  # type: ignore[assignment]
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.project = (
+            Linear(settings.embedding, settings.hidden, start="glorot") if projects else nn.Identity()
+        )
+        self.layers = nn.ModuleList(ElectraLayer(settings) for _ in range(settings.layers))
 
     def forward(
         self,
@@ -219,13 +234,14 @@ class Encoder(nn.Module):
         token's vector alone, the same as in the whole (without dropout)."""
         attend = attention_mask(ids.shape[1], is_real, self.direction, ids.device)
         x = self.project(self.embeddings(ids, segments))
-        layers: list[nn.Module] = list(self.layers)
-        *most, last = layers
-        if self.direction == "both" and available(x):
+        *most, last = self.layers
+        if self.direction == "both" and usable(x):
+            from electra.kernels.layer import fused_layers
+
             settings = self.settings
             dropout = (settings.dropout, settings.attention_dropout) if self.training else (0.0, 0.0)
-            fused = most if first_only else layers
-            parameters = [layer.in_order() for layer in fused if isinstance(layer, Layer)]
+            fused = most if first_only else self.layers
+            parameters = [layer.in_order() for layer in fused if isinstance(layer, ElectraLayer)]
             x = fused_layers(x, is_real, parameters, settings.heads, *dropout, LAYER_NORM_EPS)
             return last(x, attend, first_only) if first_only else x
         for layer in most:
@@ -233,15 +249,18 @@ class Encoder(nn.Module):
         return last(x, attend, first_only)
 
 
-def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
+def initialise_electra(module: nn.Module, settings: ElectraEncoderSettings, seed: int) -> None:
     """Weights as a function of the seed. Truncated normal (0.02, cut at two deviations) and zero biases, except what
-    the original leaves to Glorot: modules that carry `glorot = True`."""
+    the original leaves to Glorot."""
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
         match part:
             case nn.Linear():
-                glorot = getattr(part, "glorot", False) and settings.initialisation == "original"
-                if glorot:
+                if (
+                    settings.initialisation == "original"
+                    and isinstance(part, Linear)
+                    and part.start == "glorot"
+                ):
                     nn.init.xavier_uniform_(part.weight, generator=generator)
                 else:
                     draw(part.weight, settings, generator)
@@ -254,7 +273,7 @@ def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
                 nn.init.zeros_(part.bias)
 
 
-def draw(weight: Tensor, settings: EncoderSettings, generator: torch.Generator) -> None:
+def draw(weight: Tensor, settings: ElectraEncoderSettings, generator: torch.Generator) -> None:
     if settings.initialisation == "original":
         nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
     else:

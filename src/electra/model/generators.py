@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.base.config import Settings
-from electra.kernels.masked_head import Filled, masked_head
-from electra.model.encoders import (
-    AnyEncoder,
-    AnySettings,
-    TokenHead,
+from electra.model import (
+    Encoder,
+    EncoderSettings,
     build_embeddings,
     build_encoder,
     build_token_head,
     disentangle,
+    encode,
+    gather_rows,
 )
+from electra.model.heads import Filled, TokenHead, masked_head
 
 Kind = Literal["transformer", "uniform", "unigram", "two_tower", "autoregressive", "frozen"]
 
@@ -46,18 +47,12 @@ class GeneratorSettings(Settings):
     source: str = ""
 
 
-def gather_rows(
-    hidden: Float[Tensor, "batch seq hidden"], positions: Int[Tensor, "batch count"]
-) -> Float[Tensor, "batch count hidden"]:
-    return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
-
-
 class TransformerGenerator(nn.Module):
     """p_G(x_t | x^masked), at the chosen positions only."""
 
     reads_masked = True
 
-    def __init__(self, encoder: AnyEncoder, head: TokenHead, learns: bool = True):
+    def __init__(self, encoder: Encoder, head: TokenHead, learns: bool = True):
         super().__init__()
         self.encoder, self.head, self.learns = encoder, head, learns
         if not learns:
@@ -116,7 +111,7 @@ class TwoTowerGenerator(nn.Module):
     reads_masked = False
     learns = True
 
-    def __init__(self, left: AnyEncoder, right: AnyEncoder, head: TokenHead):
+    def __init__(self, left: Encoder, right: Encoder, head: TokenHead):
         super().__init__()
         self.left, self.right, self.head = left, right, head
 
@@ -135,7 +130,7 @@ class AutoregressiveGenerator(nn.Module):
     reads_masked = False
     learns = True
 
-    def __init__(self, encoder: AnyEncoder, head: TokenHead):
+    def __init__(self, encoder: Encoder, head: TokenHead):
         super().__init__()
         self.encoder, self.head = encoder, head
 
@@ -149,16 +144,12 @@ class AutoregressiveGenerator(nn.Module):
 Generator = TransformerGenerator | TableGenerator | TwoTowerGenerator | AutoregressiveGenerator
 
 
-def encode(encoder: AnyEncoder, batch: Batch) -> Float[Tensor, "batch seq hidden"]:
-    return encoder(batch.ids, batch.segments, batch.is_real if batch.padded else None)
-
-
 def build_pair(
-    settings: AnySettings,
+    settings: EncoderSettings,
     generator: GeneratorSettings,
     vocab_size: int,
     token_counts: Float[Tensor, "vocab"],
-) -> tuple[AnyEncoder, Generator]:
+) -> tuple[Encoder, Generator]:
     """The discriminator and its generator, sharing what they are to share."""
     small = settings.scaled(generator.width, generator.depth)
     own = build_embeddings(settings, vocab_size)

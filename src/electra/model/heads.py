@@ -1,18 +1,22 @@
-"""What stands on top of an encoder: the generator's distribution over tokens, the discriminator's logit."""
+"""What stands on top of an encoder: the generator's distribution over tokens and its draws, the discriminator's logit."""
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from electra.model.electra import LAYER_NORM_EPS, EncoderSettings
+from electra.kernels import product_dtype, usable
+from electra.model.electra import LAYER_NORM_EPS, ElectraEncoderSettings, Linear
+
+WIDEST = 128
+SAMPLING_BLOCK = 128
 
 
 def in_float32(layer: nn.Linear, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
     """The last layer of a head in the precision of its weights, also under autocast: bfloat16 has three digits, and what
     differs by less would be decided by rounding. Of a whole network it costs nothing."""
-    if states.is_meta:  # nothing is computed, and autocast knows no such device
-        return layer(states)
     with torch.autocast(states.device.type, enabled=False):
         return layer(states.to(layer.weight.dtype))
 
@@ -32,7 +36,7 @@ class TokenHead(nn.Module):
         super().__init__()
         self.dense = nn.Linear(hidden, embedding, bias=has_biases)
         self.norm = nn.LayerNorm(embedding, eps, bias=has_biases)
-        self.bias = nn.Parameter(Tensor(vocab_size).zero_())
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def states(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows embedding"]:
         return self.norm(F.gelu(self.dense(hidden)))
@@ -43,15 +47,14 @@ class TokenHead(nn.Module):
         return F.linear(self.states(hidden), words, self.bias)
 
 
-class DetectionHead(nn.Module):
+class ElectraDetectionHead(nn.Module):
     """The logit of "this token was replaced": dense, GELU, one output. D in the paper is the probability of "original",
     that is sigmoid(-logit); the code, like the original's, speaks of "replaced" as the positive class."""
 
-    def __init__(self, settings: EncoderSettings):
+    def __init__(self, settings: ElectraEncoderSettings):
         super().__init__()
         self.dense = nn.Linear(settings.hidden, settings.hidden)
-        self.output = nn.Linear(settings.hidden, 1)
-        self.output.glorot = True  # type: ignore[assignment]
+        self.output = Linear(settings.hidden, 1, start="glorot")
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
         return self.output(F.gelu(self.dense(hidden))).squeeze(-1)
@@ -79,12 +82,11 @@ class SequenceLabelHead(nn.Module):
     """Logits of a row's labels from the vector of [CLS], as transformers' ElectraClassificationHead has them: dropout,
     dense, GELU, dropout, output. Glorot's distribution at the start, as every fine-tuning head of the original."""
 
-    def __init__(self, settings: EncoderSettings, outputs: int):
+    def __init__(self, settings: ElectraEncoderSettings, outputs: int):
         super().__init__()
         self.dropout = nn.Dropout(settings.dropout)
-        self.dense = nn.Linear(settings.hidden, settings.hidden)
-        self.output = nn.Linear(settings.hidden, outputs)
-        self.dense.glorot = self.output.glorot = True  # type: ignore[assignment]
+        self.dense = Linear(settings.hidden, settings.hidden, start="glorot")
+        self.output = Linear(settings.hidden, outputs, start="glorot")
 
     def forward(self, first: Float[Tensor, "batch hidden"]) -> Float[Tensor, "batch outputs"]:
         x = F.gelu(self.dense(self.dropout(first)))
@@ -95,11 +97,99 @@ class TokenLabelHead(nn.Module):
     """logits_t = W dropout(h_t) + b, as in ElectraForTokenClassification and, without dropout, ElectraForQuestionAnswering;
     Glorot's distribution at the start."""
 
-    def __init__(self, settings: EncoderSettings, outputs: int, dropout: float):
+    def __init__(self, settings: ElectraEncoderSettings, outputs: int, dropout: float):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(settings.hidden, outputs)
-        self.output.glorot = True  # type: ignore[assignment]
+        self.output = Linear(settings.hidden, outputs, start="glorot")
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
         return in_float32(self.output, self.dropout(hidden))
+
+
+class Filled(NamedTuple):
+    """log p(target), a token drawn at the asked temperature, and whether the target is the most likely token. A gradient
+    passes through the first alone."""
+
+    log_likelihood: Float[Tensor, "rows"]
+    sampled: Int[Tensor, "rows"]
+    is_best: Bool[Tensor, "rows"]
+
+
+def masked_head(
+    states: Float[Tensor, "rows embedding"],
+    words: Float[Tensor, "vocab embedding"],
+    bias: Float[Tensor, "vocab"],
+    targets: Int[Tensor, "rows"],
+    noise: Float[Tensor, "rows 2"],
+    temperature: float | Float[Tensor, ""] = 1.0,
+    forbid_target: bool = False,
+) -> Filled:
+    """logits = states wordsᵀ + bias;  log_likelihood = log softmax(logits)[target];  sampled ~ softmax(logits /
+    temperature), with probability zero for the target under `forbid_target`. `noise` holds uniform numbers in (0, 1),
+    float32. A temperature that changes in the course of a captured graph is a tensor.
+
+    At 1,024 rows of 128 the logits are 19,456 x 30,522 numbers, more than a gigabyte in bfloat16; written, read and
+    differentiated in memory they cost more than the product that makes them. The kernels never store them, and turn the
+    same noise into the same tokens, but for rounding."""
+    if can_fuse(states):
+        from electra.kernels.masked_head import fused_head
+
+        dtype = product_dtype(states)
+        return Filled(*fused_head(states, words, bias, targets, noise, temperature, forbid_target, dtype))
+    return plain_masked_head(states, words, bias, targets, noise, temperature, forbid_target)
+
+
+def can_fuse(states: Float[Tensor, "rows embedding"]) -> bool:
+    """The kernels pay where an embedding is so narrow that a tile holds it whole: with ELECTRA-Base's 768 the product
+    outweighs the traffic, and the library's is the better one."""
+    return usable(states) and states.shape[1] <= WIDEST
+
+
+def plain_masked_head(
+    states: Float[Tensor, "rows embedding"],
+    words: Float[Tensor, "vocab embedding"],
+    bias: Float[Tensor, "vocab"],
+    targets: Int[Tensor, "rows"],
+    noise: Float[Tensor, "rows 2"],
+    temperature: float | Float[Tensor, ""] = 1.0,
+    forbid_target: bool = False,
+) -> Filled:
+    """What the kernels are equal to."""
+    logits = F.linear(states, words, bias)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    log_likelihood = -F.cross_entropy(wide, targets, reduction="none")
+    logits = logits.detach()
+    is_best = logits.argmax(1) == targets
+    if forbid_target:
+        logits = logits.scatter(1, targets[:, None], -torch.inf)
+    return Filled(log_likelihood, sample_tokens(logits, noise, temperature), is_best)
+
+
+def sample_tokens(
+    logits: Float[Tensor, "rows vocab"],
+    noise: Float[Tensor, "rows 2"],
+    temperature: float | Float[Tensor, ""],
+) -> Int[Tensor, "rows"]:
+    """One token per row from softmax(logits / temperature), by the inverse of the distribution function.
+
+    In two stages, so that float32 is enough for any vocabulary: first a block of 128 tokens by the blocks' sums, then a
+    token within it. Two uniform numbers per row do what the Gumbel trick needs one per token for.
+    """
+    logits = logits.detach().float() / temperature
+    weights = (logits - logits.amax(1, keepdim=True)).exp()
+    rows, vocab = weights.shape
+    blocks = -(-vocab // SAMPLING_BLOCK)
+    weights = F.pad(weights, (0, blocks * SAMPLING_BLOCK - vocab)).view(rows, blocks, SAMPLING_BLOCK)
+    block = inverse_cdf(weights.sum(2), noise[:, 0])
+    within = weights.gather(1, block[:, None, None].expand(-1, 1, SAMPLING_BLOCK)).squeeze(1)
+    return block * SAMPLING_BLOCK + inverse_cdf(within, noise[:, 1])
+
+
+def inverse_cdf(weights: Float[Tensor, "rows n"], noise: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
+    """The first index whose cumulative weight exceeds noise * total: never one of weight zero, because there the
+    cumulative weight does not grow; rounding at the far end falls back on the last index of positive weight."""
+    cumulative = weights.double().cumsum(1)
+    target = noise.double() * cumulative[:, -1]
+    index = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+    last = (weights > 0).long().cumsum(1).argmax(1)
+    return torch.minimum(index, last)

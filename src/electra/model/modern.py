@@ -5,12 +5,9 @@ Differences from ModernBERT: the word table may be of another width than the lay
 that generator and discriminator can share it (attention may also be one-sided, for generators). The projection stands
 before the first norm: both are linear in the word, so that their product is a table of ModernBERT's own kind and
 nothing is lost in an export. Segments are not read.
-
-Rows of different lengths need no padding: `encode_packed` takes them end to end.
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -20,14 +17,14 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from electra.base.config import Settings
-from electra.model.electra import Direction, attention_mask
-from electra.model.packed import has_varlen, mix_row_by_row, mix_varlen, nearby_mask
+from electra.model.electra import Direction, Linear, attention_mask
+from electra.model.heads import in_float32
 
 NORM_EPS = 1e-5
 DEVIATION = 0.02
 
 
-class ModernBertSettings(Settings):
+class ModernEncoderSettings(Settings):
     """Every `global_every`-th layer, the first included, sees the whole row; the others see `window` tokens, half of
     them on either side. `positions` is a promise, not a table: rotary positions have none. `dropout` is on embeddings
     and between the feed-forward products, `attention_dropout` on attention weights and on what attention adds."""
@@ -47,7 +44,7 @@ class ModernBertSettings(Settings):
     local_theta: float = Field(10_000.0, gt=0)
 
     @model_validator(mode="after")
-    def sizes_divide(self) -> "ModernBertSettings":
+    def sizes_divide(self) -> "ModernEncoderSettings":
         if self.hidden % (2 * self.heads):
             raise ValueError(
                 f"hidden ({self.hidden}) must be an even multiple of heads ({self.heads}): positions turn pairs of "
@@ -60,7 +57,7 @@ class ModernBertSettings(Settings):
             )
         return self
 
-    def scaled(self, width: float, depth: float) -> "ModernBertSettings":
+    def scaled(self, width: float, depth: float) -> "ModernEncoderSettings":
         """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`; hidden to the
         nearest even multiple of heads. The embedding size stays, because the table may be shared."""
         heads = max(1, round(self.heads * width))
@@ -77,10 +74,10 @@ class ModernBertSettings(Settings):
         return layer % self.global_every != 0
 
 
-class Embeddings(nn.Module):
+class ModernEmbeddings(nn.Module):
     """The word table: the part that generator and discriminator may share."""
 
-    def __init__(self, settings: ModernBertSettings, vocab_size: int):
+    def __init__(self, settings: ModernEncoderSettings, vocab_size: int):
         super().__init__()
         self.words = nn.Embedding(vocab_size, settings.embedding)
 
@@ -92,10 +89,10 @@ class Embeddings(nn.Module):
         return self.words.weight
 
 
-class DisentangledEmbeddings(nn.Module):
-    """As encoder.DisentangledEmbeddings: the generator's word table, which is read and never pulled at, plus Δ."""
+class DisentangledModernEmbeddings(nn.Module):
+    """As DisentangledElectraEmbeddings: the generator's word table, which is read and never pulled at, plus Δ."""
 
-    def __init__(self, settings: ModernBertSettings, vocab_size: int, source: Embeddings):
+    def __init__(self, settings: ModernEncoderSettings, vocab_size: int, source: ModernEmbeddings):
         super().__init__()
         self._source = (source,)
         self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
@@ -109,8 +106,18 @@ class DisentangledEmbeddings(nn.Module):
 
 
 Rotation = tuple[Float[Tensor, "seq 1 size"], Float[Tensor, "seq 1 size"]]
-# Queries, keys and values of a layer, [batch seq heads size] each, and whether it is local -> mixed values.
-Mix = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
+
+def nearby_mask(
+    attend: Bool[Tensor, "#batch 1 #query length"] | None, length: int, reach: int, device: torch.device
+) -> Bool[Tensor, "#batch 1 #query length"] | None:
+    """Which tokens see which in a local layer: those at most `reach` apart. A padded token still sees itself: a softmax over
+    nothing is not a number in some kernels."""
+    if length <= reach + 1:
+        return attend
+    positions = torch.arange(length, device=device)
+    near = ((positions[:, None] - positions[None, :]).abs() <= reach)[None, None]
+    return near if attend is None else (near & attend) | torch.eye(length, dtype=torch.bool, device=device)
 
 
 def rotation(positions: Int[Tensor, "seq"], size: int, theta: float) -> Rotation:
@@ -127,61 +134,69 @@ def rotate(x: Float[Tensor, "batch seq heads size"], by: Rotation) -> Float[Tens
     return (x.float() * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
-class Layer(nn.Module):
+class ModernLayer(nn.Module):
     """x -> x + attention(LN(x)) -> x + GeGLU(LN(x)). The first layer has no LN before attention: the embeddings end
     with one."""
 
-    def __init__(self, settings: ModernBertSettings, number: int):
+    def __init__(self, settings: ModernEncoderSettings, number: int):
         super().__init__()
         hidden = settings.hidden
         self.heads = settings.heads
         self.is_local = settings.is_local(number)
         self.attention_norm = nn.LayerNorm(hidden, NORM_EPS, bias=False) if number else nn.Identity()
-        self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=False)
-        self.attention_output = nn.Linear(hidden, hidden, bias=False)
+        self.query_key_value = Linear(hidden, 3 * hidden, bias=False, stacked=3)
+        self.attention_output = Linear(hidden, hidden, bias=False, start="residual")
         self.feed_forward_norm = nn.LayerNorm(hidden, NORM_EPS, bias=False)
-        self.expand = nn.Linear(hidden, 2 * settings.intermediate, bias=False)
-        self.contract = nn.Linear(settings.intermediate, hidden, bias=False)
+        self.expand = Linear(hidden, 2 * settings.intermediate, bias=False, stacked=2)
+        self.contract = Linear(settings.intermediate, hidden, bias=False, start="residual")
         self.dropout = nn.Dropout(settings.dropout)
         self.attention_dropout = nn.Dropout(settings.attention_dropout)
-        self.query_key_value.stacked, self.expand.stacked = 3, 2  # type: ignore[assignment]
-        self.attention_output.adds = self.contract.adds = True  # type: ignore[assignment]
 
     def forward(
-        self, x: Float[Tensor, "batch seq hidden"], by: Rotation, mix: Mix, first_only: bool = False
+        self,
+        x: Float[Tensor, "batch seq hidden"],
+        by: Rotation,
+        attend: Bool[Tensor, "#batch 1 #query seq"] | None,
+        first_only: bool = False,
     ) -> Float[Tensor, "batch kept hidden"]:
-        """`first_only`: as in encoder.Layer, the vector of the first token alone, which looks at all others."""
+        """`first_only`: as in ElectraLayer, the vector of the first token alone, which looks at all others."""
         batch, seq, hidden = x.shape
         kept = 1 if first_only else seq
         projected = self.query_key_value(self.attention_norm(x))
         query, key, value = projected.view(batch, seq, 3, self.heads, hidden // self.heads).unbind(2)
-        mixed = mix(rotate(query, by)[:, :kept], rotate(key, by), value, self.is_local)
-        x = x[:, :kept] + self.attention_dropout(self.attention_output(mixed.reshape(batch, kept, hidden)))
+        parts = rotate(query, by)[:, :kept], rotate(key, by), value
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        attend = None if attend is None else attend[:, :, :kept]
+        dropout = self.attention_dropout.p if self.training else 0.0
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
+        out = self.attention_output(out.transpose(1, 2).reshape(batch, kept, hidden))
+        x = x[:, :kept] + self.attention_dropout(out)
         value, gate = self.expand(self.feed_forward_norm(x)).chunk(2, dim=-1)
         return x + self.contract(self.dropout(F.gelu(value) * gate))
 
 
-class ModernBert(nn.Module):
-    """Token ids in, one vector a token out, as encoder.Encoder. The embeddings arrive as an argument."""
+class ModernEncoder(nn.Module):
+    """Token ids in, one vector per token out, as ElectraEncoder. The embeddings arrive as an argument."""
 
     def __init__(
         self,
-        settings: ModernBertSettings,
-        embeddings: Embeddings | DisentangledEmbeddings,
+        settings: ModernEncoderSettings,
+        embeddings: ModernEmbeddings | DisentangledModernEmbeddings,
         direction: Direction = "both",
     ):
         super().__init__()
         self.settings = settings
-        self.embeddings: Embeddings | DisentangledEmbeddings = embeddings
+        self.embeddings = embeddings
         self.direction: Direction = direction
         projects = settings.embedding != settings.hidden
         self.project = (
-            nn.Linear(settings.embedding, settings.hidden, bias=False) if projects else nn.Identity()
+            Linear(settings.embedding, settings.hidden, bias=False, start="glorot")
+            if projects
+            else nn.Identity()
         )
-        self.project.glorot = True  # type: ignore[assignment]
         self.norm = nn.LayerNorm(settings.hidden, NORM_EPS, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
-        self.layers = nn.ModuleList(Layer(settings, number) for number in range(settings.layers))
+        self.layers = nn.ModuleList(ModernLayer(settings, number) for number in range(settings.layers))
         self.final_norm = nn.LayerNorm(settings.hidden, NORM_EPS, bias=False)
 
     def forward(
@@ -193,69 +208,59 @@ class ModernBert(nn.Module):
     ) -> Float[Tensor, "batch kept hidden"]:
         """`is_real` may be None where no row is padded: attention over the whole row is faster without a mask.
         `first_only` gives the first token's vector alone, the same as in the whole (without dropout)."""
-        length, reach = ids.shape[1], self.settings.window // 2
-        positions = torch.arange(length, device=ids.device)
+        settings, length = self.settings, ids.shape[1]
+        positions, size = torch.arange(length, device=ids.device), settings.hidden // settings.heads
         everywhere = attention_mask(length, is_real, self.direction, ids.device)
-        nearby = everywhere if length <= reach + 1 else nearby_mask(everywhere, length, reach, ids.device)
-        dropout = self.settings.attention_dropout if self.training else 0.0
-
-        def mix(query: Tensor, key: Tensor, value: Tensor, is_local: bool) -> Tensor:
-            q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-            mask = nearby if is_local else everywhere
-            mask = None if mask is None else mask[:, :, : q.shape[2]]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2)
-
-        return self.encode(ids, positions, mix, first_only)
-
-    def encode_packed(
-        self, ids: Int[Tensor, "tokens"], starts: Int[Tensor, "rows_and_one"], longest: int
-    ) -> Float[Tensor, "tokens hidden"]:
-        """Rows end to end: row i is ids[starts[i]:starts[i + 1]], so `starts` begins with 0 and ends with the number of
-        tokens; `longest` is the length of the longest row, or more. Equals `forward` on the padded rows.
-
-        On CUDA in half precision torch's variable-length kernel does it, without asking the device for anything. That
-        kernel has no dropout; with attention_dropout in training, and everywhere else, rows are mixed one by one."""
-        assert self.direction == "both", "packed rows are read from both sides"
-        places = torch.arange(len(ids), device=ids.device)
-        row = torch.searchsorted(starts, places, right=True) - 1
-        reach = self.settings.window // 2
-        dropout = self.settings.attention_dropout if self.training else 0.0
-
-        def mix(query: Tensor, key: Tensor, value: Tensor, is_local: bool) -> Tensor:
-            parts = query[0], key[0], value[0]
-            limit = reach if is_local else -1
-            if not dropout and has_varlen(query.device, query.dtype, is_local):
-                return mix_varlen(*parts, starts, longest, limit)[None]
-            return mix_row_by_row(*parts, starts.tolist(), limit, dropout)[None]
-
-        return self.encode(ids[None], places - starts[row], mix)[0]
-
-    def encode(
-        self, ids: Int[Tensor, "batch seq"], positions: Int[Tensor, "seq"], mix: Mix, first_only: bool = False
-    ) -> Float[Tensor, "batch kept hidden"]:
-        settings = self.settings
-        size = settings.hidden // settings.heads
+        nearby = nearby_mask(everywhere, length, settings.window // 2, ids.device)
         whole = rotation(positions, size, settings.global_theta)
         near = rotation(positions, size, settings.local_theta)
         x = self.dropout(self.norm(self.project(self.embeddings(ids))))
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
-            x = layer(x, near if layer.is_local else whole, mix, first_only and number == last)
+            by, attend = (near, nearby) if layer.is_local else (whole, everywhere)
+            x = layer(x, by, attend, first_only and number == last)
         return self.final_norm(x)
 
 
-def initialise(module: nn.Module, settings: ModernBertSettings, seed: int) -> None:
+class LabelHead(nn.Module):
+    """Logits of labels, for a token or for a row, in the one form that all of transformers' ModernBert classes with
+    labels have: dense, GELU, norm, dropout, output. Behind a norm the output is not drawn from Glorot's distribution,
+    as ELECTRA's is: logits would start at a deviation of one, and fifty times their loss with them."""
+
+    def __init__(self, settings: ModernEncoderSettings, outputs: int):
+        super().__init__()
+        self.dense = nn.Linear(settings.hidden, settings.hidden, bias=False)
+        self.norm = nn.LayerNorm(settings.hidden, NORM_EPS, bias=False)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.output = nn.Linear(settings.hidden, outputs)
+
+    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
+        return in_float32(self.output, self.dropout(self.norm(F.gelu(self.dense(hidden)))))
+
+
+class ModernDetectionHead(nn.Module):
+    """As ElectraDetectionHead, in the form of ModernBertForTokenClassification with one label."""
+
+    def __init__(self, settings: ModernEncoderSettings):
+        super().__init__()
+        self.label = LabelHead(settings, 1)
+
+    def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
+        return self.label(hidden).squeeze(-1)
+
+
+def initialise_modern(module: nn.Module, settings: ModernEncoderSettings, seed: int) -> None:
     """Weights as a function of the seed: normal with deviation 0.02, cut at two deviations; 0.02 / sqrt(2 layers) for
-    the two products of a layer whose results are added up (they carry `adds = True`). The embedding projection
-    (`glorot = True`) keeps the words' size: at 0.02 they would vanish beside the norm's epsilon."""
+    the two products of a layer whose results are added up. The embedding projection is drawn from Glorot's distribution,
+    which keeps the words' size: at 0.02 they would vanish beside the norm's epsilon."""
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
         match part:
-            case nn.Linear() if getattr(part, "glorot", False):
+            case Linear(start="glorot"):
                 nn.init.xavier_uniform_(part.weight, generator=generator)
             case nn.Linear() | nn.Embedding():
-                share = 1 / math.sqrt(2 * settings.layers) if getattr(part, "adds", False) else 1.0
-                deviation = DEVIATION * share
+                adds = isinstance(part, Linear) and part.start == "residual"
+                deviation = DEVIATION * (1 / math.sqrt(2 * settings.layers) if adds else 1.0)
                 cut = 2 * deviation
                 nn.init.trunc_normal_(part.weight, std=deviation, a=-cut, b=cut, generator=generator)
             case nn.LayerNorm():

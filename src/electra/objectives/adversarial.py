@@ -21,8 +21,8 @@ from torch import nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import build_detection_head, initialise
-from electra.model.generators import TransformerGenerator, encode
+from electra.model import build_detection_head, encode, initialise
+from electra.model.generators import TransformerGenerator
 from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs
 from electra.objectives.losses import (
     Loss,

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch, SpecialIds
 from electra.base.config import Settings
 from electra.base.randomness import uniform
-from electra.kernels.sampling import sample_tokens
-from electra.model.encoders import AnyEncoder, AnySettings, DetectionHead, TokenHead
+from electra.model import DetectionHead, Encoder, EncoderSettings, TokenHead
 from electra.model.generators import (
     AutoregressiveGenerator,
     Generator,
@@ -30,6 +29,7 @@ from electra.model.generators import (
     build_pair,
     encode,
 )
+from electra.model.heads import sample_tokens
 from electra.objectives.losses import Sums, masked_lm_loss, mean_over
 from electra.objectives.metrics import GENERATOR_STALLS, generator_sums
 
@@ -217,7 +217,7 @@ class Network(NamedTuple):
     """What can be exported and used again. `kind` says which head it has: a discriminator's detects replaced tokens, a
     generator's names tokens."""
 
-    encoder: AnyEncoder
+    encoder: Encoder
     head: DetectionHead | TokenHead
     kind: Literal["discriminator", "generator"]
 
@@ -232,7 +232,7 @@ class ObjectiveInputs:
     """Everything an objective needs to build its networks besides its own settings. `continues` and `token_counts` are by
     token of the vocabulary: does it continue the word before it, and how often does it occur in the corpus."""
 
-    encoder: AnySettings
+    encoder: EncoderSettings
     generator: GeneratorSettings
     masking: MaskingSettings
     sampling: SamplingSettings
@@ -245,7 +245,7 @@ class ObjectiveInputs:
     def vocab_size(self) -> int:
         return len(self.continues)
 
-    def pair(self) -> tuple[AnyEncoder, Generator]:
+    def pair(self) -> tuple[Encoder, Generator]:
         """The discriminator and its generator."""
         return build_pair(self.encoder, self.generator, self.vocab_size, self.token_counts)
 

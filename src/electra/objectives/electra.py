@@ -14,8 +14,7 @@ from torch import nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import build_detection_head, initialise
-from electra.model.generators import encode
+from electra.model import build_detection_head, encode, initialise
 from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs, mark
 from electra.objectives.losses import Loss, detection_loss
 from electra.objectives.metrics import detection_sums

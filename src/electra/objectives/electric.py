@@ -22,8 +22,7 @@ from torch import nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import build_detection_head, initialise
-from electra.model.generators import encode
+from electra.model import build_detection_head, encode, initialise
 from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs, mark
 from electra.objectives.losses import Loss, log_likelihood, noise_contrastive_loss
 from electra.objectives.metrics import ONE_CLASS, detection_sums

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix, uniform
-from electra.model.encoders import build_token_head, encoder_alone, initialise
-from electra.model.generators import encode, gather_rows
+from electra.model import build_token_head, encode, encoder_alone, gather_rows, initialise
 from electra.objectives.corruption import Network, ObjectiveInputs, choose, mask_chosen, replace_at
 from electra.objectives.losses import Loss, masked_lm_loss
 from electra.objectives.metrics import generator_sums

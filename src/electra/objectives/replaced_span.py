@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import build_detection_head, initialise
-from electra.model.generators import encode, gather_rows
+from electra.model import build_detection_head, encode, gather_rows, initialise
 from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs, maskable
 from electra.objectives.losses import Loss, detection_loss
 from electra.objectives.metrics import Ratio, detection_sums

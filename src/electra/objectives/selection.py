@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix, uniform
-from electra.kernels.sampling import sample_tokens
-from electra.model.encoders import build_detection_head, initialise
-from electra.model.generators import encode, gather_rows
-from electra.model.heads import CandidateHead
+from electra.model import build_detection_head, encode, gather_rows, initialise
+from electra.model.heads import CandidateHead, sample_tokens
 from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveInputs
 from electra.objectives.losses import Loss, detection_loss, selection_loss
 from electra.objectives.metrics import Ratio, detection_sums

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.randomness import mix
-from electra.model.encoders import build_detection_head, build_token_head, initialise
-from electra.model.generators import encode, gather_rows
+from electra.model import build_detection_head, build_token_head, encode, gather_rows, initialise
 from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs
 from electra.objectives.losses import Loss, copying_loss, detection_loss, masked_lm_loss
 from electra.objectives.metrics import Ratio, detection_sums

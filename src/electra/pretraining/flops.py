@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from electra.base.errors import SettingsError
-from electra.model.electra import EncoderSettings
-from electra.model.encoders import AnySettings
+from electra.model import EncoderSettings
+from electra.model.electra import ElectraEncoderSettings
 from electra.model.generators import GeneratorSettings
-from electra.model.modern import ModernBertSettings
+from electra.model.modern import ModernEncoderSettings
 from electra.objectives.corruption import MaskingSettings
 
 PAPER_VOCABULARY = 30522
@@ -138,7 +138,7 @@ class Work:
     """What is computed: an objective over rows of `length` tokens of a vocabulary, `batch` rows a step."""
 
     objective: Any
-    encoder: AnySettings
+    encoder: EncoderSettings
     generator: GeneratorSettings
     masking: MaskingSettings
     vocabulary: int
@@ -162,8 +162,8 @@ class Work:
                 return sizes.training(self.batch, self.steps, corrected=corrected)
         raise SettingsError(f"the paper's accounting has no count for objective.kind={self.objective.kind}.")
 
-    def paper_sizes(self, encoder: AnySettings, share: float) -> PaperSizes:
-        if isinstance(encoder, ModernBertSettings):
+    def paper_sizes(self, encoder: EncoderSettings, share: float) -> PaperSizes:
+        if isinstance(encoder, ModernEncoderSettings):
             raise SettingsError(
                 "the paper's accounting is of BERT's blocks and has no count for ModernBERT's."
             )
@@ -244,14 +244,14 @@ def chosen_share(mask_share: float, length: int) -> float:
     return max(1, round(mask_share * length)) / length
 
 
-def encoder_forward(settings: AnySettings, length: int) -> float:
+def encoder_forward(settings: EncoderSettings, length: int) -> float:
     """A token through an encoder: projections 4h², feed-forward 2hi (3hi with a gate), scores and mixing 2h for each key
     that is seen. A local layer needs the keys of its window, whatever a kernel without windows computes."""
     hidden, layers = settings.hidden, settings.layers
     match settings:
-        case EncoderSettings():
+        case ElectraEncoderSettings():
             matrices, keys = 2, float(layers * length)
-        case ModernBertSettings():
+        case ModernEncoderSettings():
             local = sum(map(settings.is_local, range(layers)))
             matrices = 3
             keys = (layers - local) * length + local * keys_nearby(length, settings.window // 2)
@@ -266,11 +266,11 @@ def keys_nearby(length: int, reach: int) -> float:
     return 2 * reach + 1 - reach * (reach + 1) / length
 
 
-def token_head_forward(settings: AnySettings, vocabulary: int) -> float:
+def token_head_forward(settings: EncoderSettings, vocabulary: int) -> float:
     return 2.0 * settings.embedding * (settings.hidden + vocabulary)
 
 
-def detection_head_forward(settings: AnySettings) -> float:
+def detection_head_forward(settings: EncoderSettings) -> float:
     return 2.0 * settings.hidden * (settings.hidden + 1)
 
 

@@ -14,11 +14,11 @@ from electra.data.tokenizer import load_tokenizer
 from electra.interop.formats import Kind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
 from electra.interop.write import model_card, write_network
-from electra.model.encoders import (
-    AnyEncoder,
-    AnySettings,
+from electra.model import (
     DisentangledEmbeddings,
-    bound_settings,
+    Encoder,
+    EncoderSettings,
+    compatibility_settings,
     encoder_alone,
 )
 from electra.objectives import Objective
@@ -125,10 +125,10 @@ def copy_weights(
 ) -> None:
     """`name` is the setting that asks for it; `is_scaled`: the target's sizes come from generator.width and
     generator.depth. The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
-    weights = own_tensors(source) if isinstance(source, AnyEncoder) else source.state_dict()
-    if isinstance(source, AnyEncoder) and isinstance(target, AnyEncoder):
+    weights = own_tensors(source) if isinstance(source, Encoder) else source.state_dict()
+    if isinstance(source, Encoder) and isinstance(target, Encoder):
         require_fit(name, source.settings, target.settings, SCALED if is_scaled else ())
-    if isinstance(target, AnyEncoder) and isinstance(target.embeddings, DisentangledEmbeddings):
+    if isinstance(target, Encoder) and isinstance(target.embeddings, DisentangledEmbeddings):
         table = weights.pop("embeddings.words.weight")
         weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
     try:
@@ -138,7 +138,7 @@ def copy_weights(
         raise SettingsError(f"{name} does not fit this recipe ({last}). Use the one it is from.") from None
 
 
-def require_fit(name: str, there: AnySettings, here: AnySettings, scaled: tuple[str, ...]) -> None:
+def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled: tuple[str, ...]) -> None:
     """Weights that load are not enough: in another number of heads or another window they compute something else.
     `scaled` are the settings that cannot be given by their own name."""
     if there.kind != here.kind:
@@ -146,7 +146,7 @@ def require_fit(name: str, there: AnySettings, here: AnySettings, scaled: tuple[
             f"the network of {name} is of kind {there.kind} and this recipe's is {here.kind}: "
             f"give encoder.kind={there.kind}."
         )
-    theirs, ours = bound_settings(there), bound_settings(here)
+    theirs, ours = compatibility_settings(there), compatibility_settings(here)
     other = [key for key in theirs if key in ours and theirs[key] != ours[key]]
     if not other:
         return

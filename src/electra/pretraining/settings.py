@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from electra.base import config
 from electra.data.rows import RowsSettings
 from electra.data.tokenizer import continuing_tokens, special_ids
-from electra.model.electra import EncoderSettings
-from electra.model.encoders import EncoderChoice
+from electra.model import EncoderChoice
+from electra.model.electra import ElectraEncoderSettings
 from electra.model.generators import GeneratorSettings
 from electra.objectives import Objective, ObjectiveSettings, build
 from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
@@ -32,7 +32,7 @@ class PretrainSettings(config.Settings):
     run: str
     start: str = ""
     seed: int = Field(0, ge=0)
-    encoder: EncoderChoice = EncoderSettings()
+    encoder: EncoderChoice = ElectraEncoderSettings()
     generator: GeneratorSettings = GeneratorSettings()
     masking: MaskingSettings = MaskingSettings()
     sampling: SamplingSettings = SamplingSettings()

@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from electra import kernels as switch
 from electra.base.errors import MachineError, MemoryExhaustedError
-from electra.kernels import switch as choice
 
 Fast = Literal["auto", "on", "off"]
 
@@ -59,14 +59,14 @@ def autocast(settings: Placement, device: torch.device) -> AbstractContextManage
 
 def kernels(fast: Fast) -> AbstractContextManager[None]:
     """Around everything that is computed: "off" leaves no kernel of ours in it."""
-    return choice.reference_only() if fast == "off" else nullcontext()
+    return switch.reference_only() if fast == "off" else nullcontext()
 
 
 def choose_backend(fast: Fast, device: torch.device, say: Callable[[str], None]) -> str | None:
     """What compiles the step, or None where nothing can. On a GPU the reason is said."""
     if fast == "off" or (fast == "auto" and device.type != "cuda"):
         return None
-    missing = choice.trouble(device) if device.type == "cuda" else "there is no CUDA device to compile for"
+    missing = switch.trouble(device) if device.type == "cuda" else "there is no CUDA device to compile for"
     if missing and fast == "on":
         raise MachineError(f"train.fast=on, but {missing}. Use train.fast=auto.")
     if remark := kernel_remark(device):
@@ -76,7 +76,7 @@ def choose_backend(fast: Fast, device: torch.device, say: Callable[[str], None])
 
 
 def kernel_remark(device: torch.device) -> str | None:
-    missing = choice.trouble(device) if device.type == "cuda" else ""
+    missing = switch.trouble(device) if device.type == "cuda" else ""
     return f"{missing}, so everything is slower." if missing else None
 
 

@@ -3,17 +3,17 @@
 **Forward** is attention with the states as queries and the word table as both keys and values. One pass over tiles of
 128 tokens keeps, for each row, the largest logit and the sum of exponentials *of all tokens but the target*, and
 
-    pulled = sum over v != target of p_v words_v,
+    word_sum = sum over v != target of p_v words_v,
 
 which is all that the gradient in the states needs besides the target's own word:
 
-    d log p(target) / d state = (1 - p(target)) words_target - pulled.
+    d log p(target) / d state = (1 - p(target)) words_target - word_sum.
 
 So the states' gradient costs no second pass over the vocabulary. Leaving the target out keeps both terms exact where a
 sure row would otherwise subtract nearly equal numbers, and makes log p = -softplus(log-sum of the others - own logit),
 which cannot exceed zero. It also gives `is_best` and `forbid_target` for nothing.
 
-**Sampling** is the reference's, not another one: two uniform numbers a row, a block of 128 tokens by the blocks' sums,
+**Sampling** is the reference's, not another one: two uniform numbers per row, a block of 128 tokens by the blocks' sums,
 then a token within the block. A tile is a block: the pass leaves the logarithm of each tile's sum (1/64 of what bfloat16
 logits take), `finish_kernel` inverts the distribution over blocks and recomputes the one block that it chose. Instead of:
   - Gumbel noise for each logit: a counter-based random number and two logarithms for each of half a billion logits, by
@@ -24,7 +24,7 @@ logits take), `finish_kernel` inverts the distribution over blocks and recompute
     tile, and its draws depend on the order of the tiles and on how the vocabulary is split among programs.
 What we do has the same draws as the reference from the same noise, whatever the tiles of rows and the splits are.
 
-**Backward** recomputes the logits once, for the gradients of words and bias: one program a tile of tokens walks over all
+**Backward** recomputes the logits once, for the gradients of words and bias: one program per tile of tokens walks over all
 rows. No atomics anywhere; sums are in float32 and in a fixed order, so a run repeats bit for bit on the same device.
 Tiles are fixed rather than tuned at run time for the same reason.
 """
@@ -37,10 +37,10 @@ LOWEST = tl.constexpr(-1e30)  # below any logit, and unlike -inf it can be subtr
 
 @triton.jit
 def forward_kernel(
-    states, words, bias, targets, temperature, largest, total, block_mass, pulled,
-    rows, vocab, embedding, blocks, blocks_a_split,
+    states, words, bias, targets, temperature, largest, total, block_mass, split_words,
+    rows, vocab, embedding, blocks, blocks_per_split,
     ROWS: tl.constexpr, TILE: tl.constexpr, EMBEDDING: tl.constexpr,
-    TEMPERED: tl.constexpr, PULL: tl.constexpr,
+    TEMPERED: tl.constexpr, NEEDS_GRAD: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows against one split of the vocabulary."""
     split = tl.program_id(1)
@@ -50,36 +50,40 @@ def forward_kernel(
     state = tl.load(states + row[:, None] * embedding + column, is_row[:, None] & is_column, 0.0)
     target = tl.load(targets + row, is_row, -1).to(tl.int32)
     if TEMPERED:
-        coldness = 1.0 / tl.load(temperature)
+        inverse_temperature = 1.0 / tl.load(temperature)
     high = tl.full([ROWS], LOWEST, tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
-    pull = tl.zeros([ROWS, EMBEDDING], tl.float32)
-    first = split * blocks_a_split
-    for block in range(first, tl.minimum(first + blocks_a_split, blocks)):
+    word_sum = tl.zeros([ROWS, EMBEDDING], tl.float32)
+    first = split * blocks_per_split
+    for block in range(first, tl.minimum(first + blocks_per_split, blocks)):
         token = block * TILE + tl.arange(0, TILE)
         is_token = token < vocab
         word = tl.load(words + token[:, None] * embedding + column, is_token[:, None] & is_column, 0.0)
         shift = tl.load(bias + token, is_token, -float("inf")).to(tl.float32)
         logits = tl.dot(state, word.T, input_precision="ieee") + shift
         logits = tl.where(token == target[:, None], -float("inf"), logits)
+        # a softmax that goes on: sums so far shrink to the new largest logit
         higher = tl.maximum(high, tl.max(logits, 1))
         weights = tl.exp(logits - higher[:, None])
         weight = tl.sum(weights, 1)
         shrink = tl.exp(high - higher)
         mass = mass * shrink + weight
-        if PULL:
-            pull = tl.dot(weights.to(word.dtype), word, pull * shrink[:, None], input_precision="ieee")
+        if NEEDS_GRAD:
+            word_sum = tl.dot(
+                weights.to(word.dtype), word, word_sum * shrink[:, None], input_precision="ieee"
+            )
+        # the block's mass at the temperature of sampling
         if TEMPERED:
-            weight = tl.sum(tl.exp((logits - higher[:, None]) * coldness), 1)
-            tl.store(block_mass + block * rows + row, tl.log(weight) + higher * coldness, is_row)
+            weight = tl.sum(tl.exp((logits - higher[:, None]) * inverse_temperature), 1)
+            tl.store(block_mass + block * rows + row, tl.log(weight) + higher * inverse_temperature, is_row)
         else:
             tl.store(block_mass + block * rows + row, tl.log(weight) + higher, is_row)
         high = higher
     tl.store(largest + split * rows + row, high, is_row)
     tl.store(total + split * rows + row, mass, is_row)
-    if PULL:
-        place = pulled + (split * rows + row[:, None]) * embedding + column
-        tl.store(place, pull, is_row[:, None] & is_column)
+    if NEEDS_GRAD:
+        place = split_words + (split * rows + row[:, None]) * embedding + column
+        tl.store(place, word_sum, is_row[:, None] & is_column)
 
 
 @triton.jit
@@ -89,8 +93,8 @@ def _first_above(weights, noise):
     cumulative = tl.cumsum(weights.to(tl.float64), 1)
     goal = noise.to(tl.float64) * tl.max(cumulative, 1)
     above = (cumulative > goal[:, None]) & (weights > 0)
-    found = tl.min(tl.where(above, index, weights.shape[1]), 1)
-    return tl.minimum(found, tl.max(tl.where(weights > 0, index, 0), 1))
+    first = tl.min(tl.where(above, index, weights.shape[1]), 1)
+    return tl.minimum(first, tl.max(tl.where(weights > 0, index, 0), 1))
 
 
 @triton.jit
@@ -100,11 +104,11 @@ def _softmax_weights(logits):
 
 @triton.jit
 def finish_kernel(
-    states, words, bias, targets, noise, temperature, largest, total, block_mass, pulled,
-    log_likelihood, sampled, is_best, log_total, pull,
+    states, words, bias, targets, noise, temperature, largest, total, block_mass, split_words,
+    log_likelihood, sampled, is_best, log_total, grad_states,
     rows, vocab, embedding, blocks, splits,
     ROWS: tl.constexpr, TILE: tl.constexpr, EMBEDDING: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr,
-    TEMPERED: tl.constexpr, FORBID_TARGET: tl.constexpr, PULL: tl.constexpr,
+    TEMPERED: tl.constexpr, FORBID_TARGET: tl.constexpr, NEEDS_GRAD: tl.constexpr,
 ):  # fmt: skip
     """Joins the splits, adds the target, and draws. Rows past the end do the last row once more."""
     row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows - 1)
@@ -115,6 +119,7 @@ def finish_kernel(
     word = tl.load(words + target[:, None] * embedding + column, is_column, 0.0).to(tl.float32)
     own = tl.sum(state * word, 1) + tl.load(bias + target).to(tl.float32)
 
+    # join the splits, add the target: the likelihood
     split = tl.arange(0, SPLITS)
     part = split * rows + row[:, None]
     is_part = (split < splits)[None, :]
@@ -126,26 +131,30 @@ def finish_kernel(
     tl.store(log_likelihood + row, -softplus)
     tl.store(log_total + row, own + softplus)
     tl.store(is_best + row, own >= high)
-    if PULL:
-        towards = word / (1.0 + tl.exp(-gap))[:, None]
+    if NEEDS_GRAD:
+        gradient = word / (1.0 + tl.exp(-gap))[:, None]
         for number in range(splits):
             scale = tl.exp(tl.load(largest + number * rows + row) - own - softplus)
-            away = tl.load(pulled + (number * rows + row[:, None]) * embedding + column, is_column, 0.0)
-            towards -= away * scale[:, None]
-        tl.store(pull + row[:, None] * embedding + column, towards, is_column)
+            others = tl.load(
+                split_words + (number * rows + row[:, None]) * embedding + column, is_column, 0.0
+            )
+            gradient -= others * scale[:, None]
+        tl.store(grad_states + row[:, None] * embedding + column, gradient, is_column)
 
-    coldness = 1.0
+    # draw a block by its mass
+    inverse_temperature = 1.0
     if TEMPERED:
-        coldness = 1.0 / tl.load(temperature)
+        inverse_temperature = 1.0 / tl.load(temperature)
     block = tl.arange(0, BLOCKS)
     masses = tl.load(block_mass + block * rows + row[:, None], (block < blocks)[None, :], -float("inf"))
     if not FORBID_TARGET:
-        mine = (own * coldness)[:, None]
-        most = tl.maximum(masses, mine)
-        joined = most + tl.log(tl.exp(masses - most) + tl.exp(mine - most))
+        own_mass = (own * inverse_temperature)[:, None]
+        most = tl.maximum(masses, own_mass)
+        joined = most + tl.log(tl.exp(masses - most) + tl.exp(own_mass - most))
         masses = tl.where(block == (target // TILE)[:, None], joined, masses)
     chosen = _first_above(_softmax_weights(masses), tl.load(noise + row * 2))
 
+    # compute that block's logits once more and draw a token of it
     token = chosen[:, None] * TILE + tl.arange(0, TILE)
     is_token = token < vocab
     place = words + token[:, :, None] * embedding + column
@@ -154,13 +163,13 @@ def finish_kernel(
     logits += tl.load(bias + token, is_token, -float("inf")).to(tl.float32)
     if FORBID_TARGET:
         logits = tl.where(token == target[:, None], -float("inf"), logits)
-    within = _first_above(_softmax_weights(logits * coldness), tl.load(noise + row * 2 + 1))
+    within = _first_above(_softmax_weights(logits * inverse_temperature), tl.load(noise + row * 2 + 1))
     tl.store(sampled + row, (chosen * TILE + within).to(tl.int64))
 
 
 @triton.jit
 def backward_kernel(
-    states, words, bias, targets, log_total, upstream, words_gradient, bias_gradient,
+    states, words, bias, targets, log_total, grad_output, grad_words, grad_bias,
     rows, vocab, embedding,
     ROWS: tl.constexpr, TILE: tl.constexpr, EMBEDDING: tl.constexpr,
 ):  # fmt: skip
@@ -180,9 +189,9 @@ def backward_kernel(
         target = tl.load(targets + row, is_row, -1).to(tl.int32)
         logits = tl.dot(word, state.T, input_precision="ieee") + shift[:, None]
         probability = tl.exp(logits - tl.load(log_total + row, is_row, float("inf")))
-        slope = tl.where(token[:, None] == target, 1.0 - probability, -probability)
-        slope *= tl.load(upstream + row, is_row, 0.0)
-        bias_sum += tl.sum(slope, 1)
-        words_sum = tl.dot(slope.to(state.dtype), state, words_sum, input_precision="ieee")
-    tl.store(words_gradient + token[:, None] * embedding + column, words_sum, here)
-    tl.store(bias_gradient + token, bias_sum, is_token)
+        grad_logits = tl.where(token[:, None] == target, 1.0 - probability, -probability)
+        grad_logits *= tl.load(grad_output + row, is_row, 0.0)
+        bias_sum += tl.sum(grad_logits, 1)
+        words_sum = tl.dot(grad_logits.to(state.dtype), state, words_sum, input_precision="ieee")
+    tl.store(grad_words + token[:, None] * embedding + column, words_sum, here)
+    tl.store(grad_bias + token, bias_sum, is_token)

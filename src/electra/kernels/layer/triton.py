@@ -2,7 +2,7 @@
 
 At width 256 a layer is bound by memory, not by arithmetic, so each kernel reads what it needs once and writes what is
 needed later once. Sums and exponentials are float32. Column sums (the gradients of biases and of LayerNorm's weights) are
-by-products of the backward kernels: each program adds up its rows and writes one line of `partial`, which is summed once a
+by-products of the backward kernels: each program adds up its rows and writes one line of `partial`, which is summed once per
 layer. No atomics: a run repeats bit for bit on the same device.
 
 Dropout keeps no mask. Whether an element is dropped is a hash of (seed, stream, row, column), computed again backward.
@@ -72,7 +72,7 @@ def _normalise(value, is_column, hidden, eps):
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def add_norm_backward(
-    upstream, total, gamma, seed, of_residual, of_product, partial,
+    grad_output, total, gamma, seed, grad_residual, grad_product, partial,
     rows, hidden, columns, eps, scale, threshold, stream,
     DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -89,18 +89,19 @@ def add_norm_backward(
         row = start + tl.arange(0, ROWS)
         here = (row < rows)[:, None] & is_column
         place = row[:, None].to(tl.int64) * hidden + column
-        slope = tl.load(upstream + place, here, 0.0).to(tl.float32)
+        gradient = tl.load(grad_output + place, here, 0.0).to(tl.float32)
         normal, inverse = _normalise(tl.load(total + place, here, 0.0).to(tl.float32), is_column, hidden, eps)
-        gamma_sum += slope * normal
-        beta_sum += slope
-        slope *= weight
-        along = tl.sum(slope * normal, 1)[:, None] / hidden
-        slope = (slope - tl.sum(slope, 1)[:, None] / hidden - normal * along) * inverse
-        tl.store(of_residual + place, slope, here)
+        gamma_sum += gradient * normal
+        beta_sum += gradient
+        # through the norm: what changes the mean or the length of a row is lost
+        gradient *= weight
+        along = tl.sum(gradient * normal, 1)[:, None] / hidden
+        gradient = (gradient - tl.sum(gradient, 1)[:, None] / hidden - normal * along) * inverse
+        tl.store(grad_residual + place, gradient, here)
         if DROPS:
-            slope = tl.where(_is_kept(seed, stream, row, column, threshold), slope * scale, 0.0)
-            tl.store(of_product + place, slope, here)
-        bias_sum += tl.where(here, slope, 0.0)
+            gradient = tl.where(_is_kept(seed, stream, row, column, threshold), gradient * scale, 0.0)
+            tl.store(grad_product + place, gradient, here)
+        bias_sum += tl.where(here, gradient, 0.0)
     line = partial + program * columns + column
     tl.store(line, tl.sum(gamma_sum, 0), is_column)
     tl.store(line + hidden, tl.sum(beta_sum, 0), is_column)
@@ -134,10 +135,10 @@ def gelu_forward(before, after, count, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def gelu_backward(
-    upstream, before, slope, after, partial, rows, width, columns,
+    grad_output, before, grad_before, after, partial, rows, width, columns,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """(Φ(x) + x φ(x)) upstream and its sum over rows; and GELU itself once more, which was not kept."""
+    """(Φ(x) + x φ(x)) grad_output and its sum over rows; and GELU itself once more, which was not kept."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < width
     bias_sum = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -148,17 +149,17 @@ def gelu_backward(
         place = row[:, None].to(tl.int64) * width + column
         x = tl.load(before + place, here, 0.0).to(tl.float32)
         tail, bell = _normal_tail(x)
-        steepness = tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
-        gradient = tl.load(upstream + place, here, 0.0).to(tl.float32) * steepness
+        derivative = tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
+        gradient = tl.load(grad_output + place, here, 0.0).to(tl.float32) * derivative
         bias_sum += gradient
-        tl.store(slope + place, gradient, here)
+        tl.store(grad_before + place, gradient, here)
         tl.store(after + place, _gelu(x, tail), here)
     tl.store(partial + program * columns + column, tl.sum(bias_sum, 0), is_column)
 
 
 @triton.jit
 def _attention_weights(
-    query, key, is_real, row, seq, sharpness, place, MASKED: tl.constexpr, FULL: tl.constexpr
+    query, key, is_real, row, seq, softmax_scale, place, MASKED: tl.constexpr, FULL: tl.constexpr
 ):
     """exp(scores), not yet divided by their sum, and that sum. FULL: the row fills its tile. In a row without a real token
     all weights are zero."""
@@ -168,20 +169,20 @@ def _attention_weights(
         seen = seen & (tl.load(is_real + row * seq + place, seen, 0) != 0)
     if MASKED or not FULL:
         scores = tl.where(seen[None, :], scores, -float("inf"))
-    sharpness *= LOG2E
+    softmax_scale *= LOG2E
     highest = tl.maximum(tl.max(scores, 1), -1e30)
-    weights = tl.exp2(scores * sharpness - (highest * sharpness)[:, None])
+    weights = tl.exp2(scores * softmax_scale - (highest * softmax_scale)[:, None])
     return weights, tl.maximum(tl.sum(weights, 1), 1e-30)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def attention_forward(
-    projected, is_real, seed, mixed,
-    seq, sharpness, scale, threshold,
+    projected, is_real, seed, attention_out,
+    seq, softmax_scale, scale, threshold,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
     DROPS: tl.constexpr,
 ):  # fmt: skip
-    """softmax(query keyᵀ sharpness) value for one row and one head: the row is one tile, so nothing is computed twice."""
+    """softmax(query keyᵀ softmax_scale) value for one row and one head: the row is one tile, so nothing is computed twice."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
     inside = (place < seq)[:, None]
@@ -189,14 +190,14 @@ def attention_forward(
     token = row * seq + place[:, None]
     source = projected + token * (3 * hidden) + head * SIZE + unit
     query, key = tl.load(source, inside, 0.0), tl.load(source + hidden, inside, 0.0)
-    weights, total = _attention_weights(query, key, is_real, row, seq, sharpness, place, MASKED, FULL)
+    weights, total = _attention_weights(query, key, is_real, row, seq, softmax_scale, place, MASKED, FULL)
     value = tl.load(source + 2 * hidden, inside, 0.0)
     weights = weights.to(value.dtype)
     if DROPS:
         kept = _is_kept(seed, 0, (row * HEADS + head) * seq + place, place, threshold)
         weights = tl.where(kept, weights, 0.0)
     result = tl.dot(weights, value, input_precision="ieee") * (scale / total)[:, None]
-    tl.store(mixed + token * hidden + head * SIZE + unit, result, inside)
+    tl.store(attention_out + token * hidden + head * SIZE + unit, result, inside)
 
 
 @triton.jit
@@ -207,8 +208,8 @@ def _pairs_of_rows(x, SEQ: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def attention_backward(
-    projected, is_real, seed, upstream, slope, partial,
-    batch, seq, columns, sharpness, scale, threshold,
+    projected, is_real, seed, grad_output, grad_projected, partial,
+    batch, seq, columns, softmax_scale, scale, threshold,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
     DROPS: tl.constexpr,
 ):  # fmt: skip
@@ -226,40 +227,132 @@ def attention_backward(
         token = row * seq + place[:, None]
         source = projected + token * (3 * hidden) + head * SIZE + unit
         query, key = tl.load(source, inside, 0.0), tl.load(source + hidden, inside, 0.0)
-        weights, total = _attention_weights(query, key, is_real, row, seq, sharpness, place, MASKED, FULL)
+        weights, total = _attention_weights(query, key, is_real, row, seq, softmax_scale, place, MASKED, FULL)
         weights *= (1.0 / total)[:, None]
         value = tl.load(source + 2 * hidden, inside, 0.0)
-        above = tl.load(upstream + token * hidden + head * SIZE + unit, inside, 0.0)
+        grad_out = tl.load(grad_output + token * hidden + head * SIZE + unit, inside, 0.0)
         used = weights.to(value.dtype)
         if DROPS:
             kept = _is_kept(seed, 0, (row * HEADS + head) * seq + place, place, threshold)
             used = tl.where(kept, used, 0.0)
-        target = slope + token * (3 * hidden) + head * SIZE + unit
-        of_value = tl.dot(tl.trans(used), above, input_precision="ieee") * scale
-        tl.store(target + 2 * hidden, of_value, inside)
-        value_sum += _pairs_of_rows(of_value, SEQ, SIZE)
-        pull = tl.dot(above, tl.trans(value), input_precision="ieee")
+        # values: mixed by the same weights, transposed
+        target = grad_projected + token * (3 * hidden) + head * SIZE + unit
+        grad_value = tl.dot(tl.trans(used), grad_out, input_precision="ieee") * scale
+        tl.store(target + 2 * hidden, grad_value, inside)
+        value_sum += _pairs_of_rows(grad_value, SEQ, SIZE)
+        # through the softmax to the scores, and from them to queries and keys
+        grad_scores = tl.dot(grad_out, tl.trans(value), input_precision="ieee")
         if DROPS:
-            pull = tl.where(kept, pull, 0.0)
-        level = tl.sum(weights * pull, 1) * (sharpness * scale)
-        pull = (weights * (pull * (sharpness * scale) - level[:, None])).to(key.dtype)
-        of_query = tl.dot(pull, key, input_precision="ieee")
-        tl.store(target, of_query, inside)
-        query_sum += _pairs_of_rows(of_query, SEQ, SIZE)
-        of_key = tl.dot(tl.trans(pull), query, input_precision="ieee")
-        tl.store(target + hidden, of_key, inside)
+            grad_scores = tl.where(kept, grad_scores, 0.0)
+        level = tl.sum(weights * grad_scores, 1) * (softmax_scale * scale)
+        grad_scores = (weights * (grad_scores * (softmax_scale * scale) - level[:, None])).to(key.dtype)
+        grad_query = tl.dot(grad_scores, key, input_precision="ieee")
+        tl.store(target, grad_query, inside)
+        query_sum += _pairs_of_rows(grad_query, SEQ, SIZE)
+        grad_key = tl.dot(tl.trans(grad_scores), query, input_precision="ieee")
+        tl.store(target + hidden, grad_key, inside)
     line = partial + program * columns + head * SIZE + unit
     tl.store(line, tl.sum(tl.sum(query_sum, 1), 0))
     tl.store(line + 2 * hidden, tl.sum(tl.sum(value_sum, 1), 0))
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def add_up(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def sum_columns(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Sums of columns."""
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < columns
-    found = tl.zeros([ROWS, WIDTH], tl.float32)
+    sums = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
-        found += tl.load(partial + row[:, None] * columns + column, (row < rows)[:, None] & is_column, 0.0)
-    tl.store(total + column, tl.sum(found, 0), is_column)
+        sums += tl.load(partial + row[:, None] * columns + column, (row < rows)[:, None] & is_column, 0.0)
+    tl.store(total + column, tl.sum(sums, 0), is_column)
+
+
+@triton.jit
+def _product(x, weight, bias):
+    """x weightᵀ + bias, rounded like x."""
+    shift = tl.load(bias)[None, :].to(tl.float32)
+    return (tl.dot(x, tl.trans(tl.load(weight)), input_precision="ieee") + shift).to(x.dtype)
+
+
+@triton.jit
+def _add_norm(
+    value, bias, residual, gamma, beta, seed, stream, token, column, scale, threshold, eps, HIDDEN: tl.constexpr,
+    DROPS: tl.constexpr,
+):  # fmt: skip
+    """residual + dropout(value + bias), rounded, and its LayerNorm."""
+    value += tl.load(bias + column)[None, :].to(tl.float32)
+    if DROPS:
+        value = tl.where(_is_kept(seed, stream, token, column, threshold), value * scale, 0.0)
+    total = (value + residual.to(tl.float32)).to(residual.dtype)
+    normal, _ = _normalise(total.to(tl.float32), column < HIDDEN, HIDDEN, eps)
+    result = normal * tl.load(gamma + column)[None, :] + tl.load(beta + column)[None, :]
+    return total, result.to(residual.dtype)
+
+
+@triton.jit(do_not_specialize=ANY_NUMBER)
+def layer_forward(
+    x, is_real, seed, into_qkv, qkv_bias, into_output, output_bias, into_wide, wide_bias, into_narrow, narrow_bias,
+    gamma, beta, last_gamma, last_beta, result, projected, attention_out, first, middle, wide, second,
+    seq, softmax_scale, eps, scale, threshold, attention_scale, attention_threshold,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
+    DROPS: tl.constexpr, RESIDUAL_DROPS: tl.constexpr, HIDDEN: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A whole layer forward for one row, for widths up to 64: generators. Names are those of `layer` and `end_forward`.
+
+    Sixty-four wide, a row of 128 tokens fits the registers of one program, and eight kernels that each read and write it
+    would wait for memory, or for each other, most of the time. What the backward pass needs is written as it passes by. The
+    backward pass itself, with its sums over columns at nine places, is faster in one kernel for small batches only
+    (experiments/LOG.md)."""
+    place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
+    column, part = tl.arange(0, HIDDEN), tl.arange(0, TILE)
+    row = tl.program_id(0).to(tl.int64)
+    token = row * seq + place
+    inside = (place < seq)[:, None]
+    here = token[:, None] * HIDDEN + column
+    rows = tl.load(x + here, inside, 0.0)
+    # attention, head by head, each projected back at once
+    product = tl.zeros([SEQ, HIDDEN], tl.float32)
+    for head in tl.static_range(HEADS):
+        mine = head * SIZE + unit
+        into_head = into_qkv + mine[:, None] * HIDDEN + column
+        target = projected + token[:, None] * (3 * HIDDEN) + mine
+        queries = _product(rows, into_head, qkv_bias + mine)
+        tl.store(target, queries, inside)
+        keys = _product(rows, into_head + HIDDEN * HIDDEN, qkv_bias + HIDDEN + mine)
+        tl.store(target + HIDDEN, keys, inside)
+        weights, row_total = _attention_weights(
+            queries, keys, is_real, row, seq, softmax_scale, place, MASKED, FULL
+        )
+        values = _product(rows, into_head + 2 * HIDDEN * HIDDEN, qkv_bias + 2 * HIDDEN + mine)
+        tl.store(target + 2 * HIDDEN, values, inside)
+        weights = weights.to(rows.dtype)
+        if DROPS:
+            kept = _is_kept(seed, 0, (row * HEADS + head) * seq + place, place, attention_threshold)
+            weights = tl.where(kept, weights, 0.0)
+        mix = tl.dot(weights, values, input_precision="ieee") * (attention_scale / row_total)[:, None]
+        mix = mix.to(rows.dtype)
+        tl.store(attention_out + token[:, None] * HIDDEN + mine, mix, inside)
+        outward = tl.load(into_output + column[:, None] * HIDDEN + mine)
+        product += tl.dot(mix, tl.trans(outward), input_precision="ieee")
+    total, centre = _add_norm(
+        product, output_bias, rows, gamma, beta, seed, 1, token, column, scale, threshold, eps, HIDDEN, RESIDUAL_DROPS
+    )  # fmt: skip
+    tl.store(first + here, total, inside)
+    tl.store(middle + here, centre, inside)
+    # feed-forward, a tile of the wide part at a time
+    product = tl.zeros([SEQ, HIDDEN], tl.float32)
+    for start in range(0, WIDE, TILE):
+        some = start + part
+        expanded = _product(centre, into_wide + some[:, None] * HIDDEN + column, wide_bias + some)
+        tl.store(wide + token[:, None] * WIDE + some, expanded, inside)
+        before = expanded.to(tl.float32)
+        tail, _ = _normal_tail(before)
+        back = tl.load(into_narrow + column[:, None] * WIDE + some)
+        product += tl.dot(_gelu(before, tail).to(rows.dtype), tl.trans(back), input_precision="ieee")
+    total, last = _add_norm(
+        product, narrow_bias, centre, last_gamma, last_beta, seed, 2, token, column, scale, threshold, eps, HIDDEN,
+        RESIDUAL_DROPS,
+    )  # fmt: skip
+    tl.store(second + here, total, inside)
+    tl.store(result + here, last, inside)

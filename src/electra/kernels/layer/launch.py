@@ -1,0 +1,195 @@
+"""Launches of the layer's kernels: tiles, warps, and room for what they write."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton import cdiv, next_power_of_2
+
+from electra.kernels import has_shared_memory, narrow_wanted, processors
+from electra.kernels.layer import triton as kernels
+
+PROGRAMS = 4  # per processor at most, for kernels that add up columns
+
+
+class Launch(NamedTuple):
+    """Tiles and warps, fixed rather than tuned at run time: a run repeats bit for bit."""
+
+    norm_forward: tuple[int, int] = (8, 4)  # rows of 256, warps
+    norm_backward: tuple[int, int, int] = (4, 2, 4)  # and tiles on their way at once: one less with dropout
+    gelu_forward: tuple[int, int] = (1024, 4)  # elements, warps
+    gelu_backward: tuple[int, int, int, int] = (4, 256, 4, 3)  # rows, columns, warps, tiles on their way
+    attention_forward: tuple[int, int] = (8, 2)  # warps, stages
+    attention_backward: tuple[int, int] = (8, 2)
+    sum_columns: tuple[int, int] = (16, 4)  # columns, warps
+    narrow: tuple[int, int, int] = (64, 8, 3)  # columns of the wide part, warps, stages
+
+
+LAUNCH = Launch()
+
+
+class Drop(NamedTuple):
+    """Dropout as kernels take it: factor of what stays, and the share that goes, in 2^-32, as a signed number."""
+
+    scale: float
+    threshold: int
+
+    @classmethod
+    def of(cls, dropout: float) -> "Drop":
+        threshold = min(round(dropout * 2**32), 2**32 - 1)
+        return cls(1 / (1 - dropout), threshold - 2**32 if threshold >= 2**31 else threshold)
+
+
+def rows_per_tile(rows_of_256: int, hidden: int) -> int:
+    return max(1, rows_of_256 * 256 // next_power_of_2(hidden))
+
+
+def add_norm(
+    product: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, seed: Tensor | None, stream: int, dropout: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """residual + dropout(product), and its LayerNorm."""
+    rows, hidden = product.shape
+    tile, warps = rows_per_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
+    total, result = torch.empty_like(product), torch.empty_like(product)
+    kernels.add_norm_forward[(cdiv(rows, tile),)](
+        product, residual, gamma, beta, seed, total, result, rows, hidden, eps, *Drop.of(dropout), stream,
+        DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), num_warps=warps,
+    )  # fmt: skip
+    return total, result
+
+
+def add_norm_backward(
+    grad_output: Tensor, total: Tensor, gamma: Tensor, seed: Tensor | None, stream: int, dropout: float, eps: float,
+    partial: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradients of residual and product: the same tensor where nothing is dropped."""
+    rows, hidden = total.shape
+    rows_of_256, warps, stages = LAUNCH.norm_backward
+    tile = rows_per_tile(rows_of_256, hidden)
+    grad_residual = torch.empty_like(total)
+    grad_product = torch.empty_like(total) if dropout > 0 else grad_residual
+    kernels.add_norm_backward[(len(partial),)](
+        grad_output, total, gamma, seed, grad_residual, grad_product, partial,
+        rows, hidden, partial.stride(0), eps, *Drop.of(dropout), stream,
+        DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), STAGES=stages - (dropout > 0),
+        num_warps=warps,
+    )  # fmt: skip
+    return grad_residual, grad_product
+
+
+def gelu(before: Tensor) -> Tensor:
+    block, warps = LAUNCH.gelu_forward
+    after = torch.empty_like(before)
+    kernels.gelu_forward[(cdiv(before.numel(), block),)](
+        before, after, before.numel(), BLOCK=block, num_warps=warps
+    )
+    return after
+
+
+def gelu_backward(grad_output: Tensor, before: Tensor, partial: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient, in the place of `grad_output`, and GELU itself."""
+    rows, width = before.shape
+    tile, most, warps, stages = LAUNCH.gelu_backward
+    columns = min(most, next_power_of_2(width))
+    across = cdiv(width, columns)
+    after = torch.empty_like(before)
+    kernels.gelu_backward[(max(1, len(partial) // across), across)](
+        grad_output, before, grad_output, after, partial, rows, width, partial.stride(0),
+        ROWS=tile, WIDTH=columns, STAGES=stages, num_warps=warps,
+    )  # fmt: skip
+    return grad_output, after
+
+
+def attention(
+    projected: Tensor, is_real: Tensor | None, seed: Tensor | None, batch: int, heads: int, dropout: float
+) -> Tensor:
+    """`projected` holds queries, keys and values side by side, one token per row."""
+    tokens, width = projected.shape
+    seq, hidden = tokens // batch, width // 3
+    warps, stages = LAUNCH.attention_forward
+    attention_out = projected.new_empty(tokens, hidden)
+    kernels.attention_forward[(batch, heads)](
+        projected, is_real, seed, attention_out, seq, (hidden // heads) ** -0.5, *Drop.of(dropout),
+        **attention_sizes(seq, hidden, heads, is_real, dropout), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return attention_out
+
+
+def attention_backward(
+    projected: Tensor, is_real: Tensor | None, seed: Tensor | None, grad_output: Tensor, batch: int, heads: int,
+    dropout: float, partial: Tensor,
+) -> Tensor:  # fmt: skip
+    tokens, width = projected.shape
+    seq, hidden = tokens // batch, width // 3
+    warps, stages = LAUNCH.attention_backward
+    stages = stages if has_shared_memory(projected.device, 200_000) else 1
+    grad_projected = torch.empty_like(projected)
+    programs = min(batch, max(1, processors(projected.device) // heads))
+    kernels.attention_backward[(programs, heads)](
+        projected, is_real, seed, grad_output, grad_projected, partial,
+        batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *Drop.of(dropout),
+        **attention_sizes(seq, hidden, heads, is_real, dropout), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return grad_projected
+
+
+def attention_sizes(
+    seq: int, hidden: int, heads: int, is_real: Tensor | None, dropout: float
+) -> dict[str, Any]:
+    tile = max(16, next_power_of_2(seq))
+    return {
+        "HEADS": heads,
+        "SIZE": hidden // heads,
+        "SEQ": tile,
+        "MASKED": is_real is not None,
+        "FULL": seq == tile,
+        "DROPS": dropout > 0,
+    }
+
+
+def is_narrow(hidden: int, wide: int) -> bool:
+    """Whether a layer forward is one kernel."""
+    return narrow_wanted() and hidden in (16, 32, 64) and wide % LAUNCH.narrow[0] == 0
+
+
+def narrow_layer(
+    rows: Tensor, is_real: Tensor | None, seed: Tensor | None, half_weights: list[Tensor], norms: list[Tensor], batch: int,
+    heads: int, dropout: float, attention_dropout: float, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    """All that `layer` returns, from one kernel."""
+    tokens, hidden = rows.shape
+    seq, wide = tokens // batch, len(half_weights[5])
+    tile, warps, stages = LAUNCH.narrow
+    widths = hidden, 3 * hidden, hidden, hidden, hidden, wide, hidden
+    outputs = [rows.new_empty(tokens, width) for width in widths]
+    sizes = attention_sizes(seq, hidden, heads, is_real, attention_dropout)
+    kernels.layer_forward[(batch,)](
+        rows, is_real, seed, *half_weights, *norms, *outputs,
+        seq, (hidden // heads) ** -0.5, eps, *Drop.of(dropout), *Drop.of(attention_dropout),
+        **sizes, RESIDUAL_DROPS=dropout > 0, HIDDEN=hidden, WIDE=wide, TILE=tile,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return outputs
+
+
+class Sums:
+    """Room for the column sums of a backward pass: a line for each program, summed once. Where a kernel has fewer programs
+    than another, its lines stay zero."""
+
+    def __init__(self, device: torch.device, *lengths: int):
+        self.partial = torch.zeros(PROGRAMS * processors(device), sum(lengths), device=device)
+        self.parts = self.partial.split(lengths, dim=1)
+
+    def total(self) -> Tensor:
+        return sum_columns(self.partial)
+
+
+def sum_columns(partial: Tensor) -> Tensor:
+    rows, columns = partial.shape
+    total = partial.new_empty(columns)
+    width, warps = LAUNCH.sum_columns
+    kernels.sum_columns[(cdiv(columns, width),)](
+        partial, total, rows, columns, ROWS=64, WIDTH=width, num_warps=warps
+    )
+    return total
