@@ -175,8 +175,8 @@ class ElectraLayer(nn.Module):
         batch, _, hidden = x.shape
         if first_only:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
-            projected = F.linear(x, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
-            parts = F.linear(x[:, :1], weight[:hidden], bias[:hidden]), *projected
+            first = F.linear(x[:, :1], weight[:hidden], bias[:hidden])
+            parts = first, *F.linear(x, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
         else:
             parts = self.query_key_value(x).chunk(3, dim=2)
         size = hidden // self.heads
