@@ -33,6 +33,7 @@ from electra.finetuning import (
     needs_answers,
 )
 from electra.model import EncoderSettings, sequence_label_head
+from electra.model.electra import Linear
 from electra.model.heads import in_float32
 
 Metric = Literal["accuracy", "f1", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "mse"]
@@ -303,8 +304,7 @@ class LinearHead(nn.Module):
     def __init__(self, settings: EncoderSettings, outputs: int):
         super().__init__()
         self.dropout = nn.Dropout(settings.dropout)
-        self.output = nn.Linear(settings.hidden, outputs)
-        self.output.glorot = True  # type: ignore[assignment]
+        self.output = Linear(settings.hidden, outputs, start="glorot")
 
     def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"logits": in_float32(self.output, self.dropout(hidden[:, 0]))}
