@@ -50,7 +50,6 @@ def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> d
         arguments.seed,
         pad,
         arguments.task,
-        quiet=True,
     )
     part = prepared.others["dev"]
     outputs = infer(model, prepared.task, part.examples, plan.method, pad)

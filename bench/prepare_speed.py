@@ -48,7 +48,7 @@ def main() -> None:
             seconds["tokenizers.encode_batch"].append(time.perf_counter() - started)
             del encodings
             started = time.perf_counter()
-            manifest = prepare([source], folder / "out", tokenizer, progress=False)
+            manifest = prepare([source], folder / "out", tokenizer)
             seconds["electra prepare"].append(time.perf_counter() - started)
             shutil.rmtree(folder / "out")
     rates = {name: megabytes / statistics.median(times) for name, times in seconds.items()}

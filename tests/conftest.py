@@ -93,7 +93,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "tokenizer",
         PrepareSettings(heldout_share=0.1),
         workers=1,
-        progress=False,
     )
     return folder / "shards"
 

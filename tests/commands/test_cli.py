@@ -45,6 +45,12 @@ def test_detect_reads_a_file_or_standard_input_and_run_and_export_agree(finished
     assert all(math.isclose(a["probability"], b["probability"], abs_tol=1e-5) for a, b in pairs)
 
 
+def test_text_that_spells_special_tokens_is_text(finished_run):
+    done = electra("detect", finished_run, "The [MASK] walks the [SEP], and back.", "--json")
+    tokens = [token["token"] for token in json.loads(done.stdout)["tokens"]]
+    assert done.returncode == 0 and not {"[MASK]", "[SEP]"} & set(tokens), tokens
+
+
 def test_detect_reads_text_longer_than_the_network(finished_run):
     done = electra("detect", finished_run, TEXT * 20, "--json")
     assert done.returncode == 0, done.stderr

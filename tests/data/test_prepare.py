@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def expected(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("expected") / "out"
-    prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1, progress=False)
+    prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1)
     assert verify_shards(out) == []
     return contents(out)
 
@@ -69,7 +69,7 @@ def decoded(folder: Path, split: Any) -> list[str]:
 
 def refused(kind: type[ElectraError], exit_code: int, *arguments: Any, **named: Any) -> str:
     with pytest.raises(kind) as error:
-        prepare(*arguments, progress=False, **named)
+        prepare(*arguments, **named)
     assert error.value.exit_code == exit_code and "\n" not in str(error.value)
     return str(error.value)
 
@@ -77,13 +77,13 @@ def refused(kind: type[ElectraError], exit_code: int, *arguments: Any, **named: 
 def test_the_output_does_not_depend_on_the_number_of_workers(
     corpus: Path, tokenizer: Path, tmp_path: Path, expected: dict[str, str]
 ) -> None:
-    prepare([corpus], tmp_path / "out", tokenizer, SMALL_UNITS, workers=3, progress=False)
+    prepare([corpus], tmp_path / "out", tokenizer, SMALL_UNITS, workers=3)
     assert contents(tmp_path / "out") == expected
     assert len(expected) > 15
 
 
 def test_no_text_is_lost_and_splits_share_no_document(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    prepare([corpus, corpus], tmp_path / "out", tokenizer, SMALL_UNITS, workers=1, progress=False)
+    prepare([corpus, corpus], tmp_path / "out", tokenizer, SMALL_UNITS, workers=1)
     train, heldout = decoded(tmp_path / "out", "train"), decoded(tmp_path / "out", "heldout")
     documents = [" ".join(text.split()) for text in corpus.read_text().split("\n\n")]
     assert sorted(train + heldout) == sorted(documents * 2)
@@ -97,7 +97,7 @@ from pathlib import Path
 from electra.data.prepare import PrepareSettings, prepare
 if __name__ == "__main__":
     corpus, out, tokenizer = map(Path, sys.argv[1:])
-    prepare([corpus], out, tokenizer, PrepareSettings(unit_bytes=20_000, heldout_share=0.1), workers=2, progress=False)
+    prepare([corpus], out, tokenizer, PrepareSettings(unit_bytes=20_000, heldout_share=0.1), workers=2)
 """
 
 
@@ -113,7 +113,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
         time.sleep(rng.uniform(0.2, 1.0))
         process.kill()
         process.wait()
-    prepare([corpus], out, tokenizer, SMALL_UNITS, workers=2, progress=False)
+    prepare([corpus], out, tokenizer, SMALL_UNITS, workers=2)
     assert contents(out) == expected
 
 
@@ -148,7 +148,7 @@ def test_only_the_missing_units_are_done_again(
     (out / ".train-00007.safetensors.123.tmp").write_bytes(b"left over")
     (out / "train-99999.safetensors").write_bytes(b"of other text")
     times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
-    prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1, progress=False)
+    prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1)
     assert contents(out) == expected
     changed = {
         name
@@ -163,13 +163,13 @@ def test_units_of_text_that_has_changed_are_done_again(
 ) -> None:
     path, out = tmp_path / "in.txt", tmp_path / "out"
     settings = PrepareSettings(unit_bytes=20_000, heldout_share=0)
-    prepare([corpus], tmp_path / "fresh", tokenizer, settings, workers=1, progress=False)
+    prepare([corpus], tmp_path / "fresh", tokenizer, settings, workers=1)
     path.write_text(corpus.read_text().translate(str.maketrans("ab", "ba")))
     monkeypatch.setattr(prepare_module, "write_atomically", fail_with(OSError(5, "Input/output error")))
     refused(MachineError, 5, [path], out, tokenizer, settings, workers=1)
     monkeypatch.undo()
     path.write_bytes(corpus.read_bytes())
-    prepare([path], out, tokenizer, settings, workers=1, progress=False)
+    prepare([path], out, tokenizer, settings, workers=1)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -181,13 +181,14 @@ def fail_with(error: Exception) -> Any:
 
 
 def test_a_finished_folder_is_left_alone(
-    corpus: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "electra")
     out = tmp_path / "out"
-    first = prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1, progress=False)
+    first = prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1)
     times = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != ".lock"}
     assert prepare([corpus], out, tokenizer, SMALL_UNITS, workers=2) == first
-    assert "is already prepared: nothing to do" in capsys.readouterr().err
+    assert "is already prepared: nothing to do" in caplog.text
     assert times == {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != ".lock"}
 
 
@@ -195,7 +196,7 @@ def test_a_folder_of_other_shards_is_refused_with_what_differs(
     corpus: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1, progress=False)
+    prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1)
     before = contents(out)
     other = SMALL_UNITS.model_copy(update={"corpus": CorpusSettings(documents="line")})
     message = refused(SettingsError, 2, [corpus], out, tokenizer, other)
@@ -217,7 +218,7 @@ def test_few_documents_still_fill_both_splits(
         path.write_text("\n\n".join(f"{LETTERS[attempt]} {LETTERS[n]}" for n in range(count)))
         out = tmp_path / f"out{attempt}"
         settings = PrepareSettings(heldout_share=share, unit_bytes=4)
-        manifest = prepare([path], out, tokenizer, settings, workers=1, progress=False)
+        manifest = prepare([path], out, tokenizer, settings, workers=1)
         assert manifest.splits["train"].documents and manifest.splits["heldout"].documents
         assert manifest.splits["train"].documents + manifest.splits["heldout"].documents == count
         assert verify_shards(out) == []
@@ -232,9 +233,7 @@ def test_documents_that_would_all_be_held_out_leave_one_to_train_on(tokenizer: P
     ]
     (tmp_path / "in.txt").write_text("\n\n".join(texts[:4]))
     settings = PrepareSettings(heldout_share=0.5)
-    manifest = prepare(
-        [tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings, workers=1, progress=False
-    )
+    manifest = prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings, workers=1)
     assert (manifest.splits["train"].documents, manifest.splits["heldout"].documents) == (1, 3)
 
 
@@ -242,10 +241,8 @@ def test_nothing_is_held_out_of_one_document_or_if_not_wanted(
     corpus: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "one.txt").write_text("a b c\n\na b c")
-    one = prepare([tmp_path / "one.txt"], tmp_path / "one", tokenizer, workers=1, progress=False)
-    none = prepare(
-        [corpus], tmp_path / "none", tokenizer, PrepareSettings(heldout_share=0), 1, progress=False
-    )
+    one = prepare([tmp_path / "one.txt"], tmp_path / "one", tokenizer, workers=1)
+    none = prepare([corpus], tmp_path / "none", tokenizer, PrepareSettings(heldout_share=0), 1)
     assert (one.splits["train"].documents, one.splits["heldout"].documents) == (2, 0)
     assert none.splits["heldout"].documents == 0
 
@@ -256,7 +253,7 @@ def test_pieces_of_a_long_document_stay_together(tokenizer: Path, tmp_path: Path
     ]
     (tmp_path / "in.txt").write_text("\n\n".join(long))
     settings = PrepareSettings(heldout_share=0.3)
-    manifest = prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings, progress=False)
+    manifest = prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings)
     heldout, train = (" ".join(decoded(tmp_path / "out", split)) for split in ("heldout", "train"))
     assert sum(text.strip() in f"{heldout}|{train}" for text in long) == 3
     assert manifest.splits["train"].tokens + manifest.splits["heldout"].tokens == 3_600_000
@@ -268,7 +265,7 @@ def test_windows_text_gives_the_same_shards(
 ) -> None:
     windows = tmp_path / "in.txt"
     windows.write_bytes(b"\xef\xbb\xbf" + corpus.read_bytes().replace(b"\n", b"\r\n"))
-    prepare([windows], tmp_path / "out", tokenizer, SMALL_UNITS, workers=1, progress=False)
+    prepare([windows], tmp_path / "out", tokenizer, SMALL_UNITS, workers=1)
     shards = {
         name: digest for name, digest in contents(tmp_path / "out").items() if name.endswith(".safetensors")
     }
@@ -277,7 +274,7 @@ def test_windows_text_gives_the_same_shards(
 
 def test_text_that_spells_a_special_token_stays_text(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a [MASK] b [SEP] [PAD] c")
-    prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, workers=1, progress=False)
+    prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, workers=1)
     assert open_data(tmp_path / "out").shards[0].tokens.min() > 4
 
 
@@ -287,10 +284,10 @@ def test_skipped_documents_and_empty_files_are_in_the_manifest(tokenizer: Path, 
     (folder / "a.txt").write_bytes(b"a\n\n\xff\n\nb")
     (folder / "b.txt").write_text("")
     settings = PrepareSettings(corpus=CorpusSettings(on_bad="skip"))
-    manifest = prepare([folder], tmp_path / "skip", tokenizer, settings, workers=1, progress=False)
+    manifest = prepare([folder], tmp_path / "skip", tokenizer, settings, workers=1)
     assert (manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files) == (1, 0, 1)
     settings = PrepareSettings(corpus=CorpusSettings(on_bad="replace"))
-    manifest = prepare([folder], tmp_path / "replace", tokenizer, settings, workers=1, progress=False)
+    manifest = prepare([folder], tmp_path / "replace", tokenizer, settings, workers=1)
     assert (manifest.skipped_documents, manifest.replaced_documents) == (0, 1)
 
 
@@ -343,7 +340,7 @@ if __name__ == "__main__":
     corpus, out, tokenizer = map(Path, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
     try:
-        prepare([corpus], out, tokenizer, PrepareSettings(unit_bytes=100_000, heldout_share=0), workers=1, progress=False)
+        prepare([corpus], out, tokenizer, PrepareSettings(unit_bytes=100_000, heldout_share=0), workers=1)
     except ElectraError as error:
         print(error)
         sys.exit(error.exit_code)
@@ -366,7 +363,7 @@ def test_a_full_disk_keeps_what_is_done(tokenizer: Path, tmp_path: Path) -> None
     done = {path: path.stat().st_mtime_ns for path in out.glob("train-*.safetensors")}
     assert done and not (out / "manifest.json").exists()
     settings = PrepareSettings(unit_bytes=100_000, heldout_share=0)
-    prepare([tmp_path / "in.txt.gz"], out, tokenizer, settings, workers=1, progress=False)
+    prepare([tmp_path / "in.txt.gz"], out, tokenizer, settings, workers=1)
     assert verify_shards(out) == []
     assert sum(path.stat().st_mtime_ns == when for path, when in done.items()) >= len(done) - 1
 
@@ -380,12 +377,11 @@ def test_a_worker_that_dies_is_reported(
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(
-    corpus: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "electra")
     prepare([corpus], tmp_path / "out", tokenizer, SMALL_UNITS, workers=1)
-    captured = capsys.readouterr()
-    assert "prepare: 100% · " in captured.err and " tokens · 0 s left\n" in captured.err
-    assert captured.out == "" and "\x1b" not in captured.err
+    assert "prepare: 100% · " in caplog.text and " tokens · 0 s left\n" in caplog.text
 
 
 MEASURED = """
@@ -394,7 +390,7 @@ from pathlib import Path
 from electra.data.prepare import prepare
 if __name__ == "__main__":
     corpus, out, tokenizer = map(Path, sys.argv[1:])
-    prepare([corpus], out, tokenizer, workers=2, progress=False)
+    prepare([corpus], out, tokenizer, workers=2)
     # Not ru_maxrss for this process: that one survives exec and would report the process that started us.
     status = Path("/proc/self/status").read_text()
     print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))

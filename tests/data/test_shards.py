@@ -261,7 +261,7 @@ def test_more_shards_than_open_files_are_allowed_by_default(tmp_path):
     text = write_corpus(tmp_path / "text.txt", documents=400)
     save_tokenizer(train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=300)), tmp_path)
     many = PrepareSettings(heldout_share=0.4, unit_bytes=800)
-    manifest = prepare([text], tmp_path / "shards", tmp_path, many, workers=1, progress=False)
+    manifest = prepare([text], tmp_path / "shards", tmp_path, many, workers=1)
     assert all(len(split.shards) > 50 for split in manifest.splits.values())
     code = (
         "import resource, sys; from pathlib import Path; from electra.data.shards import open_data\n"

@@ -38,7 +38,7 @@ def train(toy_model, monkeypatch=None, scores=(), seed=0, **method):
 
         monkeypatch.setattr(loop, "score", scored)
     settings = MethodSettings(**{"batch": 8, "evaluations": 4, "device": "cpu", **method})
-    history = train_task(task, model, examples, Dev(ROWS, examples), settings, 2, seed, 0, "toy", quiet=True)
+    history = train_task(task, model, examples, Dev(ROWS, examples), settings, 2, seed, 0, "toy")
     return model, history, seen
 
 

@@ -77,6 +77,19 @@ def test_every_token_is_taken_from_one_window_with_context_on_both_sides(count, 
         assert window.end in (count, last) or last - window.end >= size // 4
 
 
+def test_text_that_spells_special_tokens_is_scored_as_text(electric_run, tmp_path):
+    """As the characters that it spells; as the special tokens the two would be shorter."""
+    text = "The [MASK] walks the [SEP]"
+    spaced = "The [ MASK ] walks the [ SEP ]"
+    done = electra("score", electric_run, "--json", input=f"{text}\n{spaced}\n")
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert first["tokens"] == second["tokens"] and first["pll"] == pytest.approx(second["pll"], abs=1e-4)
+    path = tmp_path / "lists.jsonl"
+    path.write_text(json.dumps({"hypotheses": [{"text": text}, {"text": spaced}]}))
+    ranked = json.loads(electra("rerank", electric_run, path).stdout)["hypotheses"]
+    assert ranked[0]["pll"] == pytest.approx(ranked[1]["pll"], abs=1e-4)
+
+
 def test_reranking_adds_the_weighted_score_and_sorts(electric_run, tmp_path):
     lists = [
         {

@@ -29,7 +29,7 @@ def documentation(tmp_path_factory):
         train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=VOCABULARY)), folder / "tokenizer"
     )
     settings = PrepareSettings(heldout_share=HELDOUT_SHARE)
-    prepare([text], folder / "shards", folder / "tokenizer", settings, progress=False)
+    prepare([text], folder / "shards", folder / "tokenizer", settings)
     return folder / "shards"
 
 

@@ -9,7 +9,7 @@ import torch
 
 from electra.base.errors import CorruptError, MachineError, MemoryExhaustedError
 from electra.base.files import lock
-from electra.base.signals import Signals
+from electra.base.jobs import Signals
 from electra.train import checkpoint
 from electra.train import device as guard
 from electra.train.settings import memory_remedy

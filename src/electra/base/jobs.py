@@ -1,79 +1,155 @@
-"""Several runs at once, each in a process of its own: small models do not fill a GPU one by one."""
+"""Processes: many jobs in several of them, signals that ask one to stop at the next safe point, cores and memory."""
 
 import multiprocessing
 import os
-import queue
+import resource
+import signal
+import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any, TypeVar
 
-from electra.base.errors import ElectraError, MachineError
-from electra.base.signals import Signals
+from electra.base.errors import ElectraError, InterruptedRunError, MachineError, PreemptedError
+
+Result = TypeVar("Result")
+
+
+def cpu_count() -> int:
+    """The cores that this process may use, where the system says (macOS does not)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def peak_memory() -> int:
+    """The most bytes of memory that this process has used so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Signals:
+    """SIGTERM and SIGINT ask for a stop at the next safe point; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is not threading.main_thread():  # python lets no other thread listen
+            self.previous = {}
+            return self
+        self.previous = {
+            number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def handle(self, number: int, _: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(130 if number == signal.SIGINT else 143)
+        self.received = number
+
+    def stop(self, message: str) -> ElectraError:
+        return PreemptedError(message) if self.received == signal.SIGTERM else InterruptedRunError(message)
 
 
 def run_jobs(
-    function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], workers: int, signals: Signals
-) -> Iterator[Any]:
-    """Results as they come. `function` must be importable by name; its errors come back as they were raised. Workers
-    end with this process, however it ends."""
+    function: Callable[..., Result],
+    jobs: Iterable[tuple[Any, ...]],
+    workers: int,
+    signals: Signals | None = None,
+    start: Callable[[], object] | None = None,
+) -> Iterator[Result]:
+    """Results in the order in which they come. `function` and `start`, which every worker calls once before its first
+    job, must be picklable. At most two jobs for each worker are taken from `jobs` at a time, so that a stream of any
+    length fits into memory. Errors for people and of the system come back as they were raised. Workers end with this
+    process, however it ends.
+
+    Not concurrent.futures: its shutdown waits for jobs that are running, which may take hours."""
     context = multiprocessing.get_context("spawn")
-    tasks: Any = context.Queue()
-    results: Any = context.Queue()
-    for job in jobs:
-        tasks.put(job)
-    count = min(workers, len(jobs))
-    for _ in range(count):
-        tasks.put(None)
-    processes = [
-        context.Process(target=_work, args=(function, tasks, results, os.getpid()), daemon=True)
-        for _ in range(count)
-    ]
-    for process in processes:
-        process.start()
+    processes: dict[Any, Any] = {}  # by our end of the pipe to each
+    waiting, ahead = iter(jobs), deque[tuple[Any, ...]]()
+    idle: list[Any] = []
+    more, busy = True, 0
     try:
-        left = len(jobs)
-        while left:
-            try:
-                good, value = results.get(timeout=0.3)
-            except queue.Empty:
-                if signals.received is not None:
-                    raise signals.stop("stopped; finished runs are kept, the others begin again.") from None
-                dead = [process.exitcode for process in processes if process.exitcode not in (None, 0)]
-                if dead:
-                    raise MachineError(
-                        f"a worker ended with {dead[0]} (-9: killed, mostly for memory). Use fewer --jobs. Finished "
-                        "runs are kept."
-                    ) from None
-                continue
-            if not good:
-                raise value
-            left -= 1
-            yield value
+        while more or ahead or busy:
+            # take one more job, and a process more while there are few
+            if more and len(ahead) < workers:
+                job = next(waiting, None)
+                if job is None:
+                    more = False
+                    continue
+                ahead.append(job)
+                if len(processes) < workers:
+                    ours, other_end = context.Pipe()
+                    arguments = (function, start, other_end)
+                    processes[ours] = context.Process(target=_work, args=arguments, daemon=True)
+                    processes[ours].start()
+                    other_end.close()
+            # a worker sends None when it is ready to begin, then a result after each job
+            for connection in wait(list(processes), timeout=0 if more and len(ahead) < workers else 0.3):
+                message = _receive(connection, processes[connection])
+                idle.append(connection)
+                if message is not None:
+                    busy -= 1
+                    good, value = message
+                    if not good:
+                        raise value
+                    yield value
+            while idle and ahead:
+                with suppress(ConnectionError):  # a dead worker is noticed when its answer is awaited
+                    idle.pop().send(ahead.popleft())
+                busy += 1
+            if signals is not None and signals.received is not None:
+                raise signals.stop("stopped; finished runs are kept, the others begin again.")
     finally:
-        for process in processes:
+        for process in processes.values():
             process.terminate()
-        for process in processes:
+        for process in processes.values():
             process.join()
 
 
-def _work(function: Callable[..., Any], tasks: Any, results: Any, parent: int) -> None:
-    import signal
+def _receive(connection: Any, process: Any) -> Any:
+    try:
+        return connection.recv()
+    except (EOFError, ConnectionError):
+        process.join(5)
+        raise MachineError(
+            f"a worker process died (exit code {process.exitcode}; -9 is mostly for lack of memory). What is finished "
+            "is kept: run the same command again, with fewer processes."
+        ) from None
 
+
+def _work(function: Callable[..., Any], start: Callable[[], object] | None, connection: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    parent = multiprocessing.parent_process()
+    assert parent
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    while (job := tasks.get()) is not None:
+    if start:
+        start()
+    connection.send(None)
+    while True:
         try:
-            results.put((True, function(*job)))
-        except ElectraError as error:
-            results.put((False, error))
-        except Exception as error:
-            import traceback
+            job = connection.recv()
+        except EOFError:  # the parent is gone
+            return
+        try:
+            message: tuple[bool, Any] = True, function(*job)
+        except (ElectraError, OSError) as error:
+            message = False, error
+        except Exception as error:  # it may not survive the way to the parent as it is
+            message = False, RuntimeError(f"{error}\n{traceback.format_exc()}")
+        connection.send(message)
 
-            results.put((False, RuntimeError(f"{error}\n{traceback.format_exc()}")))
 
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _end_with(parent: BaseProcess) -> None:
+    """Otherwise a worker whose parent was killed waits for its next job for ever."""
+    parent.join()
     os._exit(1)

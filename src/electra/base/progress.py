@@ -1,64 +1,103 @@
-"""Progress for people: a live line in a terminal, plain lines everywhere else."""
+"""Progress for people: a live bar where the command line asked for one, plain lines through `logging` everywhere else."""
 
+import logging
 import math
-import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich import progress as rich_progress
+
+log = logging.getLogger(__name__)
 
 LABELS = {"mlm_loss": "mlm", "rtd_loss": "rtd", "auc": "AUC", "tokens_per_second": "tok/s", "mfu": "MFU"}
 
+_live_bars = False
 
-class Display:
-    """Everything goes to standard error: standard output is for results."""
+
+def show_live_bars(wanted: bool) -> None:
+    """The command line switches them on where standard error is a terminal. While a bar is shown, sys.stderr goes through
+    it: a logging handler must look sys.stderr up for each message, or it writes across the bar."""
+    global _live_bars
+    _live_bars = wanted
+
+
+def live_bars() -> bool:
+    return _live_bars
+
+
+class Progress:
+    """How far one long piece of work is. `advance` moves the bar; `report` says more: beside the bar, or as a line of its
+    own, at most one in `seconds_between_lines` and always the last. Steps are counted, bytes are shown in percent."""
 
     def __init__(
-        self, steps: int, headline: Sequence[str], console: Console | None = None, title: str = "step"
-    ):
-        self.console = console or Console(file=sys.stderr, highlight=False)
-        self.steps, self.headline, self.title = steps, headline, title
-        self.live = self.console.is_terminal
-        self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TextColumn("ETA {task.fields[eta]}"),
-            console=self.console,
-            disable=not self.live,
+        self,
+        title: str,
+        total: int,
+        done: int = 0,
+        unit: Literal["steps", "bytes"] = "steps",
+        seconds_between_lines: float = 0.0,
+    ) -> None:
+        self.title, self.total, self.done, self.unit = title, total, done, unit
+        self.seconds_between_lines, self.last_line = seconds_between_lines, time.monotonic()
+        self.bar = self._bar() if _live_bars else None
+
+    def _bar(self) -> "rich_progress.Progress":
+        from rich import progress
+        from rich.console import Console
+
+        bar = progress.Progress(
+            progress.TextColumn("[bold]{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn() if self.unit == "steps" else progress.TaskProgressColumn(),
+            progress.TextColumn("{task.fields[text]}"),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("ETA {task.fields[eta]}"),
+            console=Console(stderr=True, highlight=False),
         )
+        self.task = bar.add_task(self.title, total=self.total, completed=self.done, text="", eta="…")
+        return bar
 
-    def start(self, step: int) -> None:
-        self.task = self.progress.add_task(self.title, total=self.steps, completed=step, figures="", eta="…")
-        self.progress.start()
+    def __enter__(self) -> "Progress":
+        if self.bar:
+            self.bar.start()
+        return self
 
-    def stop(self) -> None:
-        self.progress.stop()
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
 
-    def advance(self, step: int) -> None:
-        self.progress.update(self.task, completed=step)
+    @property
+    def place(self) -> str:
+        return f"{self.title} {self.done}/{self.total}"
 
-    def figures(self, kind: str, step: int, figures: Mapping[str, float], eta_seconds: float) -> None:
-        shown = {
-            name: figures[name] for name in (*self.headline, "tokens_per_second", "mfu") if name in figures
-        }
-        text = " ".join(f"{LABELS.get(name, name)} {readable(name, value)}" for name, value in shown.items())
-        eta = duration(eta_seconds)
-        if kind == "train":
-            self.progress.update(self.task, figures=text, eta=eta)
-        if kind == "heldout":
-            self.note(f"{self.title} {step}/{self.steps} held-out: {text}")
-        elif not self.live:
-            self.note(f"{self.title} {step}/{self.steps} {text} ETA {eta}")
+    def advance(self, done: int) -> None:
+        self.done = done
+        if self.bar:
+            self.bar.update(self.task, completed=done)
 
-    def note(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+    def report(self, text: str, seconds_left: float) -> None:
+        if self.bar:
+            self.bar.update(self.task, text=text, eta=duration(seconds_left))
+            return
+        now = time.monotonic()
+        if self.done < self.total and now - self.last_line < self.seconds_between_lines:
+            return
+        self.last_line = now
+        if self.unit == "steps":
+            log.info("%s %s ETA %s", self.place, text, duration(seconds_left))
+        else:
+            percent = f"{self.done / max(1, self.total):.0%}"
+            log.info("%s: %s · %s · %.0f s left", self.title, percent, text, seconds_left)
 
-    def warn(self, text: str) -> None:
-        self.console.print(f"WARNING: {text}", style="bold yellow", markup=False, soft_wrap=True)
+
+def metrics_text(metrics: Mapping[str, float], names: Iterable[str]) -> str:
+    """Those of the named metrics that there are, in the order of `names`."""
+    return " ".join(
+        f"{LABELS.get(name, name)} {readable(name, metrics[name])}" for name in names if name in metrics
+    )
 
 
 def readable(name: str, value: float) -> str:

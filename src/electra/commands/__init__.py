@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from electra.base.errors import ElectraError
+from electra.base.progress import show_live_bars
 from electra.commands import (
     compare,
     config,
@@ -79,6 +80,7 @@ def configure_logging() -> None:
     logger = logging.getLogger("electra")
     logger.handlers = [Messages()]
     logger.setLevel(logging.INFO)
+    show_live_bars(sys.stderr.isatty())
 
 
 def main(arguments: list[str] | None = None) -> None:

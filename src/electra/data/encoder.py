@@ -20,7 +20,6 @@ class Encoder:
     """Gives the ids of lines, without [CLS] and [SEP], as bytes of `dtype`: joining those costs nothing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        tokenizer.encode_special_tokens = True  # a text that says "[MASK]" means the word
         self.tokenizer = tokenizer
         self.dtype = np.dtype(token_dtype(vocabulary_size(tokenizer))).newbyteorder("<")
         self.words = _Words(self)

@@ -7,14 +7,12 @@ last: a folder that has one is complete.
 
 import errno
 import hashlib
-import multiprocessing
-import os
+import logging
 import shutil
-import sys
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -22,8 +20,9 @@ from pydantic import Field, ValidationError
 from electra.base.config import Settings, dump, flatten
 from electra.base.errors import DataError, MachineError, SettingsError
 from electra.base.files import lock, remove_leftovers, write_atomically
+from electra.base.jobs import cpu_count, run_jobs
+from electra.base.progress import Progress
 from electra.data.corpus import Corpus, CorpusSettings, Reading
-from electra.data.progress import Progress
 from electra.data.shards import (
     MANIFEST,
     SPLITS,
@@ -36,9 +35,12 @@ from electra.data.shards import (
     token_dtype,
 )
 from electra.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_hash, vocabulary_size
-from electra.data.units import Unit, UnitEntry, entry_path, run_unit, start_worker
+from electra.data.units import Unit, UnitEntry, UnitResult, entry_path, run_unit, start_worker
+
+log = logging.getLogger(__name__)
 
 _HASHES = 1 << 64
+_SECONDS_BETWEEN_LINES = 5.0
 
 
 class PrepareSettings(Settings):
@@ -56,11 +58,10 @@ def prepare(
     tokenizer: Path,
     settings: PrepareSettings | None = None,
     workers: int | None = None,
-    progress: bool = True,
 ) -> Manifest:
     """Run it again after any interruption: it does what is missing, and nothing if nothing is."""
     settings = settings or PrepareSettings()
-    workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    workers = cpu_count() if workers is None else workers
     if workers < 1:
         raise SettingsError(f"{workers} workers cannot work. Give at least 1.")
     encoder = load_tokenizer(tokenizer)
@@ -75,8 +76,7 @@ def prepare(
         plan = _Plan(out, corpus, settings, tokenizer_hash(encoder), vocabulary_size(encoder))
         if (out / MANIFEST).exists():
             manifest = plan.finished()
-            if progress:
-                print(f"{out} is already prepared: nothing to do.", file=sys.stderr)
+            log.info("%s is already prepared: nothing to do.", out)
         else:
             try:
                 plan.check_space()
@@ -84,7 +84,7 @@ def prepare(
                 for folder in (out, out / "units"):
                     remove_leftovers(folder)
                 save_tokenizer(encoder, out)
-                manifest = plan.run(workers, progress)
+                manifest = plan.run(workers)
                 write_atomically(out / MANIFEST, (manifest.model_dump_json(indent=1) + "\n").encode())
             except OSError as error:
                 raise plan.explained(error) from None
@@ -162,17 +162,16 @@ class _Plan:
             "What is done is kept: free some space and run the same command again."
         )
 
-    def run(self, workers: int, progress: bool) -> Manifest:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, start_worker, (self.out,))
-        try:
-            done = self._both_splits(pool, workers, progress)
-        except BrokenProcessPool:
-            raise MachineError(
-                "a worker process died, most likely for lack of memory. Run the same command again, with fewer workers."
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def run(self, workers: int) -> Manifest:
+        """A document is held out if its hash is below a threshold. A corpus of few documents may leave one split empty;
+        then the threshold moves just past the nearest document, and the few units that this changes are done again."""
+        threshold = int(self.settings.heldout_share * _HASHES)
+        done = self._pass(workers, threshold)
+        if self.settings.heldout_share and done.smallest < done.largest:
+            if done.smallest >= threshold:
+                done = self._pass(workers, done.smallest + 1)
+            elif done.largest < threshold:
+                done = self._pass(workers, done.largest)
         splits = {}
         for split in SPLITS:
             shards = done.shards(split)
@@ -197,49 +196,40 @@ class _Plan:
             splits=splits,
         )
 
-    def _both_splits(self, pool: ProcessPoolExecutor, workers: int, progress: bool) -> _Pass:
-        """A document is held out if its hash is below a threshold. A corpus of few documents may leave one split empty;
-        then the threshold moves just past the nearest document, and the few units that this changes are done again."""
-        threshold = int(self.settings.heldout_share * _HASHES)
-        done = self._pass(pool, workers, threshold, progress)
-        if self.settings.heldout_share and done.smallest < done.largest:
-            if done.smallest >= threshold:
-                done = self._pass(pool, workers, done.smallest + 1, progress)
-            elif done.largest < threshold:
-                done = self._pass(pool, workers, done.largest, progress)
-        return done
-
-    def _pass(self, pool: ProcessPoolExecutor, workers: int, threshold: int, progress: bool) -> _Pass:
-        """At most two units a worker are in memory."""
+    def _pass(self, workers: int, threshold: int) -> _Pass:
         done = _Pass()
-        pending: dict[Future[UnitEntry], tuple[Unit, int]] = {}
-        with Progress(self.corpus.size, progress) as display:
+        encoded_bytes = tokens = 0
+        started = time.monotonic()
+        with Progress("prepare", self.corpus.size, 0, "bytes", _SECONDS_BETWEEN_LINES) as progress:
 
-            def collect() -> None:
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    unit, input_bytes = pending.pop(future)
-                    record(unit, input_bytes, future.result(), sum(map(len, unit.documents)))
-
-            def record(unit: Unit, input_bytes: int, entry: UnitEntry, encoded_bytes: int) -> None:
-                done.entries[unit.number] = entry
-                self.input_bytes_done += input_bytes
-                self.output_bytes_done += sum(shard.bytes for shard in entry.shards.values())
-                display.advance(
-                    input_bytes, encoded_bytes, sum(shard.tokens for shard in entry.shards.values())
+            def record(unit: UnitResult) -> None:
+                nonlocal encoded_bytes, tokens
+                done.entries[unit.number] = unit.entry
+                shards = unit.entry.shards.values()
+                self.input_bytes_done += unit.input_bytes
+                self.output_bytes_done += sum(shard.bytes for shard in shards)
+                encoded_bytes += unit.encoded_bytes
+                tokens += sum(shard.tokens for shard in shards)
+                # the rate is of text, of which compressed files hold more than their size
+                seconds = time.monotonic() - started
+                progress.advance(progress.done + unit.input_bytes)
+                left = seconds * (self.corpus.size - progress.done) / max(1, progress.done)
+                progress.report(
+                    f"{encoded_bytes / 1e6 / max(1e-9, seconds):.1f} MB/s · {tokens:,} tokens", left
                 )
 
-            before = 0
-            for unit in self._units(done, threshold):
-                key = unit.key(self.tokenizer_sha256)
-                input_bytes, before = done.reading.bytes_read - before, done.reading.bytes_read
-                if entry := self._entry(unit.number, key):
-                    record(unit, input_bytes, entry, 0)
-                    continue
-                while len(pending) >= 2 * workers:
-                    collect()
-                pending[pool.submit(run_unit, unit, key)] = unit, input_bytes
-            while pending:
-                collect()
+            def missing() -> Iterator[tuple[Unit, str, int]]:
+                before = 0
+                for unit in self._units(done, threshold):
+                    key = unit.key(self.tokenizer_sha256)
+                    input_bytes, before = done.reading.bytes_read - before, done.reading.bytes_read
+                    if entry := self._entry(unit.number, key):
+                        record(UnitResult(unit.number, entry, input_bytes, 0))
+                    else:
+                        yield unit, key, input_bytes
+
+            for result in run_jobs(run_unit, missing(), workers, start=partial(start_worker, self.out)):
+                record(result)
         return done
 
     def _units(self, done: _Pass, threshold: int) -> Iterator[Unit]:

@@ -66,7 +66,7 @@ def adopt_vocabulary(
         lines.pop()
     vocabulary = {piece: number for number, piece in enumerate(lines)}
     strip = lowercase if strip_accents is None else strip_accents
-    return _check_specials(path, _wordpiece(vocabulary, _bert_normalizer(lowercase, strip, split_cjk)))
+    return _ready(path, _wordpiece(vocabulary, _bert_normalizer(lowercase, strip, split_cjk)))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -82,7 +82,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return _check_specials(file, tokenizer)
+    return _ready(file, tokenizer)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
@@ -272,6 +272,7 @@ def _with_template(tokenizer: Tokenizer) -> Tokenizer:
     special = {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
     if None not in special.values():
         tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        tokenizer.encode_special_tokens = True
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -280,11 +281,13 @@ def _with_template(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _check_specials(path: Path, tokenizer: Tokenizer) -> Tokenizer:
+def _ready(path: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """All special tokens are there, and a text that says "[MASK]" means the word, everywhere."""
     if missing := [name for name in SPECIAL_TOKENS if tokenizer.token_to_id(name) is None]:
         raise DataError(
             f"{path} has no {', '.join(missing)}. A vocabulary for ELECTRA needs all of {', '.join(SPECIAL_TOKENS)}."
         )
+    tokenizer.encode_special_tokens = True
     return tokenizer
 
 

@@ -5,14 +5,11 @@ tokenizer. It imports neither torch nor pyarrow, so that a worker starts in a te
 """
 
 import hashlib
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import save
@@ -55,28 +52,26 @@ class Unit:
         return digest.hexdigest()
 
 
+class UnitResult(NamedTuple):
+    number: int
+    entry: UnitEntry
+    input_bytes: int
+    encoded_bytes: int
+
+
 def entry_path(folder: Path, number: int) -> Path:
     return folder / "units" / f"{number:05d}.json"
 
 
 def start_worker(folder: Path) -> None:
-    """Once in every worker: its tokenizer, and no life after the main process."""
+    """Once in every worker process, before its first unit."""
     global _folder, _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _folder = folder
     _encoder = Encoder(load_tokenizer(folder))
-    if parent := multiprocessing.parent_process():
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: BaseProcess) -> None:
-    """Otherwise a worker whose main process was killed waits for its next unit for ever."""
-    parent.join()
-    os._exit(1)
-
-
-def run_unit(unit: Unit, key: str) -> UnitEntry:
+def run_unit(unit: Unit, key: str, input_bytes: int) -> UnitResult:
     shards: dict[Split, ShardEntry] = {}
     for split in dict.fromkeys(unit.splits):
         texts = [text for text, its in zip(unit.documents, unit.splits, strict=True) if its == split]
@@ -84,7 +79,7 @@ def run_unit(unit: Unit, key: str) -> UnitEntry:
             shards[split] = entry
     done = UnitEntry(key=key, shards=shards)
     write_atomically(entry_path(_folder, unit.number), done.model_dump_json(indent=1).encode())
-    return done
+    return UnitResult(unit.number, done, input_bytes, sum(map(len, unit.documents)))
 
 
 def _write_shard(name: str, texts: list[bytes]) -> ShardEntry | None:

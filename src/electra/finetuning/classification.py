@@ -148,7 +148,6 @@ class Classification(Task):
     ):
         self.settings, self.tokenizer, self.length, self.guessed = settings, tokenizer, length, guessed
         self.special = special_ids(tokenizer)
-        tokenizer.encode_special_tokens = True  # a text that says "[SEP]" means the word
         self.labels = settings.labels
         self.numbers = {name: index for index, name in enumerate(settings.labels)}
         self.architecture = "ForSequenceClassification" if settings.head == "transformers" else ""

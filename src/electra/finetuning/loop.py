@@ -1,7 +1,7 @@
 """One (task, seed): train, score, predict. It knows examples and a `Task`, and neither tables nor folders."""
 
+import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.base.errors import DivergedError
-from electra.base.progress import Display
+from electra.base.progress import Progress, metrics_text
 from electra.base.randomness import mix
 from electra.data.tables import Row
 from electra.finetuning import Example, Outputs, Task
@@ -26,6 +25,8 @@ from electra.model import Encoder
 from electra.train.device import autocast, choose_device, kernel_remark
 from electra.train.optimizers import Rates
 from electra.train.settings import ScheduleSettings, learning_rate
+
+log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -79,7 +80,6 @@ def train_task(
     seed: int,
     pad: int,
     title: str,
-    quiet: bool = False,
     should_stop: Callable[[], Exception | None] = lambda: None,
 ) -> History:
     """Trains `model` in place. Nothing in the inner loop asks the device for a number; the loss is read when a line is due."""
@@ -106,14 +106,13 @@ def train_task(
     started = line_at = time.monotonic()
     paused = 0.0
 
-    display = Display(steps, ("loss",), Console(file=sys.stderr, highlight=False, quiet=quiet), title=title)
     rates = Rates(optimizer, device)
     record = method.record and device.type == "cuda"
-    update = Step(model, task, optimizer, method.clip, lambda: autocast(method, device), record, display.note)
+    update = Step(model, task, optimizer, method.clip, lambda: autocast(method, device), record, log.info)
     if remark := kernel_remark(device):
-        display.note(remark)
-    display.start(0)
-    try:
+        log.info(remark)
+    progress = Progress(title, steps)
+    with progress:
         batches = training_batches(task, examples, pad, method.batch, epochs, seed, device)
         for step, batch in enumerate(batches):
             rates.set(learning_rate(schedule, 1.0, step, steps))
@@ -122,7 +121,7 @@ def train_task(
             seen += 1
             tokens += batch.ids.numel()
             done = step + 1
-            display.advance(done)
+            progress.advance(done)
 
             now = time.monotonic()
             if now - line_at >= SECONDS_BETWEEN_LINES or done in score_at:
@@ -131,7 +130,7 @@ def train_task(
                     raise diverged(done)
                 working = now - started - paused
                 figures = {"loss": mean, "tokens_per_second": tokens / max(1e-9, working)}
-                display.figures("train", done, figures, working / done * (steps - done))
+                progress.report(metrics_text(figures, figures), working / done * (steps - done))
                 history.losses.append((done, mean))
                 loss_sum.zero_()
                 seen, line_at = 0, now
@@ -140,7 +139,7 @@ def train_task(
                 scores = score(task, model, dev, method, pad)
                 history.curve.append({"step": done, **scores})
                 headline, value = next(iter(scores.items()))
-                display.note(f"{display.title} {done}/{steps} dev {headline} {value:.4f}")
+                log.info(f"{progress.place} dev {headline} {value:.4f}")
                 if best is None or value > best[0]:
                     weights = model.state_dict() if method.keep == "best" else {}
                     best = (value, {name: tensor.detach().cpu().clone() for name, tensor in weights.items()})
@@ -153,8 +152,6 @@ def train_task(
                     break
             if error := should_stop():
                 raise error
-    finally:
-        display.stop()
     if method.keep == "best" and best is not None:
         model.load_state_dict(best[1])
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):

@@ -121,7 +121,6 @@ class SpanTask(Task):
                 f"length {length} leaves no room for the context beside max_query_length {settings.max_query_length}. "
                 f"Set max_query_length to {max(1, length // 4)} or less, or length higher."
             )
-        tokenizer.encode_special_tokens = True  # a context that says "[SEP]" means the word
         self.settings = settings
         self.tokenizer = tokenizer
         self.length = length

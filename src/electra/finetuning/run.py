@@ -13,9 +13,8 @@ from safetensors.numpy import save
 from electra.base import config
 from electra.base.errors import SettingsError
 from electra.base.files import lock, remove_leftovers, write_json
-from electra.base.jobs import run_jobs
+from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
-from electra.base.signals import Signals
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
@@ -46,7 +45,7 @@ from electra.train import device as guard
 
 
 def run_one(
-    plan: Plan, prepared: Prepared, start: Start, seed: int, folder: Path, quiet: bool, signals: Signals
+    plan: Plan, prepared: Prepared, start: Start, seed: int, folder: Path, signals: Signals
 ) -> dict[str, Any]:
     """One (task, seed), from the start to its folder."""
     task, method = prepared.task, plan.method
@@ -75,7 +74,6 @@ def run_one(
             seed,
             pad,
             f"{plan.name} seed {seed}",
-            quiet,
             should_stop,
         )
         outputs = {
@@ -126,7 +124,7 @@ def work(model: str, item: str, words: str, seed: int, folder: str, threads: int
     """What a worker does: the same as `run_one`, from what can be sent to another process."""
     torch.set_num_threads(threads)
     plan, prepared = _prepared(model, item, words)
-    return run_one(plan, prepared, _start(model), seed, Path(folder), True, Signals())
+    return run_one(plan, prepared, _start(model), seed, Path(folder), Signals())
 
 
 def finetune(
@@ -207,7 +205,7 @@ def run_all(
                     words = plan.task.cut_words(usable_length(plan, start))
                     say(f"{plan.name}: {count:,} of {rows:,} {split} rows {words}")
         folder = run_folder(out, plan.name, seed)
-        result = run_one(plan, prepared[plan.name], start, seed, folder, False, signals)
+        result = run_one(plan, prepared[plan.name], start, seed, folder, signals)
         say(result_line(result))
 
 

@@ -84,8 +84,7 @@ def encode_others(task: Task, splits: Splits) -> tuple[dict[str, Dev], dict[str,
 
 
 def build(plan: Plan, splits: Splits, start: Start) -> Task:
-    tokenizer = Tokenizer.from_str(start.tokenizer.to_str())
-    return plan.task.build(tokenizer, usable_length(plan, start), splits)
+    return plan.task.build(start.tokenizer, usable_length(plan, start), splits)
 
 
 def usable_length(plan: Plan, start: Start) -> int:

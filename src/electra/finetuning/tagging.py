@@ -301,7 +301,6 @@ class WordPieces(dict[str, list[int]]):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        tokenizer.encode_special_tokens = True  # a word "[SEP]" is a word
         self.tokenizer = tokenizer
         self.special = special_ids(tokenizer)
 

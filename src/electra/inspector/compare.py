@@ -20,8 +20,7 @@ import torch
 from electra.base import config
 from electra.base.errors import DivergedError, SettingsError
 from electra.base.files import write_json
-from electra.base.jobs import run_jobs
-from electra.base.signals import Signals
+from electra.base.jobs import Signals, run_jobs
 from electra.data.shards import read_manifest
 from electra.inspector.probe import LabelledTexts, probe_accuracy
 from electra.pretraining.load import load_network

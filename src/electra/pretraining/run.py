@@ -21,7 +21,7 @@ from electra.base import config
 from electra.base.batch import SpecialIds
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import lock, remove_leftovers, write_atomically, write_json
-from electra.base.signals import Signals
+from electra.base.jobs import Signals
 from electra.data.batches import HeldOut, Loader
 from electra.data.resident import Resident, place_corpus
 from electra.data.rows import NoRows, Rows, build_rows

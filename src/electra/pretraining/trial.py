@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import shutil
 import tempfile
 import time
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from electra.base.errors import CorruptError, ElectraError, MachineError
+from electra.base.jobs import cpu_count, peak_memory
 from electra.base.progress import duration
 from electra.data.shards import verify_shards
 from electra.pretraining.run import Parts, build_parts
@@ -67,9 +67,7 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (training runs on the CPU)"
     python = platform.python_version()
-    return (
-        f"python {python}, torch {torch.__version__}, {os.cpu_count()} cores, {memory:.0f} GiB memory, {gpu}"
-    )
+    return f"python {python}, torch {torch.__version__}, {cpu_count()} cores, {memory:.0f} GiB memory, {gpu}"
 
 
 def check_shards(settings: PretrainSettings) -> tuple[Parts, str]:
@@ -106,12 +104,11 @@ def trial_step(
     settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
 ) -> str:
     seconds, device = trial_seconds(settings, parts, optimizer, say), choose_device(settings.train)
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**30
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_memory()
     total = duration(seconds * settings.train.steps)
-    return f"{seconds:.2f} s on {device}, peak memory {peak:.1f} GiB; the whole run takes about {total}"
+    return (
+        f"{seconds:.2f} s on {device}, peak memory {peak / 2**30:.1f} GiB; the whole run takes about {total}"
+    )
 
 
 def trial_checkpoint(groups: dict[str, dict[str, torch.Tensor]], folder: Path) -> str:

@@ -1,6 +1,7 @@
 """The loop. It moves batches to an objective and gradients to an optimizer, and knows neither tokenizers nor
 generators: what it trains and what it trains on arrive as arguments."""
 
+import logging
 import math
 import os
 import time
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from electra.base.batch import Batch
 from electra.base.errors import DivergedError
-from electra.base.progress import Display
-from electra.base.signals import Signals
+from electra.base.jobs import Signals
+from electra.base.progress import Progress, metrics_text
 from electra.objectives import Trainable
 from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
@@ -26,6 +27,8 @@ from electra.train.log import RunLog
 from electra.train.optimizers import OptimizerSettings, build_optimizer, optimizer_tensors, split_parameters
 from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
 from electra.train.step import Step
+
+logger = logging.getLogger(__name__)
 
 
 class Batches(Protocol):
@@ -69,12 +72,11 @@ def train(
     objective.to(device).train()
     optimizer = build_optimizer(optimizer_settings, objective)
     parts = split_parameters(optimizer_settings, objective)
-    display = Display(settings.steps, objective.headline)
-    update = Step(objective, optimizer, parts, settings, seed, device, display.note)
+    update = Step(objective, optimizer, parts, settings, seed, device, logger.info)
 
     groups = checkpoint_groups(objective, optimizer)
     checkpoint.clean(run.checkpoints)
-    found = checkpoint.newest_checkpoint(run.checkpoints, display.warn)
+    found = checkpoint.newest_checkpoint(run.checkpoints, logger.warning)
     step, seconds_before = 0, 0.0
     sums: dict[str, Tensor] = {}
     if found:
@@ -82,7 +84,7 @@ def train(
         checkpoint.restore(found, groups)
         step, seconds_before = found.step, found.state["seconds"]
         sums = {name: tensor.to(device) for name, tensor in found.tensors("sums").items()}
-        display.note(f"resuming at step {step} from {found.folder}")
+        logger.info(f"resuming at step {step} from {found.folder}")
     guard.check_space(run.folder, sum(t.nbytes for tensors in groups.values() for t in tensors.values()))
 
     log = RunLog(run.folder, step)
@@ -109,11 +111,13 @@ def train(
             with kernels(update.fast):
                 held = evaluate(objective, heldout, settings, device, signals)
             if held and signals.received is None:
-                display.figures("heldout", step, held, 0)
+                logger.info(f"{progress.place} held-out: {metrics_text(held, shown)}")
                 log.write("heldout", step, held)
 
-    display.start(step)
+    shown = (*objective.headline, "tokens_per_second", "mfu")
+    progress = Progress("step", settings.steps, step)
     try:
+        progress.__enter__()
         evaluate_if_due()
         for batch in data.batches(step):
             share = learning_rate(schedule, 1.0, step, settings.steps)
@@ -125,7 +129,7 @@ def train(
             else:
                 tokens += real
             step += 1
-            display.advance(step)
+            progress.advance(step)
 
             if step % settings.log_every == 0 or step == settings.steps:
                 now = time.monotonic()
@@ -143,14 +147,14 @@ def train(
                 if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
                     raise diverged(step, run)
                 eta = (settings.steps - step) * (now - started - preparing) / max(1, step - first_step)
-                display.figures("train", step, metrics, eta)
+                progress.report(metrics_text(metrics, shown), eta)
                 log.write("train", step, metrics)
                 history.append(metrics)
                 warnings = alarms(history, step / settings.steps, step, objective.muted_alarms)
                 for alarm, text in warnings.items():
                     if alarm not in alarmed:
                         alarmed.add(alarm)
-                        display.warn(text)
+                        logger.warning(text)
                         log.write("alarm", step, {"alarm": alarm, "text": text})
                 sums, logged = {}, now
                 tokens.zero_()
@@ -177,7 +181,7 @@ def train(
             log.state(state, step, reason=reason, resume=run.resume_command)
         raise
     finally:
-        display.stop()
+        progress.__exit__()
         with suppress(OSError):
             log.close()
 
