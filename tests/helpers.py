@@ -51,6 +51,31 @@ def write_corpus(path: Path, documents: int = 300) -> Path:
     return path
 
 
+def shipped_sizes() -> list[str]:
+    """Recipes that say how large the network is: those that others are added to by +."""
+    from electra.base import config
+
+    return [name for name in config.recipe_names() if "layers" in config.read_recipe(name).get("encoder", {})]
+
+
+def shipped_additions() -> list[str]:
+    """The other recipes: objectives, generators, an encoder, an optimizer. A new one is tested with all of these."""
+    from electra.base import config
+
+    sizes = shipped_sizes()
+    return [name for name in config.recipe_names() if name not in sizes]
+
+
+def words_of(addition: str, masked_lm: object = "x", discriminator_run: object = "x") -> list[str]:
+    """What an addition cannot do without: the runs that frozen generators come from."""
+    match addition:
+        case "two-stage":
+            return [f"generator.source={masked_lm}", f"start={masked_lm}"]
+        case "frozen-generator":
+            return [f"generator.source={discriminator_run}"]
+    return []
+
+
 def electra(*words: object, env: dict[str, str] | None = None, **more) -> subprocess.CompletedProcess:
     """The command line as people use it: another process."""
     return subprocess.run(

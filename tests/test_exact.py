@@ -17,13 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import electra_inside
+from helpers import electra_inside, shipped_additions, words_of
 
 STORED = Path(__file__).parent / "golden" / "exact.json"
-RECIPES = ["", "masked-lm", "masked-lm+whole-word", "electra-15", "replace-mlm", "all-tokens", "corrective"]
-RECIPES += ["electric", "adversarial", "two-stage", "frozen-generator", "replaced-span", "selection", "gdes"]
-RECIPES += ["generator-uniform", "generator-unigram", "generator-two-tower", "generator-autoregressive"]
-RECIPES += ["whole-word", "muon", "modernbert", "modernbert+gdes"]
+RECIPES = ["", *shipped_additions(), "masked-lm+whole-word", "modernbert+gdes"]
 PRETRAIN_KEYS = (
     "kind",
     "step",
@@ -96,10 +93,7 @@ def model(tmp_path_factory, recipe, prepared):
 @pytest.mark.parametrize("name", RECIPES)
 def test_twenty_losses_to_the_last_bit(name, recipe, prepared, tmp_path, masked_lm, model):
     words = [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=20", "train.log_every=1"]
-    if name == "two-stage":
-        words += [f"generator.source={masked_lm}", f"start={masked_lm}"]
-    if name == "frozen-generator":
-        words += [f"generator.source={model}"]
+    words += words_of(name, masked_lm, model)
     run("pretrain", f"{recipe}+{name}" if name else recipe, "train.evaluate_every=20", *words)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     metrics = [[record.get(key) for key in PRETRAIN_KEYS] for record in records if record["kind"] != "alarm"]

@@ -20,7 +20,7 @@ from electra.pretraining.run import device_peak, work
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
 from electra.train.settings import TrainSettings
-from helpers import electra
+from helpers import electra, shipped_additions, words_of
 
 # What google-research/electra's flops_computation.py prints.
 PRINTED = {
@@ -97,15 +97,9 @@ def test_our_count_is_torchs_count_on_the_real_modules(encoder, generator, padde
     assert task.per_token() * task.tokens == pytest.approx(counted(objective, padded=padded), rel=1e-12)
 
 
-OBJECTIVES = ["masked-lm", "electra-15", "replace-mlm", "all-tokens", "corrective", "electric", "adversarial"]
-OBJECTIVES += ["replaced-span", "selection", "whole-word", "gdes", "generator-uniform", "generator-unigram"]
-OBJECTIVES += ["generator-two-tower", "generator-autoregressive", "frozen-generator"]
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", shipped_additions())
 def test_every_objective_costs_what_torch_counts(name):
-    more = ["data=x", "generator.source=x"] if name == "frozen-generator" else ["data=x"]
-    recipe, _ = resolve(name, more)
+    recipe, _ = resolve(name, ["data=x", *words_of(name)])
     objective = build_objective(
         recipe.objective, inputs_for(300, TINY, recipe.generator, recipe.masking, recipe.sampling)
     )

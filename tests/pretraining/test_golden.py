@@ -14,6 +14,7 @@ from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import resolve
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
+from helpers import shipped_additions, words_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KEYS = ("step", "loss", "mlm_loss", "rtd_loss", "gradient_norm", "lr")
@@ -22,10 +23,7 @@ If you meant to change the data order, the masking, the initial weights, the net
 CHANGELOG.md and store the new ones:  UPDATE_GOLDEN=1 pytest tests/train/test_golden.py
 If you meant to change none of these (a refactoring, a faster kernel), this is a bug: find it before you go on."""
 
-VARIANTS = ["masked-lm", "masked-lm+whole-word", "electra-15", "replace-mlm", "all-tokens", "corrective"]
-VARIANTS += ["electric", "adversarial", "two-stage", "frozen-generator", "replaced-span", "selection", "gdes"]
-VARIANTS += ["generator-uniform", "generator-unigram", "generator-two-tower", "generator-autoregressive"]
-VARIANTS += ["muon", "modernbert"]
+VARIANTS = [*shipped_additions(), "masked-lm+whole-word"]
 
 
 def compare_with_stored(name, run, records):
@@ -58,12 +56,7 @@ def masked_lm_run(tmp_path_factory, recipe, prepared):
 
 def words_for(name, prepared, run, masked_lm_run, finished_run):
     words = [f"data={prepared}", f"run={run}", "train.steps=20", "train.evaluate_every=20"]
-    match name:
-        case "two-stage":
-            words += [f"generator.source={masked_lm_run}", f"start={masked_lm_run}"]
-        case "frozen-generator":
-            words += [f"generator.source={finished_run}"]
-    return words
+    return words + words_of(name, masked_lm_run, finished_run)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

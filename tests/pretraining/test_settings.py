@@ -2,8 +2,10 @@
 
 import pytest
 
+from electra.base import config
 from electra.base.errors import SettingsError
 from electra.pretraining.settings import resolve
+from helpers import shipped_additions, shipped_sizes, words_of
 
 DATA = "data=x"
 
@@ -48,6 +50,16 @@ def test_contradictions_are_refused_with_the_remedy(recipe, words, messages):
         resolve(recipe, [DATA, *words])
     for message in messages:
         assert message in str(error.value)
+
+
+@pytest.mark.parametrize("size", shipped_sizes())
+@pytest.mark.parametrize("addition", shipped_additions())
+def test_every_addition_joins_every_size(size, addition):
+    settings, _ = resolve(f"{size}+{addition}", [DATA, *words_of(addition)])
+    assert settings.encoder.layers == resolve(size, [DATA])[0].encoder.layers
+    values = config.flatten(config.dump(settings))
+    for key, value in config.flatten(config.read_recipe(addition)).items():
+        assert values[key] == value
 
 
 def test_an_unknown_objective_is_answered_with_those_there_are():

@@ -18,6 +18,7 @@ from electra.pretraining.settings import resolve
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings
 from electra.train.step import Step
+from helpers import words_of
 
 VOCABULARY = 500
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cuda")
@@ -251,9 +252,8 @@ def halves_when_memory_is_short() -> None:
 def takes_recipe() -> None:
     """`tiny` joined with the recipe named by the third word: compiled in one piece and recorded, with the plain step's
     losses (float32, no dropout) over the first steps."""
-    words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", "generator.source=x"]
-    frozen = sys.argv[3] in ("frozen-generator", "two-stage")
-    settings, _ = resolve(f"tiny+{sys.argv[3]}", words[: 4 if frozen else 3])
+    words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", *words_of(sys.argv[3])]
+    settings, _ = resolve(f"tiny+{sys.argv[3]}", words)
     inputs = ObjectiveInputs(
         encoder=settings.encoder,
         generator=settings.generator,

@@ -1,5 +1,6 @@
 """The compiled and recorded step on a CUDA device. Cases are in fast_steps.py, where each says what it protects."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import environment
+from helpers import environment, shipped_additions
 
 SCRIPT = Path(__file__).parent / "fast_steps.py"
-SOURCE = Path(__file__).parents[2] / "src"
+TESTS = Path(__file__).parents[1]
+SOURCE = TESTS.parent / "src"
 
 
 def run(case: str, *words: str) -> None:
-    env = environment({"PYTHONPATH": str(SOURCE), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    env = environment({"PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
     done = subprocess.run(
         [sys.executable, SCRIPT, case, *words], capture_output=True, text=True, env=env, timeout=600
     )
@@ -42,24 +44,10 @@ def test_the_fast_step_on_a_gpu(case):
     run(case)
 
 
-RECIPES = [
-    "masked-lm",
-    "electra-15",
-    "replace-mlm",
-    "all-tokens",
-    "corrective",
-    "electric",
-    "adversarial",
-    "two-stage",
-]
-RECIPES += ["frozen-generator", "replaced-span", "selection", "gdes", "whole-word", "generator-uniform"]
-RECIPES += ["generator-unigram", "generator-two-tower", "generator-autoregressive", "muon", "modernbert"]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", shipped_additions())
 def test_every_recipe_takes_the_fast_step(recipe):
     run("takes_recipe", "cuda", recipe)
 
