@@ -114,11 +114,17 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def resolve(kind: type[Tree], recipe: str, words: Sequence[str] = ()) -> tuple[Tree, dict[str, str]]:
-    """The validated tree, and for every key where its value came from: default, the recipe, or the command line."""
+def resolve(
+    kind: type[Tree],
+    recipe: str,
+    words: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> tuple[Tree, dict[str, str]]:
+    """The validated tree, and for every key where its value came from: default, the recipe, or the command line.
+    `defaults` are those that the tree itself cannot know."""
     from_recipe = flatten(read_recipe(recipe))
     from_words = parse_overrides(words)
-    settings = validate(kind, nest(from_recipe | from_words))
+    settings = validate(kind, nest({**(defaults or {}), **from_recipe, **from_words}))
     sources = {
         key: "command line" if key in from_words else recipe if key in from_recipe else "default"
         for key in flatten(dump(settings))

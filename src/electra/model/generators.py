@@ -4,6 +4,7 @@
 the text as it is and learn from all of it. `learns`: it has something to train.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -45,6 +46,29 @@ class GeneratorSettings(Settings):
     depth: float = Field(1.0, gt=0, le=1)
     sharing: Literal["none", "tied", "gdes", "all"] = "tied"
     source: str = ""
+
+    def contradictions(self) -> Iterator[str]:
+        """What cannot be built, and what to do about it."""
+        if self.sharing == "all":
+            if (self.width, self.depth) != (1, 1):
+                yield 'generator.sharing = "all" needs generator.width=1 and generator.depth=1'
+            if self.kind != "transformer":
+                yield (
+                    'generator.sharing = "all" makes generator and discriminator one network: '
+                    f"generator.kind={self.kind} cannot. Use generator.sharing=tied"
+                )
+        if self.kind == "frozen":
+            if not self.source:
+                yield (
+                    'generator.kind = "frozen" needs the run it comes from. Train it first (electra pretrain masked-lm data=… '
+                    "run=runs/masked-lm), then give generator.source=runs/masked-lm"
+                )
+            if self.sharing in ("tied", "all"):
+                yield f'a frozen generator cannot share weights that learn: generator.sharing={self.sharing}. Use "none" or "gdes"'
+        elif self.source:
+            yield f'generator.source is only for generator.kind = "frozen" (this one is {self.kind})'
+        if self.sharing == "gdes" and self.kind in ("uniform", "unigram"):
+            yield f"generator.kind={self.kind} has no embeddings to share. Use generator.sharing=none"
 
 
 class TransformerGenerator(nn.Module):

@@ -19,11 +19,17 @@ from pydantic import Field
 from torch import nn
 
 from electra.base.batch import Batch
-from electra.base.config import Settings
 from electra.base.randomness import mix
 from electra.model import build_detection_head, encode, initialise
 from electra.model.generators import TransformerGenerator
-from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs
+from electra.objectives.corruption import (
+    Corruptor,
+    Network,
+    NoiseSettings,
+    ObjectiveBase,
+    ObjectiveInputs,
+    need_probabilities,
+)
 from electra.objectives.losses import (
     Loss,
     baseline_loss,
@@ -36,11 +42,16 @@ from electra.objectives.losses import (
 from electra.objectives.metrics import GENERATOR_STALLS, Ratio, detection_sums
 
 
-class AdversarialSettings(Settings):
+class AdversarialSettings(ObjectiveBase):
     kind: Literal["adversarial"] = "adversarial"
     generator_weight: float = Field(1.0, ge=0)
     likelihood_weight: float = Field(0.0, ge=0)
     detection_weight: float = Field(50.0, ge=0)
+
+    def contradictions(self, noise: NoiseSettings) -> Iterator[str]:
+        if noise.generator.kind != "transformer":
+            yield f'objective.kind = "adversarial" trains a generator.kind=transformer (got {noise.generator.kind})'
+        yield from need_probabilities(self.kind, noise.sampling)
 
 
 class Adversarial(nn.Module):

@@ -63,6 +63,11 @@ class SamplingSettings(Settings):
     greedy: bool = False
     top_k: int = Field(0, ge=0)
 
+    @property
+    def is_softmax(self) -> bool:
+        """Whether a token is drawn with the probability that softmax(logits / temperature) gives it."""
+        return not (self.greedy or self.disallow_correct or self.top_k)
+
     @model_validator(mode="after")
     def choices_agree(self) -> "SamplingSettings":
         if self.greedy and self.disallow_correct:
@@ -81,6 +86,30 @@ class SamplingSettings(Settings):
         cooled = progress / self.cooling
         return start + (end - start) * (
             cooled.clamp(max=1.0) if isinstance(cooled, Tensor) else min(1.0, cooled)
+        )
+
+
+class NoiseSettings(NamedTuple):
+    """How text is corrupted."""
+
+    generator: GeneratorSettings
+    masking: MaskingSettings
+    sampling: SamplingSettings
+
+
+class ObjectiveBase(Settings):
+    """What the settings of every objective can say beside their own values."""
+
+    def contradictions(self, noise: NoiseSettings) -> Iterator[str]:
+        """What this objective cannot be trained with, and what to do about it. By default it takes everything."""
+        yield from ()
+
+
+def need_probabilities(kind: str, sampling: SamplingSettings) -> Iterator[str]:
+    if not sampling.is_softmax:
+        yield (
+            f'objective.kind = "{kind}" needs the probability of what was sampled: sampling.greedy, disallow_correct and '
+            "top_k must be off"
         )
 
 

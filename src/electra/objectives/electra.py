@@ -12,15 +12,14 @@ from pydantic import Field
 from torch import nn
 
 from electra.base.batch import Batch
-from electra.base.config import Settings
 from electra.base.randomness import mix
 from electra.model import build_detection_head, encode, initialise
-from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs, mark
+from electra.objectives.corruption import Corruptor, Network, ObjectiveBase, ObjectiveInputs, mark
 from electra.objectives.losses import Loss, detection_loss
 from electra.objectives.metrics import detection_sums
 
 
-class ElectraSettings(Settings):
+class ElectraSettings(ObjectiveBase):
     """`loss_at` = "chosen" is the paper's ELECTRA 15 %: the discriminator learns at the chosen positions only. Its metrics
     are over all real tokens all the same, so that they compare."""
 

@@ -20,18 +20,37 @@ from pydantic import Field
 from torch import nn
 
 from electra.base.batch import Batch
-from electra.base.config import Settings
 from electra.base.randomness import mix
 from electra.model import build_detection_head, encode, initialise
-from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs, mark
+from electra.objectives.corruption import (
+    Corruptor,
+    Network,
+    NoiseSettings,
+    ObjectiveBase,
+    ObjectiveInputs,
+    mark,
+    need_probabilities,
+)
 from electra.objectives.losses import Loss, log_likelihood, noise_contrastive_loss
 from electra.objectives.metrics import ONE_CLASS, detection_sums
 
 
-class ElectricSettings(Settings):
+class ElectricSettings(ObjectiveBase):
     kind: Literal["electric"] = "electric"
     generator_weight: float = Field(1.0, ge=0)
     detection_weight: float = Field(50.0, ge=0)
+
+    def contradictions(self, noise: NoiseSettings) -> Iterator[str]:
+        if noise.masking.unit != "token":
+            yield 'objective.kind = "electric" needs masking.unit=token: words and spans are not drawn from the proposal token by token'
+        if noise.generator.kind not in ("two_tower", "autoregressive"):
+            yield (
+                f'objective.kind = "electric" needs a generator that scores every position in one pass, and '
+                f"generator.kind={noise.generator.kind} cannot. Use generator.kind=two_tower"
+            )
+        yield from need_probabilities(self.kind, noise.sampling)
+        if (noise.sampling.temperature, noise.sampling.start_temperature) != (1, 1):
+            yield 'objective.kind = "electric" compares with the generator itself: sampling.temperature and start_temperature must be 1'
 
 
 class Electric(nn.Module):

@@ -15,17 +15,33 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.config import Settings
 from electra.base.randomness import mix, uniform
 from electra.model import build_token_head, encode, encoder_alone, gather_rows, initialise
-from electra.objectives.corruption import Network, ObjectiveInputs, choose, mask_chosen, replace_at
+from electra.objectives.corruption import (
+    Network,
+    NoiseSettings,
+    ObjectiveBase,
+    ObjectiveInputs,
+    choose,
+    mask_chosen,
+    replace_at,
+)
 from electra.objectives.losses import Loss, masked_lm_loss
 from electra.objectives.metrics import generator_sums
 
 
-class MaskedLMSettings(Settings):
+class MaskedLMSettings(ObjectiveBase):
     kind: Literal["masked_lm"] = "masked_lm"
     random_share: float = Field(0.0, ge=0, le=1)
+
+    def contradictions(self, noise: NoiseSettings) -> Iterator[str]:
+        if noise.generator.kind == "frozen":
+            yield 'objective.kind = "masked_lm" has no generator, so generator.kind = "frozen" has no meaning. Drop one'
+        if noise.masking.mask_token_share + self.random_share > 1:
+            yield (
+                f"masking.mask_token_share ({noise.masking.mask_token_share}) and objective.random_share ({self.random_share}) are "
+                "shares of the same tokens: together at most 1"
+            )
 
 
 class MaskedLM(nn.Module):

@@ -17,10 +17,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.config import Settings
 from electra.base.randomness import mix
 from electra.model import build_detection_head, encode, gather_rows, initialise
-from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs, maskable
+from electra.objectives.corruption import (
+    Corruptor,
+    Network,
+    NoiseSettings,
+    ObjectiveBase,
+    ObjectiveInputs,
+    maskable,
+)
 from electra.objectives.losses import Loss, detection_loss
 from electra.objectives.metrics import Ratio, detection_sums
 
@@ -45,11 +51,15 @@ def read_spans(group: Int[Tensor, "batch seq"], can_mask: Bool[Tensor, "batch se
     return Spans(group, first, last, empty.scatter_add(1, group, can_mask.long()) > 0)
 
 
-class ReplacedSpanSettings(Settings):
+class ReplacedSpanSettings(ObjectiveBase):
     kind: Literal["replaced_span"] = "replaced_span"
     generator_weight: float = Field(1.0, ge=0)
     detection_weight: float = Field(50.0, ge=0)
     span_weight: float = Field(10.0, ge=0)
+
+    def contradictions(self, noise: NoiseSettings) -> Iterator[str]:
+        if noise.masking.unit != "span":
+            yield 'objective.kind = "replaced_span" needs masking.unit=span'
 
 
 class ReplacedSpan(nn.Module):

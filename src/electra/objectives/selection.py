@@ -18,16 +18,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.config import Settings
 from electra.base.randomness import mix, uniform
 from electra.model import build_detection_head, encode, gather_rows, initialise
 from electra.model.heads import CandidateHead, sample_tokens
-from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveInputs
+from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveBase, ObjectiveInputs
 from electra.objectives.losses import Loss, detection_loss, selection_loss
 from electra.objectives.metrics import Ratio, detection_sums
 
 
-class SelectionSettings(Settings):
+class SelectionSettings(ObjectiveBase):
     kind: Literal["selection"] = "selection"
     candidates: int = Field(5, ge=1)
     generator_weight: float = Field(1.0, ge=0)

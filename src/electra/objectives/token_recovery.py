@@ -21,15 +21,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.config import Settings
 from electra.base.randomness import mix
 from electra.model import build_detection_head, build_token_head, encode, gather_rows, initialise
-from electra.objectives.corruption import Corruptor, Network, ObjectiveInputs
+from electra.objectives.corruption import Corruptor, Network, ObjectiveBase, ObjectiveInputs
 from electra.objectives.losses import Loss, copying_loss, detection_loss, masked_lm_loss
 from electra.objectives.metrics import Ratio, detection_sums
 
 
-class TokenRecoverySettings(Settings):
+class TokenRecoverySettings(ObjectiveBase):
     """`copy_weight` is λ, for "corrective" only."""
 
     kind: Literal["token_recovery"] = "token_recovery"
