@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, special_ids, vocabulary_size
 from electra.interop import write
@@ -158,8 +159,8 @@ def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
         network = read_network(tmp_path, "discriminator")
-        probe = ids, torch.zeros_like(ids), torch.ones_like(ids).bool()
-        ours = write.our_logits(network.encoder, network.head, *probe)
+        batch = Batch.of_rows(ids, torch.zeros_like(ids), torch.ones_like(ids).bool())
+        ours = write.our_logits(network.encoder, network.head, batch)
         assert (ours - model(ids).logits).abs().max() <= 1e-5
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError, MachineError, SettingsError
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.interop import formats, read
@@ -60,7 +61,8 @@ def write(out, settings, tokenizer, with_head):
 def test_the_encoder_loads_with_auto_model_and_has_our_states(settings, tokenizer, tmp_path):
     encoder, _, line = write(tmp_path / "out", settings, tokenizer, with_head=False)
     assert line.endswith("same ids and same states as ours, read back by electra and transformers")
-    probe = ids, _, is_real = probe_batch(tokenizer, settings.positions)
+    probe = probe_batch(tokenizer, settings.positions)
+    ids, is_real = probe.ids, probe.is_real
     model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
     assert type(model).__name__ == "ModernBertModel" and model.config.local_attention == 6
     with torch.no_grad():
@@ -69,7 +71,7 @@ def test_the_encoder_loads_with_auto_model_and_has_our_states(settings, tokenize
     assert (ours - theirs)[is_real].abs().max() <= 1e-5
     again = read_network(tmp_path / "out", "encoder").encoder
     assert again.settings.embedding == settings.hidden
-    assert (our_logits(again, None, *probe) - ours)[is_real].abs().max() <= 1e-5
+    assert (our_logits(again, None, probe) - ours)[is_real].abs().max() <= 1e-5
     with pytest.raises(DataError, match="holds no discriminator"):
         read_network(tmp_path / "out", "discriminator")
 
@@ -80,7 +82,7 @@ def test_the_generator_fills_masks_in_a_pipeline(tokenizer, tmp_path):
     text = "The barak walks the [MASK]."
     answers = transformers.pipeline("fill-mask", str(tmp_path / "out"))(text)
     ids = torch.tensor([tokenizer.encode(text).ids])
-    logits = our_logits(encoder, head, ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    logits = our_logits(encoder, head, Batch.of_rows(ids, torch.zeros_like(ids), torch.ones_like(ids).bool()))
     place = ids[0].tolist().index(special_ids(tokenizer).mask)
     assert answers[0]["token"] == logits[0, place].argmax().item()
     assert answers[0]["score"] == pytest.approx(logits[0, place].softmax(0).max().item(), abs=1e-5)
@@ -107,10 +109,11 @@ def test_a_folder_written_by_transformers_loads_here(tokenizer, tmp_path):
     model.save_pretrained(tmp_path / "theirs")
     tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
     loaded = read_network(tmp_path / "theirs", "generator")
-    probe = ids, _, is_real = probe_batch(tokenizer, 64)
+    probe = probe_batch(tokenizer, 64)
+    ids, is_real = probe.ids, probe.is_real
     with torch.no_grad():
         expected = model(ids, is_real.long()).logits
-    assert (our_logits(loaded.encoder, loaded.head, *probe) - expected)[is_real].abs().max() <= 1e-5
+    assert (our_logits(loaded.encoder, loaded.head, probe) - expected)[is_real].abs().max() <= 1e-5
     assert loaded.encoder.settings.global_every == 2
 
 
@@ -138,12 +141,13 @@ def test_an_odd_window_of_others_is_read_as_the_even_one_it_means(tokenizer, tmp
     path.write_text(json.dumps(json.loads(path.read_text()) | {"local_attention": 7}))
     again = read_network(tmp_path / "out", "encoder").encoder
     assert again.settings == SETTINGS
-    probe = ids, _, is_real = probe_batch(tokenizer, SETTINGS.positions)
+    probe = probe_batch(tokenizer, SETTINGS.positions)
+    ids, is_real = probe.ids, probe.is_real
     model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
     assert model.config.local_attention == 7
     with torch.no_grad():
         theirs = model(ids, is_real.long()).last_hidden_state
-    assert (our_logits(again, None, *probe) - theirs)[is_real].abs().max() <= 1e-5
+    assert (our_logits(again, None, probe) - theirs)[is_real].abs().max() <= 1e-5
 
 
 def test_checking_leaves_dropout_as_it_was(tokenizer):
@@ -151,7 +155,7 @@ def test_checking_leaves_dropout_as_it_was(tokenizer):
     encoder, _ = build(settings, tokenizer)
     head = ModernDetectionHead(settings).train()
     probe = probe_batch(tokenizer, settings.positions)
-    first, again = (our_logits(encoder, head, *probe) for _ in range(2))
+    first, again = (our_logits(encoder, head, probe) for _ in range(2))
     assert first.equal(again)
     assert head.training and head.label.dropout.training and not encoder.training
 

@@ -69,8 +69,9 @@ def test_every_objective_and_generator_trains_it(name, recipe, prepared, tmp_pat
 def test_the_export_is_read_by_transformers_with_our_logits(run):
     transformers = pytest.importorskip("transformers")
     trained = load_network(run, "discriminator")
-    probe = ids, _, is_real = probe_batch(trained.tokenizer, 32)
-    ours = our_logits(trained.encoder, trained.head, *probe)
+    probe = probe_batch(trained.tokenizer, 32)
+    ids, is_real = probe.ids, probe.is_real
+    ours = our_logits(trained.encoder, trained.head, probe)
     model = transformers.AutoModelForTokenClassification.from_pretrained(run / "export").eval()
     assert model.config.id2label == {0: "replaced"}
     bare = transformers.AutoModel.from_pretrained(run / "export").eval()
@@ -79,9 +80,9 @@ def test_the_export_is_read_by_transformers_with_our_logits(run):
         logits = model(ids, is_real.long()).logits.squeeze(-1)
         states = bare(ids, is_real.long()).last_hidden_state
     assert (logits - ours)[is_real].abs().max() <= 1e-4
-    assert (states - our_logits(trained.encoder, None, *probe))[is_real].abs().max() <= 1e-4
+    assert (states - our_logits(trained.encoder, None, probe))[is_real].abs().max() <= 1e-4
     again = load_network(run / "export", "discriminator")
-    assert (our_logits(again.encoder, again.head, *probe) - ours)[is_real].abs().max() <= 1e-4
+    assert (our_logits(again.encoder, again.head, probe) - ours)[is_real].abs().max() <= 1e-4
     card = (run / "export" / "README.md").read_text()
     assert "# ModernBERT discriminator" in card and "AutoModelForTokenClassification" in card
 

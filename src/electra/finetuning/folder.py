@@ -15,13 +15,12 @@ from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.finetuning import Task
-from electra.finetuning.features import to_device
 from electra.finetuning.loop import Finetuned
 from electra.finetuning.method import MethodSettings
 from electra.finetuning.plan import settings_class
 from electra.interop.formats import FORMATS, config_json, network_tensors
 from electra.interop.read import LENGTH, Pretrained, read_folder
-from electra.interop.write import Probe, check_folder, folder_content, without_dropout, write_checked
+from electra.interop.write import Answers, check_folder, folder_content, without_dropout, write_checked
 from electra.model import EncoderSettings
 
 TASK_FILE = "task.json"
@@ -69,14 +68,8 @@ def write_task_folder(out: Path, trained: TaskModel, card: str, more: Mapping[st
     content[TASK_FILE] = (json.dumps(described, indent=1, ensure_ascii=False) + "\n").encode()
 
     def check(folder: Path) -> str:
-        again = load_task_folder(folder)
-        return check_folder(
-            folder,
-            name,
-            trained.tokenizer,
-            lambda probe: outputs(trained.model, probe),
-            lambda probe: outputs(again.model, probe),
-        )
+        again = answers_of(load_task_folder(folder).model)
+        return check_folder(folder, name, trained.tokenizer, answers_of(trained.model), again)
 
     checked_by = write_checked(out, content | dict(more), check)
     if not name:
@@ -84,11 +77,13 @@ def write_task_folder(out: Path, trained: TaskModel, card: str, more: Mapping[st
     return f"same ids and same logits as ours, read back by {checked_by}"
 
 
-def outputs(model: Finetuned, probe: Probe) -> dict[str, Tensor]:
-    device = model.encoder.embeddings.table.device
-    with without_dropout(model):
-        inputs = to_device(Batch.of_rows(*probe), device)
-        return {name: tensor.float().cpu() for name, tensor in model(inputs).items()}
+def answers_of(model: Finetuned) -> Answers:
+    def answers(batch: Batch) -> dict[str, Tensor]:
+        with without_dropout(model):
+            outputs = model(batch.to(model.encoder.embeddings.table.device))
+            return {name: tensor.float().cpu() for name, tensor in outputs.items()}
+
+    return answers
 
 
 def load_task_folder(folder: Path) -> TaskModel:

@@ -87,8 +87,8 @@ class Model:
         return mean if pooling == "mean" else first
 
     def predict(self, rows: str | Sequence[str | Row]) -> list[dict[str, Any]]:
-        """For each row its prediction and what the model says besides (probabilities, scores, spans). A row has the columns
-        of the task; a plain text will do where the task reads one text column."""
+        """For each row its prediction and what the model says besides: the columns that `electra.predict` writes with
+        probabilities. A row has the columns of the task; a plain text will do where the task reads one text column."""
         if not self.finetuned:
             raise DataError(
                 f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from electra.base.batch import Batch
 from electra.base.errors import DataError
 from electra.data.tokenizer import special_ids
 from electra.interop.read import Pretrained
+from electra.model import encode
 
 ROWS_AT_ONCE = 32
 LISTS_AT_ONCE = 64
@@ -133,11 +135,11 @@ def read_windows(
         part = windows[start : start + ROWS_AT_ONCE]
         width = max(len(window.ids) for window in part) + 2
         rows = [[special.cls, *window.ids, special.sep] for window in part]
-        ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows], device=device)
-        lengths = torch.tensor([[len(row)] for row in rows], device=device)
-        is_real = torch.arange(width, device=device) < lengths
+        ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
+        is_real = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
+        batch = Batch.of_rows(ids, torch.zeros_like(ids), is_real)
         with torch.no_grad():
-            hidden = encoder(ids, torch.zeros_like(ids), None if is_real.all() else is_real)
+            hidden = encode(encoder, batch.to(device))
         yield part, hidden
 
 

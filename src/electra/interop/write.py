@@ -13,19 +13,20 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from electra.base.batch import Batch
 from electra.base.errors import CorruptError, MachineError, SettingsError
 from electra.base.files import sync_folder, write_synced
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.interop.formats import FORMATS, Kind, config_json, has_form, network_class, network_tensors
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
-from electra.model import Encoder, TokenHead
+from electra.model import Encoder, TokenHead, encode
 
 TOLERANCE = 1e-4
 PROBE = (
@@ -57,14 +58,8 @@ def write_network(out: Path, network: Pretrained, card: str) -> str:
     tensors = network_tensors(encoder, network.head, architecture)
 
     def check(folder: Path) -> str:
-        again = read_network(folder, network.kind)
-        return check_folder(
-            folder,
-            architecture,
-            network.tokenizer,
-            lambda probe: outputs(network, probe),
-            lambda probe: outputs(again, probe),
-        )
+        again = answers_of(read_network(folder, network.kind))
+        return check_folder(folder, architecture, network.tokenizer, answers_of(network), again)
 
     checked_by = write_checked(out, folder_content(config, tensors, network.tokenizer, card), check)
     same = "states" if network.head is None else "logits"
@@ -127,26 +122,19 @@ def write_checked(out: Path, content: Mapping[str, bytes], check: Callable[[Path
 # The check
 
 
-class Probe(NamedTuple):
-    """The probe's texts as pairs, so that both segments are looked at; padded."""
-
-    ids: Tensor
-    segments: Tensor
-    is_real: Tensor
+Answers = Callable[[Batch], Mapping[str, Tensor]]
+"""What a network says of a batch, by transformers' names for outputs; on the host."""
 
 
-Answer = Callable[[Probe], Mapping[str, Tensor]]
-"""What a network says of the probe, by transformers' names for outputs."""
-
-
-def probe_batch(tokenizer: Tokenizer, positions: int) -> Probe:
-    """[MASK] in a text is the special token here, as transformers has it."""
+def probe_batch(tokenizer: Tokenizer, positions: int) -> Batch:
+    """The probe's texts as pairs, so that both segments are looked at. [MASK] in a text is the special token here, as
+    transformers has it."""
     cutting = Tokenizer.from_str(tokenizer.to_str())
     cutting.encode_special_tokens = False
     cutting.enable_truncation(positions)
     cutting.enable_padding(pad_id=special_ids(tokenizer).pad)
     encodings = cutting.encode_batch(list(zip(PROBE, reversed(PROBE), strict=True)))
-    return Probe(
+    return Batch.of_rows(
         torch.tensor([encoding.ids for encoding in encodings]),
         torch.tensor([encoding.type_ids for encoding in encodings]),
         torch.tensor([encoding.attention_mask for encoding in encodings]).bool(),
@@ -154,7 +142,7 @@ def probe_batch(tokenizer: Tokenizer, positions: int) -> Probe:
 
 
 def check_folder(
-    folder: Path, architecture: str, tokenizer: Tokenizer, expected: Answer, again: Answer
+    folder: Path, architecture: str, tokenizer: Tokenizer, expected: Answers, again: Answers
 ) -> str:
     """What was written gives the same ids and outputs: `again` is our reading of it, and transformers reads it where it is
     installed and has the class. Returns who has read it back."""
@@ -188,7 +176,7 @@ def check_folder(
     return "electra and transformers"
 
 
-def require_equal(probe: Probe, ours: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
+def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
     """Padded positions of outputs by token are ignored."""
     for name, expected in ours.items():
         other = others[name].reshape(expected.shape)
@@ -201,19 +189,15 @@ def require_equal(probe: Probe, ours: Mapping[str, Tensor], others: Mapping[str,
             )
 
 
-def outputs(network: Pretrained, probe: Probe) -> dict[str, Tensor]:
-    if network.head is None:
-        return {"last_hidden_state": our_logits(network.encoder, None, *probe)}
-    return {"logits": our_logits(network.encoder, network.head, *probe)}
+def answers_of(network: Pretrained) -> Answers:
+    name = "last_hidden_state" if network.head is None else "logits"
+    return lambda batch: {name: our_logits(network.encoder, network.head, batch)}
 
 
-def our_logits(
-    encoder: Encoder, head: nn.Module | None, ids: Tensor, segments: Tensor, is_real: Tensor
-) -> Tensor:
+def our_logits(encoder: Encoder, head: nn.Module | None, batch: Batch) -> Tensor:
     """States where there is no head."""
-    device = encoder.embeddings.table.device
-    with without_dropout(encoder, *([] if head is None else [head])):
-        hidden = encoder(ids.to(device), segments.to(device), is_real.to(device))
+    with without_dropout(*(part for part in (encoder, head) if part is not None)):
+        hidden = encode(encoder, batch.to(encoder.embeddings.table.device))
         if isinstance(head, TokenHead):
             return head(hidden, encoder.embeddings.table).cpu()
         return (hidden if head is None else head(hidden)).cpu()
@@ -252,59 +236,13 @@ from transformers import {reader}, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(".")
 model = {reader}.from_pretrained("."){note}
 ```"""
-NO_TOKEN_HEAD = """
-
-The token head is not here: its word table is of another width than the layers, which transformers' class has no form
-for."""
 FILL_MASK = """```python
 from transformers import pipeline
 pipeline("fill-mask", ".")("Hello [MASK]!")
 ```
 
 The discriminator of the same run is the model to fine-tune; this is the network that proposed replacements."""
-NAMES = {"electra": "ELECTRA", "modernbert": "ModernBERT"}
-
-
-def model_card(kind: Kind, encoder: str, settings: str, metrics: Mapping[str, Any]) -> str:
-    """Of a pre-trained network of that kind, around an `encoder` of either kind."""
-    form = FORMATS[encoder]
-    match kind:
-        case "discriminator":
-            reader = "AutoModelForPreTraining" if encoder == "electra" else "AutoModelForTokenClassification"
-            logit = "logit" if encoder == "electra" else "its one logit"
-            use = USE.format(reader=reader, note=f"   # {logit} > 0: the token was replaced")
-            use += f"\n\nFine-tune it with any of transformers' {form.family} classes."
-        case "generator":
-            use = FILL_MASK
-        case "encoder":
-            use = USE.format(reader="AutoModel", note="") + NO_TOKEN_HEAD
-    step = metrics.get("step", 0)
-    about = f"Pre-trained with the `electra` toolkit; the metrics below are those of step {step:,}.\n\n{use}"
-    numbers = {key: value for key, value in metrics.items() if isinstance(value, float)}
-    tags = ", ".join(dict.fromkeys(("electra", encoder, kind)))
-    return card(
-        tags,
-        f"{NAMES[encoder]} {kind}",
-        about,
-        "Held-out metrics",
-        numbers,
-        f"## Settings\n\n```toml\n{settings}```",
-    )
-
-
-def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
-    use = "Read it with `electra predict`."
-    if architecture:
-        use = USE.format(reader=re.sub("^(Electra|ModernBert)", "AutoModel", architecture), note="")
-    about = f"One run of one seed, made with the `electra` toolkit; task.json says on what and how.\n\n{use}"
-    return card(
-        "electra", f"Fine-tuned on {name}", about, "Dev set", scores, f"## Method\n\n```toml\n{settings}```"
-    )
-
-
-def card(tags: str, title: str, about: str, measured: str, metrics: Mapping[str, float], end: str) -> str:
-    table = "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items())
-    return f"""---
+CARD = """---
 library_name: transformers
 tags: [{tags}]
 ---
@@ -319,5 +257,54 @@ tags: [{tags}]
 |---|---|
 {table}
 
-{end}
+## {settings_title}
+
+```toml
+{settings}```
 """
+
+
+def model_card(kind: Kind, encoder: str, settings: str, metrics: Mapping[str, Any]) -> str:
+    """Of a pre-trained network of that kind, around an `encoder` of either kind."""
+    match kind:
+        case "discriminator":
+            reader = "AutoModelForPreTraining" if encoder == "electra" else "AutoModelForTokenClassification"
+            logit = "logit" if encoder == "electra" else "its one logit"
+            use = USE.format(reader=reader, note=f"   # {logit} > 0: the token was replaced")
+            use += f"\n\nFine-tune it with any of transformers' {FORMATS[encoder].family} classes."
+        case "generator":
+            use = FILL_MASK
+        case "encoder":
+            use = USE.format(reader="AutoModel", note="")
+            use += "\n\nThe token head is not here: its word table is of another width than the layers, which transformers' "
+            use += "class has no form\nfor."
+    step = f"{metrics.get('step', 0):,}"
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, float)}
+    return CARD.format(
+        tags=", ".join(dict.fromkeys(("electra", encoder, kind))),
+        title=f"{'ELECTRA' if encoder == 'electra' else 'ModernBERT'} {kind}",
+        about=f"Pre-trained with the `electra` toolkit; the metrics below are those of step {step}.\n\n{use}",
+        measured="Held-out metrics",
+        table=metric_rows(numbers),
+        settings_title="Settings",
+        settings=settings,
+    )
+
+
+def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
+    use = "Read it with `electra predict`."
+    if architecture:
+        use = USE.format(reader=re.sub("^(Electra|ModernBert)", "AutoModel", architecture), note="")
+    return CARD.format(
+        tags="electra",
+        title=f"Fine-tuned on {name}",
+        about=f"One run of one seed, made with the `electra` toolkit; task.json says on what and how.\n\n{use}",
+        measured="Dev set",
+        table=metric_rows(scores),
+        settings_title="Method",
+        settings=settings,
+    )
+
+
+def metric_rows(metrics: Mapping[str, float]) -> str:
+    return "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items())
