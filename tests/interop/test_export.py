@@ -90,7 +90,7 @@ def test_an_export_whose_tokenizer_would_be_read_otherwise_is_not_kept(finished_
     )
     settings, objective = load_run(finished_run)
     with pytest.raises(CorruptError, match="tokenizer reads .* otherwise than ours"):
-        main = {"discriminator": (objective.discriminator, objective.detection_head)}
+        main = {"discriminator": objective.networks()["discriminator"]}
         export_networks(settings, main, finished_run, tmp_path / "bad", {})
     assert not list(tmp_path.iterdir())
 
@@ -107,7 +107,7 @@ def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeyp
     monkeypatch.setattr(write, "network_tensors", harmed)
     settings, objective = load_run(finished_run)
     with pytest.raises(CorruptError, match="other logits"):
-        main = {"discriminator": (objective.discriminator, objective.detection_head)}
+        main = {"discriminator": objective.networks()["discriminator"]}
         export_networks(settings, main, finished_run, tmp_path / "bad", {})
     assert not list(tmp_path.iterdir())
 
@@ -117,7 +117,7 @@ def test_a_probe_longer_than_the_network_is_cut_as_transformers_cuts_it(finished
     short = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"positions": 9})})
     tokenizer = load_tokenizer(finished_run / "tokenizer.json")
     objective = build_objective(short, tokenizer)
-    main = {"discriminator": (objective.discriminator, objective.detection_head)}
+    main = {"discriminator": objective.networks()["discriminator"]}
     (exported,) = export_networks(short, main, finished_run, tmp_path / "short", {})
     assert "read back by electra and transformers" in exported.note
 
