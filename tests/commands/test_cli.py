@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from helpers import SETTINGS, electra, write_corpus
+from helpers import SETTINGS, electra, electra_process, write_corpus
 
 TEXT = "The barak walks the lonute, and the lonute walks back."
 
@@ -38,7 +38,7 @@ def test_detect_reads_a_file_or_standard_input_and_run_and_export_agree(finished
     file = tmp_path / "text.txt"
     file.write_text(f"{TEXT}\n\n{TEXT}\n")
     from_file = electra("detect", finished_run, file, "--json").stdout
-    from_stdin = electra("detect", finished_run / "export", "--json", input=f"{TEXT}\n{TEXT}\n").stdout
+    from_stdin = electra("detect", finished_run / "export", "--json", stdin=f"{TEXT}\n{TEXT}\n").stdout
     ours, theirs = ([json.loads(line) for line in out.splitlines()] for out in (from_file, from_stdin))
     assert len(ours) == len(theirs) == 2
     pairs = zip(ours[0]["tokens"], theirs[0]["tokens"], strict=True)
@@ -248,7 +248,7 @@ def test_mistakes_get_one_line_and_their_exit_code(words, code, parts, tmp_path)
 
 
 def test_debug_shows_the_traceback(tmp_path):
-    assert "Traceback" in electra("--debug", "evaluate", "nowhere", cwd=tmp_path).stderr
+    assert "Traceback" in electra_process("--debug", "evaluate", "nowhere", cwd=tmp_path).stderr
 
 
 def test_a_wrong_option_is_a_usage_error(tmp_path):

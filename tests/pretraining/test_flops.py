@@ -20,7 +20,7 @@ from electra.pretraining.run import device_peak, work
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
 from electra.train.settings import TrainSettings
-from helpers import electra, shipped_additions, words_of
+from helpers import electra, electra_process, shipped_additions, words_of
 
 # What google-research/electra's flops_computation.py prints.
 PRINTED = {
@@ -201,7 +201,7 @@ def test_the_verb_takes_the_vocabulary_of_the_data(prepared, recipe):
 
 
 def test_the_verb_shows_tables_for_people():
-    done = electra("flops", "electra-small", env={"COLUMNS": "100"})
+    done = electra_process("flops", "electra-small", env={"COLUMNS": "100"})
     assert done.returncode == 0 and "1.294e+18" in done.stdout and "h200" in done.stdout
     published = electra("flops")
     assert published.returncode == 0 and all(name in published.stdout for name in PRINTED)
