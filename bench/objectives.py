@@ -8,14 +8,24 @@ a plot for each, and results.json with every run. Figures: docs/evidence.md.
 
 import argparse
 import json
+import logging
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import machine
 from electra.data.tokenizer import load_tokenizer
-from electra.inspector.compare import Variant, compare, parse_budget
-from electra.inspector.compare_report import markdown, plot, summary
-from electra.inspector.probe import probe_accuracy, read_labelled
+from electra.inspector.compare import (
+    Budget,
+    Result,
+    Variant,
+    comparison_table,
+    parse_budget,
+    plot_comparison,
+    run_variants,
+    summary,
+)
+from electra.inspector.probe import LabelledTexts, probe_accuracy, read_labelled
 from electra.interop.read import Pretrained
 from electra.pretraining.settings import build_objective, resolve
 
@@ -49,6 +59,20 @@ FAMILIES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 
 
+def two_stages(
+    second: Variant, given: argparse.Namespace, budget: Budget, table: LabelledTexts
+) -> list[Result]:
+    """Half of the budget for one masked language model of full size, half for discriminators that begin with it."""
+    half = Budget(budget.unit, budget.amount / 2)
+    first = Variant("masked-lm", f"{BASE}+masked-lm", second.overrides)
+    (stage,) = run_variants([first], 1, half, None, 1, given.out / "first-stage")
+    source = given.out / "first-stage" / "masked-lm" / "seed-0" / "run"
+    sources = (f'generator.source="{source}"', f'start="{source}"')
+    second = second._replace(overrides=(*second.overrides, *sources))
+    results = run_variants([second], given.seeds, half, table, given.jobs, given.out / "second-stage")
+    return [replace(result, flops=stage.flops + result.flops) for result in results]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("words", nargs="*", help="settings for all, such as encoder.layers=4")
@@ -62,6 +86,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--families", nargs="*", default=list(FAMILIES))
     given = parser.parse_intermixed_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     table = read_labelled(given.table, given.text, given.label, 8000)
     chosen = {
@@ -69,13 +94,11 @@ def main() -> None:
         for family in given.families
         for name, (recipe, words) in FAMILIES[family].items()
     }
-    results = []
     budget = parse_budget(given.budget)
-    for result in compare(list(chosen.values()), given.seeds, budget, given.out, table, given.jobs):
-        results.append(result)
-        print(
-            f"{result.variant}, seed {result.seed}: {result.steps} steps, {result.seconds:.0f} s", flush=True
-        )
+    joint = [variant for name, variant in chosen.items() if name != "two-stage"]
+    results = run_variants(joint, given.seeds, budget, table, given.jobs, given.out)
+    if "two-stage" in chosen:
+        results += two_stages(chosen["two-stage"], given, budget, table)
 
     tokenizer = load_tokenizer(Path(given.data))
     untrained = []
@@ -94,11 +117,10 @@ def main() -> None:
     }
     for family in given.families:
         mine = [result for name in FAMILIES[family] for result in results if result.variant == name]
-        rows = summary(mine)
-        report["families"][family] = rows
-        print(f"\n{family}\n{markdown(rows)}", flush=True)
+        report["families"][family] = summary(mine)
+        print(f"\n{family}\n{comparison_table(mine).markdown()}", flush=True)
         if find_spec("matplotlib"):
-            plot(given.out / f"{family}.png", mine)
+            plot_comparison(given.out / f"{family}.png", mine)
     (given.out / "results.json").write_text(json.dumps(report, indent=1))
 
 

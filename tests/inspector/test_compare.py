@@ -2,12 +2,22 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from electra.base.errors import SettingsError
-from electra.inspector.compare import Budget, Result, parse_budget, variants
-from electra.inspector.compare_report import markdown, summary
-from helpers import electra
+from electra.inspector.compare import (
+    Budget,
+    Result,
+    compare,
+    comparison_table,
+    parse_budget,
+    summary,
+    variants,
+)
+from electra.inspector.probe import LabelledTexts
+from helpers import electra, electra_inside
 
 
 @pytest.mark.parametrize(
@@ -24,7 +34,7 @@ def test_budgets_are_time_flops_or_steps(text, budget):
     assert parse_budget(text) == budget
 
 
-@pytest.mark.parametrize("text", ["", "2", "two minutes", "-3m", "0s"])
+@pytest.mark.parametrize("text", ["", "2", "two minutes", "-3m", "0s", "1e400 steps"])
 def test_a_budget_that_is_none_is_refused(text):
     with pytest.raises(SettingsError, match='Use "2m"'):
         parse_budget(text)
@@ -33,7 +43,7 @@ def test_a_budget_that_is_none_is_refused(text):
 def test_varying_a_key_makes_a_variant_of_every_recipe_and_value():
     made = variants(["a", "b"], ["data=x"], "generator.width=0.5,1")
     assert [v.name for v in made] == [f"{r} generator.width={w}" for r in "ab" for w in ("0.5", "1")]
-    assert made[1].words == ("data=x", "generator.width=1")
+    assert made[1].overrides == ("data=x", "generator.width=1")
 
 
 def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measured():
@@ -45,8 +55,9 @@ def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measu
     rows = summary(results)
     assert rows[0]["auc"] == {"median": 0.7, "least": 0.6, "greatest": 0.9}
     assert "auc" not in rows[1]
-    assert rows[1]["probe"]["median"] == 0.5 and "| b | 2 (1 diverged) | 20 |" in markdown(rows)
-    assert "| a | 3 | 10 | 1.00e+09 | 0.700 (0.600–0.900) | – |" in markdown(rows)
+    table = comparison_table(results).markdown()
+    assert rows[1]["probe"]["median"] == 0.5 and "| b | 2 (1 diverged) | 20 |" in table
+    assert "| a | 3 | 10 | 1.00e+09 | 0.700 (0.600–0.900) | – |" in table
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +70,6 @@ def compared(tmp_path_factory, recipe, prepared):
         "compare",
         recipe,
         f"{recipe}+masked-lm",
-        f"{recipe}+two-stage",
         f"data={prepared}",
         "--seeds",
         "2",
@@ -74,23 +84,35 @@ def compared(tmp_path_factory, recipe, prepared):
 def test_every_recipe_is_trained_for_every_seed_and_measured(compared, recipe):
     out, _, done = compared
     rows = {row["variant"]: row for row in json.loads((out / "results.json").read_text())}
-    assert list(rows) == [str(recipe), f"{recipe}+masked-lm", f"{recipe}+two-stage"]
+    assert list(rows) == [str(recipe), f"{recipe}+masked-lm"]
     assert all(row["seeds"] == 2 and 0 <= row["probe"]["median"] <= 1 for row in rows.values())
     assert "auc" in rows[str(recipe)] and "auc" not in rows[f"{recipe}+masked-lm"]
-    assert (
-        rows[str(recipe)]["steps"] == 6 and rows[f"{recipe}+two-stage"]["steps"] == 3
-    )  # half for each stage
+    assert all(row["steps"] == 6 for row in rows.values())
     assert (out / "comparison.png").stat().st_size > 5000
-    assert (out / "comparison.md").read_text().count("\n") == 5
+    assert (out / "comparison.md").read_text().count("\n") == 4
     assert "comparison.md" in done.stdout
 
 
-def test_two_stages_share_one_budget(compared, recipe):
-    out, *_ = compared
-    (stage,) = out.glob("*two-stage/seed-0/first-stage/result.json")
-    first = json.loads(stage.read_text())
-    both = json.loads((stage.parents[1] / "result.json").read_text())
-    assert first["steps"] == 3 and both["flops"] > first["flops"]
+def test_a_frozen_generator_without_a_source_is_refused_with_the_way_to_one(recipe, prepared, tmp_path):
+    for recipes in (f"{recipe}+two-stage", f"{recipe}+frozen-generator", "two-stage"):
+        done = electra_inside("compare", recipes, f"data={prepared}", "--out", tmp_path / "out")
+        assert done.returncode == 2 and "give generator.source" in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_probe_runs_where_train_device_says(recipe, prepared, tmp_path, monkeypatch):
+    devices = []
+
+    def probe(table, network, *_):
+        devices.append(next(network.encoder.parameters()).device.type)
+        return 0.5
+
+    monkeypatch.setattr("electra.inspector.compare.probe_accuracy", probe)
+    monkeypatch.setattr("electra.inspector.compare.choose_device", lambda train: torch.device("meta"))
+    labelled = LabelledTexts(["a", "b"], np.array(["x", "y"]), 1)
+    words = [f"data={prepared}", "train.device=cpu"]
+    compare([str(recipe)], words, seeds=1, budget="1 steps", table=labelled, out=tmp_path / "out")
+    assert devices == ["meta"]
 
 
 def test_finished_runs_are_not_trained_again_and_another_budget_needs_another_folder(compared):

@@ -6,28 +6,27 @@ imported inside the verbs: `electra --help` must answer at once.
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from electra.base.errors import ElectraError
 from electra.base.progress import show_live_bars
-from electra.commands import (
-    compare,
-    config,
-    detect,
-    doctor,
-    evaluate,
-    export,
-    finetune,
-    flops,
-    predict,
-    prepare,
-    pretrain,
-    quickstart,
-    score,
-    tokenizer,
-)
+from electra.commands.compare import compare_command
+from electra.commands.config import config_app
+from electra.commands.detect import detect_command
+from electra.commands.doctor import doctor_command
+from electra.commands.evaluate import evaluate_command
+from electra.commands.export import export_command
+from electra.commands.finetune import finetune_command
+from electra.commands.flops import flops
+from electra.commands.predict import predict_command
+from electra.commands.prepare import prepare_command
+from electra.commands.pretrain import pretrain_command
+from electra.commands.quickstart import quickstart_command
+from electra.commands.score import rerank_command, score_command
+from electra.commands.tokenizer import tokenizer_command
 
 app = typer.Typer(
     add_completion=False,
@@ -44,24 +43,25 @@ def root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")]
     pass
 
 
-for verb in (
-    quickstart.quickstart,
-    tokenizer.tokenizer,
-    prepare.prepare,
-    pretrain.pretrain,
-    compare.compare,
-    finetune.finetune,
-    predict.predict,
-    evaluate.evaluate,
-    detect.detect,
-    score.score,
-    score.rerank,
-    export.export,
-    doctor.doctor,
-    flops.flops,
-):
-    app.command()(verb)
-app.add_typer(config.app, name="config")
+VERBS: dict[str, Callable[..., None]] = {
+    "quickstart": quickstart_command,
+    "tokenizer": tokenizer_command,
+    "prepare": prepare_command,
+    "pretrain": pretrain_command,
+    "compare": compare_command,
+    "finetune": finetune_command,
+    "predict": predict_command,
+    "evaluate": evaluate_command,
+    "detect": detect_command,
+    "score": score_command,
+    "rerank": rerank_command,
+    "export": export_command,
+    "doctor": doctor_command,
+    "flops": flops,
+}
+for name, verb in VERBS.items():
+    app.command(name)(verb)
+app.add_typer(config_app, name="config")
 
 
 class Messages(logging.Handler):

@@ -4,11 +4,11 @@ import typer
 
 from electra.commands.console import Overrides, Recipe
 
-app = typer.Typer(no_args_is_help=True, help="Look at recipes and settings.", rich_markup_mode=None)
+config_app = typer.Typer(no_args_is_help=True, help="Look at recipes and settings.", rich_markup_mode=None)
 
 
-@app.command()
-def show(recipe: Recipe, overrides: Overrides = None) -> None:
+@config_app.command("show")
+def show_settings(recipe: Recipe, overrides: Overrides = None) -> None:
     """The resolved settings, and where each value came from."""
     from electra.base import config
     from electra.pretraining.settings import resolve
@@ -25,7 +25,7 @@ def show(recipe: Recipe, overrides: Overrides = None) -> None:
         print(f"{key:<{width}} = {config.toml_value(value):<14} # {sources[key]}")
 
 
-@app.command("list")
+@config_app.command("list")
 def list_recipes() -> None:
     """The shipped recipes."""
     from electra.base import config
@@ -35,8 +35,8 @@ def list_recipes() -> None:
         print(f"{name:<{max(map(len, names))}}  {config.recipe_comment(name)}")
 
 
-@app.command()
-def tasks() -> None:
+@config_app.command("tasks")
+def list_tasks() -> None:
     """The shipped fine-tuning tasks."""
     from electra.base import config
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from electra.inspector.detect import ScoredToken
 
 
-def detect(
+def detect_command(
     model: Annotated[Path, typer.Argument(help="a run folder or an exported model folder")],
     text: Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line of text")] = False,

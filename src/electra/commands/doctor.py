@@ -7,7 +7,7 @@ import typer
 from electra.commands.console import Overrides
 
 
-def doctor(
+def doctor_command(
     recipe: Annotated[str | None, typer.Argument(help="a recipe to try")] = None, overrides: Overrides = None
 ) -> None:
     """Check the machine, the shards and the settings before hours are spent."""

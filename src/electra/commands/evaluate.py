@@ -12,7 +12,7 @@ from electra.base.table import Table
 from electra.commands.console import Text2, columns, print_table
 
 
-def evaluate(
+def evaluate_command(
     run: Annotated[Path, typer.Argument(help="a run folder, or a fine-tuned model folder")],
     file: Annotated[Path | None, typer.Argument(help="for a fine-tuned model: a table with labels")] = None,
     data: Annotated[Path | None, typer.Option(help="other prepared shards than the run's")] = None,

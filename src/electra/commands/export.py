@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 
-def export(
+def export_command(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     out: Annotated[Path, typer.Argument(help="new folder: gets discriminator/ and generator/")],
 ) -> None:

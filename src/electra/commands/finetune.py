@@ -11,7 +11,7 @@ from electra.base.table import Table
 from electra.commands.console import Text2, columns, print_table, resume_hint
 
 
-def finetune(
+def finetune_command(
     model: Annotated[
         Path,
         typer.Argument(help="a run folder, an export, or any transformers ELECTRA or ModernBERT folder"),
@@ -39,7 +39,7 @@ def finetune(
 ) -> None:
     """Fine-tune on tasks and tables, over seeds. The same command again keeps what is finished."""
     from electra.base import config
-    from electra.finetuning.run import finetune as run
+    from electra.finetuning.run import finetune
 
     words = [item for item in items if "=" in item and not Path(item).exists()]
     tasks = [item for item in items if item not in words]
@@ -49,7 +49,7 @@ def finetune(
     if dev:
         overrides["files.dev"] = dev
     with resume_hint(sys.argv[1:]):
-        results = run(model, tasks, overrides, out, seeds, jobs, print_message)
+        results = finetune(model, tasks, overrides, out, seeds, jobs, print_message)
     print_results(results)
     first = out / next(iter(results["tasks"])) / "seed-0"
     print(f"{out / 'results.md'} · {out / 'results.json'}")

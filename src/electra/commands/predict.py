@@ -8,7 +8,7 @@ import typer
 from electra.commands.console import Text2, columns
 
 
-def predict(
+def predict_command(
     model: Annotated[Path, typer.Argument(help="a fine-tuned model folder")],
     file: Annotated[
         Path,

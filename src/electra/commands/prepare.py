@@ -8,7 +8,7 @@ import typer
 from electra.commands.console import Documents, OnBad, TextKey
 
 
-def prepare(
+def prepare_command(
     out: Annotated[Path, typer.Argument(help="folder for the token shards")],
     inputs: Annotated[
         list[Path],
@@ -23,12 +23,11 @@ def prepare(
 ) -> None:
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
     from electra.base import config
-    from electra.data.prepare import PrepareSettings
-    from electra.data.prepare import prepare as run
+    from electra.data.prepare import PrepareSettings, prepare
 
     corpus = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     settings = config.validate(PrepareSettings, {"corpus": corpus, "heldout_share": heldout})
-    manifest = run(inputs, out, tokenizer, settings, workers)
+    manifest = prepare(inputs, out, tokenizer, settings, workers)
     train, held = manifest.splits["train"], manifest.splits["heldout"]
     print(
         f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "

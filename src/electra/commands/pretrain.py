@@ -6,9 +6,9 @@ from pathlib import Path
 from electra.commands.console import Overrides, Recipe, resume_hint
 
 
-def pretrain(recipe: Recipe, overrides: Overrides = None) -> None:
+def pretrain_command(recipe: Recipe, overrides: Overrides = None) -> None:
     """Pre-train a generator and a discriminator. The same command again goes on where it stopped."""
-    from electra.pretraining.run import pretrain as run
+    from electra.pretraining.run import pretrain
     from electra.pretraining.settings import resolve
     from electra.train.checkpoint import checkpoint_folders
     from electra.train.log import plot_run
@@ -17,7 +17,7 @@ def pretrain(recipe: Recipe, overrides: Overrides = None) -> None:
     folder = Path(settings.run)
     words = ["pretrain", recipe, *(overrides or [])]
     with resume_hint(words, has_begun=lambda: bool(checkpoint_folders(folder / "checkpoints"))):
-        metrics = run(settings, shlex.join(["electra", *words]))
+        metrics = pretrain(settings, shlex.join(["electra", *words]))
     plot_run(folder, folder / "curves.png")
     headline = ", ".join(
         f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None

@@ -8,7 +8,7 @@ import typer
 from electra.commands.console import resume_hint
 
 
-def quickstart(
+def quickstart_command(
     folder: Annotated[Path, typer.Argument(help="where everything goes")] = Path("runs/quickstart"),
     steps: Annotated[
         int | None, typer.Option(help="fewer steps than the recipe: faster, learns less")

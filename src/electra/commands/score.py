@@ -11,11 +11,13 @@ import typer
 from electra.base.errors import DataError
 from electra.commands.console import read_lines
 
-Model = Annotated[Path, typer.Argument(help='a run folder whose objective is "electric", or its export')]
+ElectricModel = Annotated[
+    Path, typer.Argument(help='a run folder whose objective is "electric", or its export')
+]
 
 
-def score(
-    model: Model,
+def score_command(
+    model: ElectricModel,
     text: Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="one JSON object per line, with every token")
@@ -38,8 +40,8 @@ def score(
             print(f"{scored.score:10.2f}  {mean:7.3f} per token  {line}")
 
 
-def rerank(
-    model: Model,
+def rerank_command(
+    model: ElectricModel,
     lists: Annotated[
         Path, typer.Argument(help='jsonl, per line {"hypotheses": [{"text": …, "score": …}, …]}')
     ],
@@ -49,14 +51,14 @@ def rerank(
     """Sort n-best lists by their scores plus the model's pseudo-log-likelihood."""
     from electra.data.table_writer import whole_file
     from electra.inspector import load
-    from electra.inspector.detect import rerank as run
+    from electra.inspector.detect import rerank
 
     if not lists.is_file():
         raise DataError(f"{lists} does not exist.")
     score = load(model).score
     score([])  # a model that cannot says so before anything is written
     ranked = (
-        json.dumps(record, ensure_ascii=False) + "\n" for record in run(text_lines(lists), score, weight)
+        json.dumps(record, ensure_ascii=False) + "\n" for record in rerank(text_lines(lists), score, weight)
     )
     if out is None:
         sys.stdout.writelines(ranked)

@@ -9,7 +9,7 @@ from electra.base.errors import SettingsError
 from electra.commands.console import Documents, OnBad, TextKey
 
 
-def tokenizer(
+def tokenizer_command(
     out: Annotated[Path, typer.Argument(help="folder for tokenizer.json")],
     inputs: Annotated[list[Path] | None, typer.Argument(help="text to train on, as for prepare")] = None,
     kind: Annotated[Literal["wordpiece", "unigram", "bpe"], typer.Option()] = "wordpiece",
