@@ -19,10 +19,10 @@ from electra.inspector.compare import (
     Budget,
     Result,
     Variant,
+    compare,
     comparison_table,
     parse_budget,
     plot_comparison,
-    run_variants,
     summary,
 )
 from electra.inspector.probe import LabelledTexts, probe_accuracy, read_labelled
@@ -65,11 +65,11 @@ def two_stages(
     """Half of the budget for one masked language model of full size, half for discriminators that begin with it."""
     half = Budget(budget.unit, budget.amount / 2)
     first = Variant("masked-lm", f"{BASE}+masked-lm", second.overrides)
-    (stage,) = run_variants([first], 1, half, None, 1, given.out / "first-stage")
+    (stage,) = compare([first], 1, half, None, 1, given.out / "first-stage")
     source = given.out / "first-stage" / "masked-lm" / "seed-0" / "run"
     sources = (f'generator.source="{source}"', f'start="{source}"')
     second = second._replace(overrides=(*second.overrides, *sources))
-    results = run_variants([second], given.seeds, half, table, given.jobs, given.out / "second-stage")
+    results = compare([second], given.seeds, half, table, given.jobs, given.out / "second-stage")
     return [replace(result, flops=stage.flops + result.flops) for result in results]
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     }
     budget = parse_budget(given.budget)
     joint = [variant for name, variant in chosen.items() if name != "two-stage"]
-    results = run_variants(joint, given.seeds, budget, table, given.jobs, given.out)
+    results = compare(joint, given.seeds, budget, table, given.jobs, given.out)
     if "two-stage" in chosen:
         results += two_stages(chosen["two-stage"], given, budget, table)
 

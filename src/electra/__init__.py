@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from electra.finetuning.predict import Predicted
     from electra.inspector import Model
     from electra.inspector.compare import Result
+    from electra.inspector.probe import LabelledTexts
     from electra.pretraining.load import Exported
 
 __version__ = "0.1.0"
@@ -26,6 +27,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 PathLike = str | Path
 Paths = PathLike | Sequence[PathLike]
+Overrides = Mapping[str, Any] | Sequence[str]
+"""{"train.steps": 10}, {"train": {"steps": 10}} or ["train.steps=10"]"""
 
 
 class PretrainResult(NamedTuple):
@@ -86,7 +89,7 @@ def prepare(
 
 def pretrain(
     recipe: PathLike,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Overrides = (),
     *,
     data: PathLike | None = None,
     run: PathLike | None = None,
@@ -106,7 +109,7 @@ def pretrain(
     from electra.train.log import plot_run
 
     named = {"data": data, "run": run, "start": start}
-    words = _words({**(overrides or {}), **{key: value for key, value in named.items() if value is not None}})
+    words = [*_words(overrides), *_words({key: value for key, value in named.items() if value is not None})]
     settings, _ = resolve(str(recipe), words)
     metrics = train(settings, resume_command(str(recipe), words))
     folder = Path(settings.run)
@@ -208,18 +211,18 @@ def export(run: PathLike, out: PathLike) -> "list[Exported]":
 
 def compare(
     recipes: Sequence[str],
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Overrides = (),
     *,
     budget: str = "2m",
     seeds: int = 3,
     vary: str = "",
-    table: PathLike | None = None,
+    table: "PathLike | LabelledTexts | None" = None,
     out: PathLike = "runs/compare",
     jobs: int = 1,
 ) -> "list[Result]":
     """Train recipes under the same budget ("2m", "3e14 flops", "500 steps"), each with several seeds, and measure them alike;
-    `vary` ("generator.width=0.25,0.5") tries values of a setting. `table` has columns text and label, for a probe of what the
-    frozen encoders know.
+    `vary` ("generator.width=0.25,0.5") tries values of a setting. `table` has columns text and label (`read_labelled` reads
+    others), for a probe of what the frozen encoders know.
 
     >>> results = electra.compare(["tiny", "tiny+masked-lm"], {"data": "my-shards"}, budget="2 steps", seeds=1, out="my-comparison")
     >>> [result.variant for result in results]
@@ -228,10 +231,10 @@ def compare(
     from electra.inspector import compare as comparison
     from electra.inspector.probe import read_labelled
 
-    labelled = None if table is None else read_labelled(Path(table), "text", "label", 4000)
-    variants = comparison.variants(recipes, _words(overrides or {}), vary)
-    limit = comparison.parse_budget(budget)
-    return list(comparison.compare(variants, seeds, limit, Path(out), labelled, jobs))
+    if isinstance(table, str | Path):
+        table = read_labelled(Path(table), "text", "label", 4000)
+    variants = comparison.variants(recipes, _words(overrides), vary)
+    return comparison.compare(variants, seeds, comparison.parse_budget(budget), table, jobs, Path(out))
 
 
 def load(path: PathLike) -> "Model":
@@ -263,10 +266,12 @@ def _columns(text: str | Sequence[str] | None, label: str | None) -> dict[str, A
     return texts if label is None else {**texts, "label": label}
 
 
-def _words(overrides: Mapping[str, Any]) -> list[str]:
-    """{"train": {"steps": 10}} or {"train.steps": 10} -> ["train.steps=10"]"""
+def _words(overrides: Overrides) -> list[str]:
+    """As the command line has them: ["train.steps=10"]."""
     from electra.base import config
 
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
     flat = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in config.flatten(overrides).items()

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from electra import compare
 from electra.base.errors import SettingsError
 from electra.inspector.compare import (
     Budget,
     Result,
-    compare,
     comparison_table,
     parse_budget,
     summary,

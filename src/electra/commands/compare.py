@@ -28,7 +28,8 @@ def compare_command(
     jobs: Annotated[int, typer.Option(help="runs at the same time", min=1)] = 1,
 ) -> None:
     """Train recipes under the same budget, over several seeds; a table and a plot of what came out."""
-    from electra.inspector.compare import compare, comparison_table
+    import electra
+    from electra.inspector.compare import comparison_table
     from electra.inspector.probe import read_labelled
 
     overrides = [word for word in recipes_and_overrides if "=" in word]
@@ -36,7 +37,9 @@ def compare_command(
     if not recipes:
         raise SettingsError("name at least one recipe, such as tiny or tiny+masked-lm.")
     labelled = None if table is None else read_labelled(table, text, label, probe_rows)
-    results = compare(recipes, overrides, vary, seeds, budget, labelled, jobs, out)
+    results = electra.compare(
+        recipes, overrides, vary=vary, seeds=seeds, budget=budget, table=labelled, jobs=jobs, out=out
+    )
     title = f"{budget} per run, median (least–greatest) of {seeds} seeds"
     print_table(comparison_table(results, title))
     print(f"{out / 'comparison.md'} · {out / 'comparison.png'} · {out / 'results.json'}")

@@ -107,26 +107,10 @@ class Job:
 
 
 def compare(
-    recipes: Sequence[str],
-    overrides: Sequence[str] = (),
-    vary: str = "",
-    seeds: int = 3,
-    budget: str = "2m",
-    table: LabelledTexts | None = None,
-    jobs: int = 1,
-    out: Path = Path("runs/compare"),
-) -> list[Result]:
-    """Train every recipe with every seed, `jobs` runs at a time; comparison.md, comparison.png and results.json are in `out`.
-    Finished runs are kept, and an interrupted one goes on. With a table, the frozen encoder is probed with it."""
-    results = run_variants(variants(recipes, overrides, vary), seeds, parse_budget(budget), table, jobs, out)
-    write_report(out, results)
-    return results
-
-
-def run_variants(
     chosen: Sequence[Variant], seeds: int, budget: Budget, table: LabelledTexts | None, jobs: int, out: Path
 ) -> list[Result]:
-    """Every setting is checked before anything starts."""
+    """Every variant with every seed, `jobs` runs at a time; the report is in `out`. Every setting is checked before anything
+    starts, finished runs are kept, and an interrupted one goes on. With a table, the frozen encoders are probed with it."""
     queue = [
         Job(variant, seed, budget, out / folder_name(variant.name) / f"seed-{seed}", table)
         for seed in range(seeds)
@@ -144,7 +128,9 @@ def run_variants(
         log.info("%s, seed %d: %s", result.variant, result.seed, end)
         results.append(result)
     order = [variant.name for variant in chosen]
-    return sorted(results, key=lambda result: (order.index(result.variant), result.seed))
+    results.sort(key=lambda result: (order.index(result.variant), result.seed))
+    write_report(out, results)
+    return results
 
 
 def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
