@@ -1,0 +1,61 @@
+"""The stories in examples/, end to end at a small size."""
+
+import json
+import runpy
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import electra
+from electra.data.corpus import Corpus
+from helpers import write_corpus
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def story(name):
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+
+
+@pytest.mark.timeout(240)
+def test_own_language(shared_data, tmp_path):
+    """Korean: syllables stay whole, and the encoder is one of transformers'."""
+    documents = islice(Corpus([shared_data / "ko" / "ko_wiki.jsonl.zst"]).read(), 60)
+    lines = [json.dumps({"text": document.text[:2000]}, ensure_ascii=False) for document in documents]
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "ko.jsonl").write_text("\n".join(lines), "utf-8")
+    arguments = tmp_path / "text", tmp_path / "out", "tiny", 4, 600
+    folder = story("own_language")(*arguments)
+    assert folder == story("own_language")(*arguments)
+    model = electra.load(folder)
+    tokens = model.detect("한국어 문장입니다.")
+    assert "".join(token.token.removeprefix("##") for token in tokens).startswith("한국")
+    transformers = pytest.importorskip("transformers")
+    assert (
+        transformers.AutoModel.from_pretrained(folder).config.vocab_size == model.tokenizer.get_vocab_size()
+    )
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("start", ["run", "folder of transformers"])
+def test_own_field(start, finished_run, toy_model, recipe, tmp_path):
+    """The encoder goes on from where it was: it is near the model it started from, and not that model."""
+    text = write_corpus(tmp_path / "field.txt", documents=80)
+    model = finished_run if start == "run" else toy_model
+    folder = story("own_field")(model, text, tmp_path / "out", str(recipe), 3)
+    before, after = (electra.load(path).encoder.embeddings.table for path in (model, folder))
+    assert before.shape == after.shape
+    assert 0 < (before - after).abs().max() < 0.05
+    assert electra.load(folder).network.length is None
+
+
+@pytest.mark.timeout(240)
+def test_own_labels(toy_model, tmp_path):
+    rows = [f"the barak {'walks' if row % 2 else 'reads'} {row},{1 + row % 2}" for row in range(60)]
+    (tmp_path / "table.csv").write_text("review,stars\n" + "\n".join(rows) + "\n")
+    (tmp_path / "new.csv").write_text("review\nthe barak walks 99\nthe barak reads 98\n")
+    arguments = toy_model, tmp_path / "table.csv", tmp_path / "new.csv", tmp_path / "answers.csv"
+    (answers,) = story("own_labels")(*arguments, text="review", label="stars", seeds=2, epochs=1)
+    header, *lines = answers.read_text().splitlines()
+    assert header == "review,prediction,probability_1,probability_2" and len(lines) == 2
