@@ -57,7 +57,7 @@ class ElectraDetectionHead(nn.Module):
         self.output = Linear(settings.hidden, 1, start="glorot")
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
-        return self.output(F.gelu(self.dense(hidden))).squeeze(-1)
+        return in_float32(self.output, F.gelu(self.dense(hidden))).squeeze(-1)
 
 
 class CandidateHead(nn.Module):
