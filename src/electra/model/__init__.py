@@ -143,7 +143,9 @@ def question_head(settings: EncoderSettings) -> nn.Module:
 
 
 def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
-    """Weights as a function of the seed, as the encoder's kind draws them."""
+    """Weights as a function of the seed, as the encoder's kind draws them. On the meta device there is nothing to draw."""
+    if any(parameter.is_meta for parameter in module.parameters()):
+        return
     match settings:
         case ElectraEncoderSettings():
             initialise_electra(module, settings, seed)

@@ -17,6 +17,8 @@ SAMPLING_BLOCK = 128
 def in_float32(layer: nn.Linear, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
     """The last layer of a head in the precision of its weights, also under autocast: bfloat16 has three digits, and what
     differs by less would be decided by rounding. Of a whole network it costs nothing."""
+    if states.is_meta:  # nothing is computed, and autocast knows no such device
+        return layer(states)
     with torch.autocast(states.device.type, enabled=False):
         return layer(states.to(layer.weight.dtype))
 
