@@ -1,23 +1,17 @@
-"""The verb that counts what a run costs."""
+"""electra flops: what a run costs, and how long a device takes for it."""
 
 import json
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from electra.commands.console import Overrides
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from electra.commands.console import Overrides, Recipe, print_table
 
 SHOWN_DEVICES = ("h200", "a100", "rtx 4090", "v100")
 
 
 def flops(
-    recipe: Annotated[
-        str | None, typer.Argument(help="a recipe; without one, the paper's figures for published models")
-    ] = None,
+    recipe: Recipe,
     overrides: Overrides = None,
     device: Annotated[
         str | None, typer.Option(help="h200, a100, v100, …; cpu is measured", show_default="a few")
@@ -29,64 +23,47 @@ def flops(
     vocab_size: Annotated[
         int | None, typer.Option(help="tokens", show_default="that of data=…, else the paper's 30522", min=1)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="figures for machines")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="numbers for machines")] = False,
 ) -> None:
     """Floating-point operations of a recipe, as the paper counts and as they are, and the time they take."""
-    from rich.console import Console
-
     from electra.base.errors import SettingsError
-    from electra.pretraining.flops import published
 
     if utilisation <= 0:
         raise SettingsError(f"--utilisation {utilisation} must be above 0 and at most 1.")
-    if recipe is None:
-        models = {"printed": published(), "corrected": published(corrected=True)}
-        print(json.dumps(models)) if as_json else Console().print(published_table(models))
-        return
-    result = count(recipe, overrides or [], vocab_size) | {
-        "utilisation": utilisation,
-        "devices": devices(device, tflops),
-    }
-    for entry in result["devices"].values():
+    peaks = devices(device, tflops)
+    result = count(recipe, overrides or [], vocab_size) | {"utilisation": utilisation, "devices": peaks}
+    for entry in peaks.values():
         entry["hours"] = result["run"] / (entry["tflops"] * 1e12 * utilisation) / 3600
-    print(json.dumps(result)) if as_json else Console().print(*recipe_tables(recipe, result))
+    print(json.dumps(result)) if as_json else show(recipe, result)
 
 
-def count(recipe: str, words: list[str], vocab_size: int | None) -> dict[str, Any]:
+def count(recipe: str, overrides: list[str], vocab_size: int | None) -> dict[str, Any]:
     from pathlib import Path
 
     from electra.base import config
-    from electra.base.errors import SettingsError
     from electra.data.shards import read_manifest
-    from electra.pretraining.flops import PAPER_VOCABULARY
-    from electra.pretraining.run import work
     from electra.pretraining.settings import resolve
+    from electra.pretraining.trial import PAPER_VOCABULARY, count_flops, paper_flops
 
-    has_data = "data" in config.parse_overrides(words).keys() | config.read_recipe(recipe).keys()
-    settings, _ = resolve(recipe, words if has_data else [*words, 'data=""'])
+    has_data = "data" in config.parse_overrides(overrides).keys() | config.read_recipe(recipe).keys()
+    settings, _ = resolve(recipe, overrides if has_data else [*overrides, 'data=""'])
     if vocab_size is None:
         vocab_size = read_manifest(Path(settings.data)).vocab_size if has_data else PAPER_VOCABULARY
-    task = work(settings, vocab_size)
-    per_token = task.per_token()
-    counts = {
-        "vocabulary": vocab_size,
-        "length": task.length,
-        "batch": task.batch,
-        "steps": task.steps,
-        "tokens": task.tokens,
-        "parts": task.parts(),
-        "token": per_token,
-        "step": per_token * task.batch * task.length,
-        "run": per_token * task.tokens,
-    }
-    with suppress(SettingsError):  # the paper's accounting does not know every network
-        counts |= {"paper_run": task.paper(), "paper_run_corrected": task.paper(corrected=True)}
+    parts, train = count_flops(settings, vocab_size), settings.train
+    step_tokens, per_token = train.batch * settings.rows.length, sum(parts.values())
+    tokens = step_tokens * train.steps
+    sizes = {"length": settings.rows.length, "batch": train.batch, "steps": train.steps, "tokens": tokens}
+    flops = {"token": per_token, "step": per_token * step_tokens, "run": per_token * tokens}
+    counts: dict[str, Any] = {"vocabulary": vocab_size, **sizes, "parts": parts, **flops}
+    for key, corrected in (("paper_run", False), ("paper_run_corrected", True)):
+        if (run := paper_flops(settings, vocab_size, corrected)) is not None:
+            counts[key] = run
     return counts
 
 
 def devices(name: str | None, tflops: float | None) -> dict[str, dict[str, float]]:
     from electra.base.errors import SettingsError
-    from electra.pretraining.flops import MEASURED, PEAKS, known_device, measured_cpu
+    from electra.pretraining.trial import MEASURED, PEAKS, known_device, measured_cpu
 
     if tflops is not None:
         return {name or "device": {"tflops": tflops}}
@@ -102,63 +79,36 @@ def devices(name: str | None, tflops: float | None) -> dict[str, dict[str, float
     }
 
 
-def recipe_tables(recipe: str, result: dict[str, Any]) -> "tuple[Table, Table]":
-    from rich.markup import escape
-    from rich.table import Table
+def show(recipe: str, result: dict[str, Any]) -> None:
+    from electra.base.table import Table
+    from electra.pretraining.trial import PAPER_BERT_BASE
 
-    from electra.pretraining.flops import published
+    def cells(name: str, run: float) -> tuple[str, ...]:
+        per_token, per_step = run / result["tokens"] / 1e6, run / result["steps"]
+        return name, f"{per_token:.2f} M", f"{per_step:.3g}", f"{run:.4g}"
 
-    size = f"{result['steps']:,} steps of {result['batch']:,} rows of {result['length']} tokens"
-    costs = Table(title=f"{escape(recipe)}: {size}")
-    costs.add_column("training FLOPs, matrix products", no_wrap=True)
-    for column in ("a token", "a step", "the run"):
-        costs.add_column(column, justify="right", no_wrap=True)
-    tokens_a_step = result["batch"] * result["length"]
-    for name, value in (result["parts"] | {"total": result["token"]}).items():
-        last = name == list(result["parts"])[-1]
-        row = (f"{value / 1e6:.2f} M", f"{value * tokens_a_step:.3g}", f"{value * result['tokens']:.4g}")
-        costs.add_row(name, *row, end_section=last, style="bold" if name == "total" else "")
-    costs.add_section()
-    costs.caption = f"vocabulary {result['vocabulary']:,}"
+    rows = [cells(name, value * result["tokens"]) for name, value in result["parts"].items()]
+    rows += [(), cells("total", result["run"]), ()]
     names = {"paper_run": "as the paper counts", "paper_run_corrected": "   its slips corrected"}
-    for key, name in names.items():
-        if value := result.get(key):
-            row = (
-                f"{value / result['tokens'] / 1e6:.2f} M",
-                f"{value / result['steps']:.3g}",
-                f"{value:.4g}",
-            )
-            costs.add_row(name, *row)
+    rows += [cells(name, result[key]) for key, name in names.items() if key in result]
+    columns = ("training FLOPs, matrix products", "per token", "per step", "the run")
+    size = f"{result['steps']:,} steps of {result['batch']:,} rows of {result['length']} tokens"
+    print_table(Table(columns, rows, f"{recipe}: {size}, vocabulary {result['vocabulary']:,}"))
     if "paper_run" in result:
-        times = result["paper_run"] / published()["bert_base"]
-        costs.caption += f" · as the paper counts: {times:.3g} times its BERT-Base"
+        print(f"as the paper counts: {result['paper_run'] / PAPER_BERT_BASE:.3g} times its BERT-Base")
 
-    hours = Table(title=f"time at {result['utilisation']:.0%} of the peak")
-    hours.add_column("device")
-    for column in ("peak TFLOP/s", "tokens/s", "the run"):
-        hours.add_column(column, justify="right")
+    rows = []
     for name, entry in result["devices"].items():
         rate = result["tokens"] / (entry["hours"] * 3600)
         measured = f" ({entry['measured_tflops']:.0f} measured)" if "measured_tflops" in entry else ""
-        hours.add_row(
-            name, f"{entry['tflops']:.3g}{measured}", f"{rate:,.0f}", readable_hours(entry["hours"])
+        rows.append(
+            (name, f"{entry['tflops']:.3g}{measured}", f"{rate:,.0f}", readable_hours(entry["hours"]))
         )
-    return costs, hours
+    columns = ("device", "peak TFLOP/s", "tokens/s", "the run")
+    print_table(Table(columns, rows, f"time at {result['utilisation']:.0%} of the peak"))
 
 
 def readable_hours(hours: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.1f} days"
     return f"{hours:.1f} hours" if hours >= 2 else f"{hours * 60:.1f} minutes"
-
-
-def published_table(models: dict[str, dict[str, float]]) -> "Table":
-    from rich.table import Table
-
-    table = Table(title="training FLOPs of published models, as the paper counts")
-    table.add_column("model")
-    table.add_column("printed by the original", justify="right")
-    table.add_column("slips corrected", justify="right")
-    for name, value in models["printed"].items():
-        table.add_row(name, f"{value:.4g}", f"{models['corrected'][name]:.4g}")
-    return table

@@ -26,9 +26,9 @@ from electra.base.table import Table
 from electra.data.shards import read_manifest
 from electra.inspector.probe import LabelledTexts, probe_accuracy
 from electra.pretraining.load import load_network
-from electra.pretraining.run import build_parts, pretrain, work
+from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
-from electra.pretraining.trial import trial_seconds
+from electra.pretraining.trial import flops_per_token, try_step
 from electra.train.device import choose_device
 from electra.train.optimizers import build_optimizer
 
@@ -174,7 +174,7 @@ def run_job(job: Job) -> Result:
     # what a step costs decides how many the budget buys
     settings = job.settings()
     vocab_size = read_manifest(Path(settings.data)).vocab_size
-    flops = work(settings, vocab_size).per_token() * settings.train.batch * settings.rows.length
+    flops = flops_per_token(settings, vocab_size) * settings.train.batch * settings.rows.length
     settings = with_steps(settings, plan_steps(job, settings, flops))
 
     # train and measure
@@ -221,7 +221,7 @@ def step_seconds(settings: PretrainSettings) -> float:
     parts = build_parts(settings, verify=False)
     objective = parts.objective.to(choose_device(settings.train)).train()
     optimizer = build_optimizer(settings.optimizer, objective)
-    return trial_seconds(settings, parts, optimizer, say=lambda text: None)
+    return try_step(settings, parts, optimizer, say=lambda text: None).seconds
 
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:

@@ -28,9 +28,9 @@ from electra.data.rows import NoRows, Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from electra.objectives import Objective
-from electra.pretraining import flops
 from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network
 from electra.pretraining.settings import PretrainSettings, build_objective
+from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
 from electra.train import device as guard
 from electra.train.device import choose_backend, choose_device
@@ -126,6 +126,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         write_json(folder / "environment.json", environment() | fingerprint)
         write_atomically(folder / "tokenizer.json", (Path(settings.data) / "tokenizer.json").read_bytes())
         run = Run(folder, fingerprint, command)
+        peak = device_peak(settings.train)
         figures = train(
             parts.objective,
             parts.loader,
@@ -136,33 +137,13 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
             settings.seed,
             run,
             signals,
-            flops_per_token(settings, parts.manifest.vocab_size),
-            device_peak(settings.train),
+            flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0,
+            peak,
         )
         if not (folder / "export").exists():
             main = dict(list(parts.objective.networks().items())[:1])
             export_networks(settings, main, folder, folder / "export", figures)
         return figures
-
-
-def work(settings: PretrainSettings, vocab_size: int) -> flops.Work:
-    """What a run computes, for counting it."""
-    sizes = vocab_size, settings.rows.length, settings.train.batch, settings.train.steps
-    networks = settings.objective, settings.encoder, settings.generator, settings.masking
-    return flops.Work(*networks, *sizes)
-
-
-def flops_per_token(settings: PretrainSettings, vocab_size: int) -> float:
-    """0 for an objective that nobody has counted: training must not depend on it."""
-    with suppress(SettingsError):
-        return work(settings, vocab_size).per_token()
-    return 0.0
-
-
-def device_peak(settings: TrainSettings) -> float:
-    """Of the GPU that the run is on; 0 on processors and on devices that we do not know."""
-    cuda = choose_device(settings).type == "cuda"
-    return flops.peak_flops(torch.cuda.get_device_name()) if cuda else 0.0
 
 
 def refuse_other_machine(settings: TrainSettings) -> None:

@@ -1,92 +1,93 @@
-"""Find out in a minute what would else be found out after hours: one trial step at full length, one trial checkpoint."""
+"""What a training step costs, before hours are spent on it: seconds and memory by a few trial steps, floating-point
+operations by counting.
 
-import os
-import platform
+Operations are those of matrix products, which is what a device's peak is about: torch's own counter looks on while one
+batch goes through the objective forward and backward on the meta device, where nothing is computed. Attention counts as the
+products it is made of, and a local layer as the keys of its window, whatever a kernel without windows computes. Embedding
+lookups are none, and nothing counts that a kernel computes a second time to save memory.
+
+The paper's accounting (`paper_flops`) is that of the original `flops_computation.py`, so that a recipe lands on the axes of
+the paper's figures. It counts every operation of a forward pass, dropout and softmax included; an embedding lookup as the
+product with a one-hot vector; a backward pass as another forward pass; and the softmax over the vocabulary at 15.625 % of the
+positions. Beside these conventions it has two slips that concern us, which `corrected` puts right:
+
+- the LayerNorm after attention counts 5 operations per token instead of 5 per hidden unit (google-research/electra#121);
+- the share of positions with a softmax is 15.625 % for every model, also for ELECTRA-Large, which masks 25 %.
+"""
+
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.markup import escape
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from electra.base.errors import CorruptError, ElectraError, MachineError
-from electra.base.jobs import cpu_count, peak_memory
-from electra.base.progress import duration
-from electra.data.shards import verify_shards
-from electra.pretraining.run import Parts, build_parts
-from electra.pretraining.settings import PretrainSettings, resolve
+from electra.base.batch import Batch, SpecialIds
+from electra.base.errors import MachineError
+from electra.base.jobs import peak_memory
+from electra.model import Encoder
+from electra.model.electra import ElectraEncoderSettings
+from electra.model.modern import ModernEncoder
+from electra.objectives import build
+from electra.objectives.corruption import ObjectiveInputs
+from electra.pretraining.settings import PretrainSettings
 from electra.train.checkpoint import save_checkpoint
-from electra.train.device import check_space, choose_device, explain_device, explain_memory
-from electra.train.loop import checkpoint_groups
-from electra.train.optimizers import build_optimizer, split_parameters
-from electra.train.settings import memory_remedy
+from electra.train.device import check_space, choose_device
+from electra.train.optimizers import split_parameters
+from electra.train.settings import TrainSettings
 from electra.train.step import Step
+
+if TYPE_CHECKING:
+    from electra.pretraining.run import Parts
 
 TRIAL_STEPS = 3
 
+PAPER_VOCABULARY = 30522
+PAPER_OUTPUT_SHARE = 0.15625
+PAPER_PASSES = 2
+PAPER_BERT_BASE = 6.428335104e19  # its training, as the paper counts (bench/published_flops.py has them all)
+DROPOUT, LAYER_NORM, GELU, SOFTMAX = 4, 5, 8, 5  # operations per element, as the paper counts them
 
-def examine(recipe: str | None, words: list[str]) -> int:
-    """One line a check, each resting on those before it. Returns the exit code of the one that failed, 0 if none did."""
-    console = Console(highlight=False)
-    name = ""
-
-    def fine(text: str) -> None:
-        console.print(f"[green]ok[/]    {name}: {escape(text)}", soft_wrap=True)
-
-    try:
-        name = "machine"
-        fine(machine())
-        if recipe is None:
-            return 0
-        name = "settings"
-        settings, _ = resolve(recipe, words)
-        train = settings.train
-        device = choose_device(train)
-        fine(f"{recipe}, {train.steps:,} steps of {train.batch} rows of {settings.rows.length} tokens")
-        name = "shards"
-        parts, text = check_shards(settings)
-        fine(text)
-        name = "one step at full length"
-        remedy = memory_remedy(train.batch, train.accumulate)
-        with explain_memory(remedy), explain_device("Training would fail too."):
-            objective = parts.objective.to(device).train()
-            optimizer = build_optimizer(settings.optimizer, objective)
-            fine(trial_step(settings, parts, optimizer, lambda text: console.print(f"      {escape(text)}")))
-        name = "one checkpoint"
-        fine(trial_checkpoint(checkpoint_groups(objective, optimizer), existing_parent(Path(settings.run))))
-        return 0
-    except ElectraError as error:
-        console.print(f"[red]wrong[/] {name}: {escape(str(error))}", soft_wrap=True)
-        return error.exit_code
+# Dense bfloat16 with float32 accumulation, in TFLOP/s, nominal (float16 for V100 and T4, which lack
+# bfloat16). Words of a device's name that are all in torch's name for it.
+PEAKS = {
+    "b200": 2250.0,
+    "gh200": 989.0,
+    "h200": 989.0,
+    "h100": 989.0,
+    "h100 pcie": 756.0,
+    "h100 nvl": 835.0,
+    "a100": 312.0,
+    "a10": 125.0,
+    "a10g": 70.0,
+    "l40s": 362.0,
+    "l4": 121.0,
+    "v100": 125.0,
+    "t4": 65.0,
+    "rtx 4090": 165.0,
+    "rtx 3090": 71.0,
+}
+MEASURED = {"h200": 790.0}  # large square products in cuBLAS
+PARTIAL = {"mig", "laptop", "max"}  # slices and small relatives that carry a large device's name
 
 
-def machine() -> str:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (training runs on the CPU)"
-    python = platform.python_version()
-    return f"python {python}, torch {torch.__version__}, {cpu_count()} cores, {memory:.0f} GiB memory, {gpu}"
+class Trial(NamedTuple):
+    """`memory`: the most bytes that were taken, of the device."""
+
+    seconds: float
+    memory: int
 
 
-def check_shards(settings: PretrainSettings) -> tuple[Parts, str]:
-    if problems := verify_shards(Path(settings.data)):
-        raise CorruptError(" ".join(problems))
-    parts = build_parts(settings, verify=False)
-    rows, tokens = len(parts.loader.rows), parts.manifest.splits["train"].tokens
-    passes = settings.train.steps * settings.train.batch / rows
-    held = "" if len(parts.heldout) else " Nothing is held out: there will be no held-out figures."
-    return (
-        parts,
-        f"{tokens:,} tokens, {rows:,} rows, every hash right; the run passes over them {passes:.2g} times.{held}",
-    )
-
-
-def trial_seconds(
-    settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
-) -> float:
-    """The time of a step at full length: the shortest of a few, of which the first compiles and the second is recorded."""
+def try_step(
+    settings: PretrainSettings, parts: "Parts", optimizer: torch.optim.Optimizer, say: Callable[[str], None]
+) -> Trial:
+    """A step at full length: the shortest of a few, of which the first compiles and the second is captured."""
     trained = split_parameters(settings.optimizer, parts.objective)
     device = choose_device(settings.train)
     step = Step(parts.objective, optimizer, trained, settings.train, settings.seed, device, say)
@@ -97,21 +98,13 @@ def trial_seconds(
         sums, _ = step(batch, number, 0.0)
         sums["total"].item()
         times.append(time.monotonic() - started)
-    return min(times)
+    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_memory()
+    return Trial(min(times), memory)
 
 
-def trial_step(
-    settings: PretrainSettings, parts: Parts, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
-) -> str:
-    seconds, device = trial_seconds(settings, parts, optimizer, say), choose_device(settings.train)
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_memory()
-    total = duration(seconds * settings.train.steps)
-    return (
-        f"{seconds:.2f} s on {device}, peak memory {peak / 2**30:.1f} GiB; the whole run takes about {total}"
-    )
-
-
-def trial_checkpoint(groups: dict[str, dict[str, torch.Tensor]], folder: Path) -> str:
+def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str:
+    """Where the run's checkpoints would go."""
+    folder = next(parent for parent in (run.absolute(), *run.absolute().parents) if parent.is_dir())
     size = sum(tensor.nbytes for tensors in groups.values() for tensor in tensors.values())
     check_space(folder, size)
     try:
@@ -127,5 +120,122 @@ def trial_checkpoint(groups: dict[str, dict[str, torch.Tensor]], folder: Path) -
     return f"{size / 1e6:.0f} MB in {time.monotonic() - started:.1f} s at {folder}, {free / 1e9:.0f} GB free"
 
 
-def existing_parent(folder: Path) -> Path:
-    return folder if folder.is_dir() else existing_parent(folder.absolute().parent)
+def count_flops(settings: PretrainSettings, vocab_size: int) -> dict[str, float]:
+    """Matrix products of training, in operations per token, for each encoder and for all heads together. With padded rows,
+    so much for each position, real or not."""
+    rows, length = settings.train.batch // settings.train.accumulate, settings.rows.length
+    with torch.device("meta"):
+        inputs = ObjectiveInputs(
+            encoder=settings.encoder,
+            generator=settings.generator,
+            masking=settings.masking,
+            sampling=settings.sampling,
+            special=SpecialIds(0, 1, 2, 3, 4),
+            continues=torch.zeros(vocab_size, dtype=torch.bool),
+            token_counts=torch.zeros(vocab_size),
+            seed=0,
+        )
+        objective = build(settings.objective, inputs).train()
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        real, samples = torch.ones_like(ids, dtype=torch.bool), torch.arange(rows)
+    batch = Batch(ids, torch.zeros_like(ids), real, samples, seed=0, padded=False)
+    # torch counts no fused attention without a device, so attention runs as plain matrix products
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        objective(batch).total.backward()
+    assert isinstance(objective, nn.Module)
+    counts, parts, total = counter.get_flop_counts(), {}, counter.get_total_flops()
+    for name, encoder in objective.named_modules(remove_duplicate=False):
+        if isinstance(encoder, Encoder):
+            path = f"{type(objective).__name__}.{name}"
+            inside = [f"{path}.layers.{number}" for number in range(len(encoder.layers))]
+            flops = sum(sum(counts.get(part, {}).values()) for part in (f"{path}.project", *inside))
+            total -= flops
+            for part, layer in zip(inside, encoder.layers, strict=True):
+                if isinstance(encoder, ModernEncoder) and layer.is_local:
+                    seen = keys_nearby(length, encoder.settings.window // 2) / length
+                    flops -= counts.get(part, {}).get(torch.ops.aten.bmm, 0) * (1 - seen)
+            if flops:  # an encoder with two names is counted under one of them
+                parts[name.removeprefix("corruptor.").removesuffix(".encoder")] = flops / ids.numel()
+    return parts | {"heads": total / ids.numel()}
+
+
+def keys_nearby(length: int, reach: int) -> float:
+    """How many tokens, itself included, a token of a row has at most `reach` away, on average."""
+    reach = min(reach, length - 1)
+    return 2 * reach + 1 - reach * (reach + 1) / length
+
+
+def flops_per_token(settings: PretrainSettings, vocab_size: int) -> float:
+    """Forward and backward."""
+    return sum(count_flops(settings, vocab_size).values())
+
+
+def paper_flops(settings: PretrainSettings, vocab_size: int, corrected: bool = False) -> float | None:
+    """The whole run, as the paper would count it; None for what it has no count for."""
+    encoder, length, train = settings.encoder, settings.rows.length, settings.train
+    if not isinstance(encoder, ElectraEncoderSettings):
+        return None
+    share = max(1, round(settings.masking.share * length)) / length if corrected else PAPER_OUTPUT_SHARE
+    repeated = PAPER_PASSES * train.batch * train.steps
+
+    def training(sizes: ElectraEncoderSettings, output_share: float | None) -> float:
+        head = paper_head(sizes, length, vocab_size, output_share)
+        return repeated * (paper_body(sizes, length, vocab_size, corrected) + head)
+
+    match settings.objective.kind, settings.generator.kind:
+        case "electra", "transformer":
+            small = encoder.scaled(settings.generator.width, settings.generator.depth)
+            return training(encoder, None) + training(small, share)
+        case "masked_lm", _:
+            return training(encoder, share)
+    return None
+
+
+def paper_body(sizes: ElectraEncoderSettings, length: int, vocab_size: int, corrected: bool) -> int:
+    """Forward, one row through embeddings (words, types and positions as one-hot products) and layers."""
+    h, e, s = sizes.hidden, sizes.embedding, length
+    lookup = 2 * e * vocab_size + 2 * e * (s + 2) + 2 * e + (LAYER_NORM + DROPOUT) * e
+    project = (2 * e + 1) * h if e != h else 0
+    attention = 3 * (2 * h + 1) * h + 2 * h * s + (SOFTMAX + DROPOUT + 1) * s * sizes.heads
+    output = 2 * h * s + 2 * h * h + h + (DROPOUT + 1) * h + LAYER_NORM * (h if corrected else 1)
+    expand = (2 * h + GELU + 1) * sizes.intermediate
+    contract = 2 * h * sizes.intermediate + h + (DROPOUT + 1) * h + LAYER_NORM * h
+    return (lookup + project + sizes.layers * (attention + output + expand + contract)) * s
+
+
+def paper_head(sizes: ElectraEncoderSettings, length: int, vocab_size: int, share: float | None) -> float:
+    """Forward, one row: the token head at a share of the positions, or the detection head (None) at all of them."""
+    h, e = sizes.hidden, sizes.embedding
+    if share is None:
+        return (2 * h + 1 + GELU + 2) * h * length
+    dense = (2 * h + 1 + GELU + LAYER_NORM) * e
+    return share * (dense + 2 * e * vocab_size + (SOFTMAX + 2) * vocab_size) * length
+
+
+def known_device(name: str) -> str:
+    """The entry of PEAKS that a device's name (torch's, or a user's) speaks of, or "" where none does."""
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    fitting = [known for known in PEAKS if set(known.split()) <= words]
+    return "" if words & PARTIAL else max(fitting, key=len, default="")
+
+
+def peak_flops(name: str) -> float:
+    """Operations per second that a device can do at most; 0 where we do not know."""
+    return PEAKS.get(known_device(name), 0.0) * 1e12
+
+
+def device_peak(settings: TrainSettings) -> float:
+    """Of the GPU that the run is on; 0 on processors and on devices that we do not know."""
+    cuda = choose_device(settings).type == "cuda"
+    return peak_flops(torch.cuda.get_device_name()) if cuda else 0.0
+
+
+def measured_cpu(seconds: float = 0.5, size: int = 1024) -> float:
+    """Operations per second of this machine's processor in a float32 matrix product: tables know no processors."""
+    matrix = torch.randn(size, size)
+    matrix @ matrix
+    count, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        matrix @ matrix
+        count += 1
+    return 2.0 * size**3 * count / (time.perf_counter() - started)
