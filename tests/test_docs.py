@@ -11,7 +11,7 @@ import pytest
 
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.train.settings import learning_rate
-from helpers import command, electra_inside, environment, write_corpus
+from helpers import command, electra, environment, write_corpus
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -64,8 +64,8 @@ def test_the_readme_trains_at_the_learning_rate_of_the_recipe():
 
 
 @pytest.mark.timeout(240)
-def test_every_electra_command_of_the_readme_runs(tmp_path):
-    """In the README's order and in its words, but for six steps of two rows."""
+def test_every_line_of_the_readme_runs(tmp_path, monkeypatch):
+    """Commands and Python, in the README's order and words, but for six steps of two rows."""
     write_corpus(tmp_path / "my-text.txt", documents=120)
     write_table(tmp_path / "my-table.csv")
     write_table(tmp_path / "new-table.csv", first=60)
@@ -77,11 +77,17 @@ def test_every_electra_command_of_the_readme_runs(tmp_path):
         words = ["2 steps" if word == "2h" else word for word in words]
         if words[0] in ("pretrain", "doctor", "compare"):
             words.append("train.batch=2")
-        done = electra_inside(*words, cwd=tmp_path)
+        words += ["--seeds", "1"] if words[0] == "compare" else []
+        done = electra(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModel.from_pretrained(tmp_path / "my-model" / "discriminator")
-    assert model.config.hidden_size == 256
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("transformers")
+    theirs, ours = ({}, {})
+    for code, names in zip(
+        re.findall(r"```python\n(.*?)```", README, re.DOTALL), (theirs, ours), strict=True
+    ):
+        exec(code, names)
+    assert theirs["model"].config.hidden_size == ours["vectors"].shape[1] == 256
 
 
 @pytest.mark.timeout(240)
@@ -105,7 +111,7 @@ def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
         "finetune",
     ]
     for line in lines:
-        done = electra_inside(*shlex.split(line)[1:], cwd=tmp_path)
+        done = electra(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
@@ -139,7 +145,7 @@ def test_every_command_about_tagging_runs(tmp_path, toy_model):
     lines = commands((ROOT / "docs" / "finetune-tagging.md").read_text("utf-8"))
     assert [shlex.split(line)[1] for line in lines] == ["finetune", "predict", "evaluate", "finetune"]
     for line in lines:
-        done = electra_inside(*shlex.split(line)[1:], cwd=tmp_path)
+        done = electra(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
@@ -165,7 +171,7 @@ def test_every_command_about_questions_runs(tmp_path, toy_model):
     for line in lines:
         words = shlex.split(line)[1:]
         words += ["max_query_length=8"] if words[0] == "finetune" else []
-        done = electra_inside(*words, cwd=tmp_path)
+        done = electra(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
@@ -208,13 +214,13 @@ def test_the_quickstart_reaches_what_it_promises(tmp_path):
 
 
 def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path):
-    first = electra_inside("quickstart", tmp_path / "q", "--steps", 8)
+    first = electra("quickstart", tmp_path / "q", "--steps", 8)
     assert first.returncode == 0, first.stderr
     assert "What to type next" in first.stdout and "ROC-AUC" in first.stdout
     assert "the pre-trained encoder" in first.stdout and "the same network, untrained" in first.stdout
     weights = sorted((tmp_path / "q" / "run" / "checkpoints").rglob("model.safetensors"))[-1:]
     weights += (tmp_path / "q" / "finetune").rglob("model.safetensors")
     before = {path: path.stat().st_mtime_ns for path in weights}
-    again = electra_inside("quickstart", tmp_path / "q", "--steps", 8)
+    again = electra("quickstart", tmp_path / "q", "--steps", 8)
     assert again.returncode == 0 and len(before) == 3
     assert before == {path: path.stat().st_mtime_ns for path in weights}

@@ -81,7 +81,7 @@ def test_text_that_spells_special_tokens_is_scored_as_text(electric_run, tmp_pat
     """As the characters that it spells; as the special tokens the two would be shorter."""
     text = "The [MASK] walks the [SEP]"
     spaced = "The [ MASK ] walks the [ SEP ]"
-    done = electra("score", electric_run, "--json", input=f"{text}\n{spaced}\n")
+    done = electra("score", electric_run, "--json", stdin=f"{text}\n{spaced}\n")
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert first["tokens"] == second["tokens"] and first["pll"] == pytest.approx(second["pll"], abs=1e-4)
     path = tmp_path / "lists.jsonl"
