@@ -13,14 +13,13 @@ from torch import Tensor
 from electra.base import config
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
-from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.finetuning import Task
 from electra.finetuning.loop import Finetuned
 from electra.finetuning.method import MethodSettings
 from electra.finetuning.plan import settings_class
-from electra.interop.formats import FORMATS, config_json, network_tensors
-from electra.interop.read import LENGTH, Pretrained, read_folder
-from electra.interop.write import Answers, check_folder, folder_content, without_dropout, write_checked
+from electra.interop.formats import FORMATS
+from electra.interop.read import Pretrained, read_folder
+from electra.interop.write import Answers, Folder, without_dropout
 from electra.model import EncoderSettings
 
 TASK_FILE = "task.json"
@@ -49,32 +48,22 @@ def architecture(settings: EncoderSettings, task: Task) -> str:
     return f"{FORMATS[settings.kind].family}{task.architecture}" if task.architecture else ""
 
 
-def write_task_folder(out: Path, trained: TaskModel, card: str, more: Mapping[str, bytes]) -> str:
-    """`more` are further files. Returns who has read the folder back, and how."""
-    encoder, settings, task = trained.model.encoder, trained.model.encoder.settings, trained.task
-    size, vocab_size = vocabulary_size(trained.tokenizer), len(encoder.embeddings.table)
-    if size > vocab_size:
-        raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
-    name = architecture(settings, task)
-    class_name = name or f"{FORMATS[settings.kind].family}Model"
-    described = config_json(settings, vocab_size, special_ids(trained.tokenizer), class_name)
-    described |= task.config_entries()
-    if trained.length is not None:
-        described |= {LENGTH: trained.length}
-    tensors = network_tensors(encoder, trained.model.head, name)
-    content = folder_content(described, tensors, trained.tokenizer, card)
+def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes]) -> str:
+    """`files` go beside those that transformers reads and task.json. Returns who has read the folder back, and how."""
+    encoder, task = trained.model.encoder, trained.task
+    name = architecture(encoder.settings, task)
     described = {"format": 1, "architecture": name, "task": config.dump(task.settings)}
     described |= {"method": config.dump(trained.method), **trained.note}
-    content[TASK_FILE] = (json.dumps(described, indent=1, ensure_ascii=False) + "\n").encode()
-
-    def check(folder: Path) -> str:
-        again = answers_of(load_task_folder(folder).model)
-        return check_folder(folder, name, trained.tokenizer, answers_of(trained.model), again)
-
-    checked_by = write_checked(out, content | dict(more), check)
+    text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
+    parts = encoder, trained.model.head, name, trained.tokenizer, task.config_entries()
+    folder = Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length)
+    ours = answers_of(trained.model)
+    readers = folder.write(out, ours, lambda path: answers_of(load_task_folder(path).model))
     if not name:
-        return f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({checked_by})"
-    return f"same ids and same logits as ours, read back by {checked_by}"
+        return (
+            f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({readers})"
+        )
+    return f"same ids and same logits as ours, read back by {readers}"
 
 
 def answers_of(model: Finetuned) -> Answers:

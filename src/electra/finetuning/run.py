@@ -102,10 +102,10 @@ def run_one(
     more[RESULT] = json.dumps(result, indent=1).encode()
     note = {"model": start.path, "seed": seed, "scores": scores}
     name = architecture(start.settings, task)
-    card = task_card(plan.name, name, scores["dev"], config.to_toml(method))
+    more["README.md"] = task_card(plan.name, name, scores["dev"], config.to_toml(method)).encode()
     model.cpu()
     trained = TaskModel(model, task, method, start.tokenizer, note, start.length)
-    write_task_folder(folder, trained, card, more)
+    write_task_folder(folder, trained, more)
     return result
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from electra.base.batch import Batch
 from electra.base.errors import DataError
 from electra.data.tokenizer import special_ids
-from electra.interop.read import Pretrained
+from electra.interop.read import Pretrained, warn_beyond
 from electra.model import encode
 
 ROWS_AT_ONCE = 32
@@ -130,7 +130,7 @@ def read_windows(
     windows = [window for text, ids in enumerate(texts) for window in windows_of(text, ids, size)]
     windows.sort(key=lambda window: len(window.ids))
     if windows:
-        network.warn_beyond(len(windows[-1].ids) + 2)
+        warn_beyond(encoder.settings, network.length, len(windows[-1].ids) + 2)
     for start in range(0, len(windows), ROWS_AT_ONCE):
         part = windows[start : start + ROWS_AT_ONCE]
         width = max(len(window.ids) for window in part) + 2

@@ -170,45 +170,17 @@ def config_json(
     }
     match settings:
         case ElectraEncoderSettings():
-            return common | electra_config(settings)
+            return common | {
+                "embedding_size": settings.embedding,
+                "type_vocab_size": TYPES,
+                "hidden_act": "gelu",
+                "hidden_dropout_prob": settings.dropout,
+                "attention_probs_dropout_prob": settings.attention_dropout,
+                "layer_norm_eps": LAYER_NORM_EPS,
+                "tie_word_embeddings": True,
+            }
         case ModernEncoderSettings():
             return common | modernbert_config(settings, special, architecture)
-
-
-def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
-    """Through an allow-list of keys."""
-    if config["model_type"] == "electra":
-        return electra_settings(config)
-    return modernbert_settings(config)
-
-
-def electra_config(settings: ElectraEncoderSettings) -> dict[str, Any]:
-    return {
-        "embedding_size": settings.embedding,
-        "type_vocab_size": TYPES,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": settings.dropout,
-        "attention_probs_dropout_prob": settings.attention_dropout,
-        "layer_norm_eps": LAYER_NORM_EPS,
-        "tie_word_embeddings": True,
-    }
-
-
-def electra_settings(config: Mapping[str, Any]) -> ElectraEncoderSettings:
-    if config.get("hidden_act", "gelu") != "gelu":
-        raise DataError(
-            f"ELECTRA with hidden_act {config['hidden_act']!r} is not supported; only gelu is read."
-        )
-    return ElectraEncoderSettings(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        heads=config["num_attention_heads"],
-        intermediate=config["intermediate_size"],
-        embedding=config["embedding_size"],
-        positions=config["max_position_embeddings"],
-        dropout=config.get("hidden_dropout_prob", 0.1),
-        attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-    )
 
 
 def modernbert_config(
@@ -241,6 +213,26 @@ def modernbert_config(
     if architecture == form.discriminator:
         config |= {"id2label": form.discriminator_labels, "label2id": {"replaced": 0}}
     return config
+
+
+def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
+    """Through an allow-list of keys."""
+    if config["model_type"] == "modernbert":
+        return modernbert_settings(config)
+    if config.get("hidden_act", "gelu") != "gelu":
+        raise DataError(
+            f"ELECTRA with hidden_act {config['hidden_act']!r} is not supported; only gelu is read."
+        )
+    return ElectraEncoderSettings(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        intermediate=config["intermediate_size"],
+        embedding=config["embedding_size"],
+        positions=config["max_position_embeddings"],
+        dropout=config.get("hidden_dropout_prob", 0.1),
+        attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
+    )
 
 
 def modernbert_settings(config: Mapping[str, Any]) -> ModernEncoderSettings:

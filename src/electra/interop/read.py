@@ -54,9 +54,6 @@ class Pretrained:
     objective: str = "electra"
     length: int | None = None
 
-    def warn_beyond(self, tokens: int) -> None:
-        warn_beyond(self.encoder.settings, self.length, tokens)
-
 
 def warn_beyond(settings: EncoderSettings, length: int | None, tokens: int) -> None:
     """A learned table of positions has rows that no pre-training row reached: their values are those of the first

@@ -8,10 +8,10 @@ languages: by us and, where it is installed and has such a head, by transformers
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.errors import CorruptError, MachineError, SettingsError
+from electra.base.errors import CorruptError, MachineError
 from electra.base.files import sync_folder, write_synced
 from electra.data.tokenizer import special_ids, vocabulary_size
-from electra.interop.formats import FORMATS, Kind, config_json, has_form, network_class, network_tensors
+from electra.interop.formats import FORMATS, Kind, config_json, network_class, network_tensors
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
 from electra.model import Encoder, TokenHead, encode
 
@@ -36,50 +36,76 @@ PROBE = (
     "日本語の文章も、カタカナも大丈夫です。",
     "[MASK] tokens, numbers 3.14159 and emoji 🙂 — “quotes”.",
 )
+Answers = Callable[[Batch], Mapping[str, Tensor]]
+"""What a network says of a batch, by transformers' names for outputs; on the host."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What is to be written: an encoder with a head, for the class of transformers that reads them ("" where none has such a
+    head, which then keeps our names). `entries` go into config.json, `files` beside it."""
+
+    encoder: Encoder
+    head: nn.Module | None
+    architecture: str
+    tokenizer: Tokenizer
+    entries: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    length: int | None
+
+    def content(self) -> dict[str, bytes]:
+        settings, vocab_size = self.encoder.settings, len(self.encoder.embeddings.table)
+        if vocabulary_size(self.tokenizer) > vocab_size:
+            size = vocabulary_size(self.tokenizer)
+            raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
+        class_name = self.architecture or network_class(settings, "encoder")
+        config = config_json(settings, vocab_size, special_ids(self.tokenizer), class_name)
+        config |= {**self.entries} if self.length is None else {**self.entries, LENGTH: self.length}
+        tensors = network_tensors(self.encoder, self.head, self.architecture)
+        stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+        texts = {
+            "config.json": json.dumps(config, indent=2, ensure_ascii=False),
+            "tokenizer.json": self.tokenizer.to_str(pretty=True),
+            "tokenizer_config.json": json.dumps(tokenizer_config(self.tokenizer, config), indent=2),
+        }
+        content = {name: text.encode() for name, text in texts.items()}
+        return content | {WEIGHTS: save(stored, metadata={"format": "pt"}), **self.files}
+
+    def write(self, out: Path, ours: Answers, read_back: Callable[[Path], Answers]) -> str:
+        """Everything goes into a temporary folder first, is checked there, and is renamed at the end: `out` is whole or
+        absent. Returns who has read it back."""
+        if out.exists():
+            raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
+        content = self.content()
+        hashes = {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in content.items()
+        }
+        content["MANIFEST.json"] = json.dumps(hashes, indent=1).encode()
+        temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+        try:
+            temporary.mkdir(parents=True)
+            for name, data in content.items():
+                write_synced(temporary / name, data)
+            readers = check_folder(temporary, self.architecture, self.tokenizer, ours, read_back(temporary))
+            temporary.rename(out)
+            sync_folder(out.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return readers
 
 
 def write_network(out: Path, network: Pretrained, card: str) -> str:
     """Returns who has read the folder back, and how."""
-    encoder, settings = network.encoder, network.encoder.settings
-    if not has_form(settings, network.kind):
-        raise SettingsError(
-            f"ModernBERT has no form for a token head on words of {settings.embedding} units under layers of "
-            f"{settings.hidden}. Export the encoder alone, or train with embedding equal to hidden."
-        )
-    vocab_size = len(encoder.embeddings.table)
-    if vocabulary_size(network.tokenizer) != vocab_size:
-        size = vocabulary_size(network.tokenizer)
-        raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
-    architecture = network_class(settings, network.kind)
-    config = config_json(settings, vocab_size, special_ids(network.tokenizer), architecture)
-    config |= {OBJECTIVE: network.objective}
-    if network.length is not None:
-        config |= {LENGTH: network.length}
-    tensors = network_tensors(encoder, network.head, architecture)
-
-    def check(folder: Path) -> str:
-        again = answers_of(read_network(folder, network.kind))
-        return check_folder(folder, architecture, network.tokenizer, answers_of(network), again)
-
-    checked_by = write_checked(out, folder_content(config, tensors, network.tokenizer, card), check)
+    architecture = network_class(network.encoder.settings, network.kind)
+    entries, files = {OBJECTIVE: network.objective}, {"README.md": card.encode()}
+    parts = network.encoder, network.head, architecture, network.tokenizer
+    folder = Folder(*parts, entries, files, network.length)
+    readers = folder.write(
+        out, answers_of(network), lambda path: answers_of(read_network(path, network.kind))
+    )
     same = "states" if network.head is None else "logits"
-    return f"same ids and same {same} as ours, read back by {checked_by}"
-
-
-def folder_content(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], tokenizer: Tokenizer, card: str
-) -> dict[str, bytes]:
-    """The files that transformers reads, and README.md."""
-    files = {
-        "config.json": json.dumps(config, indent=2, ensure_ascii=False),
-        "tokenizer.json": tokenizer.to_str(pretty=True),
-        "tokenizer_config.json": json.dumps(tokenizer_config(tokenizer, config), indent=2),
-        "README.md": card,
-    }
-    content = {name: text.encode() for name, text in files.items()}
-    stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
-    content[WEIGHTS] = save(stored, metadata={"format": "pt"})
-    return content
+    return f"same ids and same {same} as ours, read back by {readers}"
 
 
 def tokenizer_config(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,34 +122,7 @@ def tokenizer_config(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[st
     } | tokens
 
 
-def write_checked(out: Path, content: Mapping[str, bytes], check: Callable[[Path], str]) -> str:
-    """Everything goes into a temporary folder first, is checked there, and is renamed at the end: `out` is whole or
-    absent. Returns what `check` said."""
-    if out.exists():
-        raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
-    hashes = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in content.items()
-    }
-    files = {**content, "MANIFEST.json": json.dumps(hashes, indent=1).encode()}
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir(parents=True)
-        for name, data in files.items():
-            write_synced(temporary / name, data)
-        verdict = check(temporary)
-        temporary.rename(out)
-        sync_folder(out.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return verdict
-
-
 # The check
-
-
-Answers = Callable[[Batch], Mapping[str, Tensor]]
-"""What a network says of a batch, by transformers' names for outputs; on the host."""
 
 
 def probe_batch(tokenizer: Tokenizer, positions: int) -> Batch:
@@ -251,13 +250,11 @@ tags: [{tags}]
 
 {about}
 
-## {measured}
+{use}
 
 | metric | value |
 |---|---|
 {table}
-
-## {settings_title}
 
 ```toml
 {settings}```
@@ -269,42 +266,38 @@ def model_card(kind: Kind, encoder: str, settings: str, metrics: Mapping[str, An
     match kind:
         case "discriminator":
             reader = "AutoModelForPreTraining" if encoder == "electra" else "AutoModelForTokenClassification"
-            logit = "logit" if encoder == "electra" else "its one logit"
-            use = USE.format(reader=reader, note=f"   # {logit} > 0: the token was replaced")
+            use = USE.format(reader=reader, note="   # logit > 0: the token was replaced")
             use += f"\n\nFine-tune it with any of transformers' {FORMATS[encoder].family} classes."
         case "generator":
             use = FILL_MASK
         case "encoder":
             use = USE.format(reader="AutoModel", note="")
-            use += "\n\nThe token head is not here: its word table is of another width than the layers, which transformers' "
-            use += "class has no form\nfor."
-    step = f"{metrics.get('step', 0):,}"
-    numbers = {key: value for key, value in metrics.items() if isinstance(value, float)}
+            use += "\n\nWithout its token head: transformers has no form for one on words of another width than the layers."
     return CARD.format(
         tags=", ".join(dict.fromkeys(("electra", encoder, kind))),
         title=f"{'ELECTRA' if encoder == 'electra' else 'ModernBERT'} {kind}",
-        about=f"Pre-trained with the `electra` toolkit; the metrics below are those of step {step}.\n\n{use}",
-        measured="Held-out metrics",
-        table=metric_rows(numbers),
-        settings_title="Settings",
+        about=f"Pre-trained with the `electra` toolkit; held-out metrics of step {metrics.get('step', 0):,}, and settings.",
+        use=use,
+        table=metric_rows(metrics),
         settings=settings,
     )
 
 
 def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
+    """`architecture` is the class of transformers that reads it, "" where none does."""
     use = "Read it with `electra predict`."
     if architecture:
-        use = USE.format(reader=re.sub("^(Electra|ModernBert)", "AutoModel", architecture), note="")
+        use = USE.format(reader=f"AutoModelFor{architecture.partition('For')[2]}", note="")
     return CARD.format(
         tags="electra",
         title=f"Fine-tuned on {name}",
-        about=f"One run of one seed, made with the `electra` toolkit; task.json says on what and how.\n\n{use}",
-        measured="Dev set",
+        about="One run of one seed, made with the `electra` toolkit: dev scores and method. task.json says the rest.",
+        use=use,
         table=metric_rows(scores),
-        settings_title="Method",
         settings=settings,
     )
 
 
-def metric_rows(metrics: Mapping[str, float]) -> str:
-    return "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items())
+def metric_rows(metrics: Mapping[str, Any]) -> str:
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
+    return "\n".join(f"| {name} | {value:.4f} |" for name, value in numbers.items())
