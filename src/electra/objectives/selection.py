@@ -27,11 +27,14 @@ from electra.objectives.metrics import Ratio, detection_sums
 
 
 class SelectionSettings(ObjectiveBase):
+    """`candidates` are the others, without the original: 4 of them make TEAMS' five. `selection_weight` is μ and stands to
+    `detection_weight` as in TEAMS' code (2 to 5)."""
+
     kind: Literal["selection"] = "selection"
-    candidates: int = Field(5, ge=1)
+    candidates: int = Field(4, ge=1)
     generator_weight: float = Field(1.0, ge=0)
     detection_weight: float = Field(50.0, ge=0)
-    selection_weight: float = Field(2.0, ge=0)
+    selection_weight: float = Field(20.0, ge=0)
 
 
 class Selection(nn.Module):
