@@ -12,7 +12,7 @@ from torch import nn
 
 from electra.base.batch import Batch
 from electra.objectives.adversarial import Adversarial, AdversarialSettings
-from electra.objectives.corruption import Network, ObjectiveInputs
+from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveInputs
 from electra.objectives.electra import Electra, ElectraSettings
 from electra.objectives.electric import Electric, ElectricSettings
 from electra.objectives.losses import Loss
@@ -69,7 +69,14 @@ class Trainable(Protocol):
 
 @runtime_checkable
 class Objective(Trainable, Protocol):
-    """A way of pre-training."""
+    """A way of pre-training. `corruptor` chooses the noise and holds the generator; None where nothing is generated."""
+
+    @property
+    def corruptor(self) -> Corruptor | None: ...
+
+    def __call__(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
+        """`corrupted`: read this instead of what the own corruptor makes of the batch. Only where there is one."""
+        ...
 
     def networks(self) -> dict[str, Network]:
         """What can be exported and used again, by name, the main one first."""

@@ -23,6 +23,7 @@ from electra.base.randomness import mix
 from electra.model import build_detection_head, encode, initialise
 from electra.model.generators import TransformerGenerator
 from electra.objectives.corruption import (
+    Corrupted,
     Corruptor,
     Network,
     NoiseSettings,
@@ -70,8 +71,8 @@ class Adversarial(nn.Module):
         self.baseline = nn.Linear(generator.encoder.settings.hidden, 1)
         initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
-    def forward(self, batch: Batch) -> Loss:
-        corrupted = self.corruptor(batch)
+    def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
+        corrupted = corrupted or self.corruptor(batch)
         positions, used = corrupted.chosen.positions, corrupted.chosen.used
         logits = self.detection_head(encode(self.discriminator, corrupted.batch))
         rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)

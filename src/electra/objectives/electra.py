@@ -14,7 +14,7 @@ from torch import nn
 from electra.base.batch import Batch
 from electra.base.randomness import mix
 from electra.model import build_detection_head, encode, initialise
-from electra.objectives.corruption import Corruptor, Network, ObjectiveBase, ObjectiveInputs, mark
+from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveBase, ObjectiveInputs, mark
 from electra.objectives.losses import Loss, detection_loss
 from electra.objectives.metrics import detection_sums
 
@@ -42,8 +42,8 @@ class Electra(nn.Module):
         self.muted_alarms = self.corruptor.muted_alarms
         initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
-    def forward(self, batch: Batch) -> Loss:
-        corrupted = self.corruptor(batch)
+    def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
+        corrupted = corrupted or self.corruptor(batch)
         logits = self.detection_head(encode(self.discriminator, corrupted.batch))
         asked = batch.is_real if self.settings.loss_at == "all" else mark(corrupted.chosen)
         rtd_loss = detection_loss(logits, corrupted.is_replaced, asked)

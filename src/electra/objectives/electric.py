@@ -23,6 +23,7 @@ from electra.base.batch import Batch
 from electra.base.randomness import mix
 from electra.model import build_detection_head, encode, initialise
 from electra.objectives.corruption import (
+    Corrupted,
     Corruptor,
     Network,
     NoiseSettings,
@@ -67,8 +68,8 @@ class Electric(nn.Module):
         self.corruptor = Corruptor(inputs, generator)
         initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
-    def forward(self, batch: Batch) -> Loss:
-        corrupted = self.corruptor(batch)
+    def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
+        corrupted = corrupted or self.corruptor(batch)
         assert corrupted.everywhere is not None
         energies = self.detection_head(encode(self.discriminator, corrupted.batch))
         log_q = log_likelihood(corrupted.everywhere, corrupted.batch.ids)

@@ -49,6 +49,7 @@ class MaskedLM(nn.Module):
     headline = ("mlm_loss", "mlm_accuracy")
     extra_metrics = ()
     muted_alarms = ()
+    corruptor = None
 
     def __init__(self, settings: MaskedLMSettings, inputs: ObjectiveInputs):
         super().__init__()

@@ -37,6 +37,9 @@ RATIOS = (
     Ratio("flagged_share", "flagged", "real"),
 )
 
+# Metrics of the generator: they say nothing about a discriminator that reads another network's replacements.
+OF_GENERATOR = ("mlm_loss", "mlm_accuracy", "sampled_accuracy", "sampled_variety", "target_variety")
+
 # Names of alarms, for objectives that mute one.
 ONE_CLASS = "one class"
 GENERATOR_STALLS = "generator stands still"

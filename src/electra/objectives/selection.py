@@ -51,8 +51,8 @@ class Selection(nn.Module):
         self.muted_alarms = self.corruptor.muted_alarms
         initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
-    def forward(self, batch: Batch) -> Loss:
-        corrupted = self.corruptor(batch)
+    def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
+        corrupted = corrupted or self.corruptor(batch)
         hidden = encode(self.discriminator, corrupted.batch)
         logits = self.detection_head(hidden)
         rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)

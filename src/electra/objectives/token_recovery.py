@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.randomness import mix
 from electra.model import build_detection_head, build_token_head, encode, gather_rows, initialise
-from electra.objectives.corruption import Corruptor, Network, ObjectiveBase, ObjectiveInputs
+from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveBase, ObjectiveInputs
 from electra.objectives.losses import Loss, copying_loss, detection_loss, masked_lm_loss
 from electra.objectives.metrics import Ratio, detection_sums
 
@@ -53,8 +53,8 @@ class TokenRecovery(nn.Module):
         self.muted_alarms = self.corruptor.muted_alarms
         initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
-    def forward(self, batch: Batch) -> Loss:
-        corrupted = self.corruptor(batch)
+    def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
+        corrupted = corrupted or self.corruptor(batch)
         positions, used = corrupted.chosen.positions, corrupted.chosen.used
         hidden = encode(self.discriminator, corrupted.batch)
         targets = batch.ids.gather(1, positions)
