@@ -55,38 +55,36 @@ class TokenRecovery(nn.Module):
 
     def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
         corrupted = corrupted or self.corruptor(batch)
-        positions, used = corrupted.chosen.positions, corrupted.chosen.used
         hidden = encode(self.discriminator, corrupted.batch)
-        targets = batch.ids.gather(1, positions)
-        sums = dict(corrupted.sums)
-        total = torch.zeros((), device=hidden.device)
-        if self.settings.predict == "chosen":
-            recovery = masked_lm_loss(self.name(gather_rows(hidden, positions)), targets, used)
-        else:
+        total, sums = torch.zeros((), device=hidden.device), corrupted.sums
+
+        # where the network may copy its input, it says how sure it is that the token was replaced
+        replaced: Tensor | None = None
+        if self.settings.predict != "chosen":
             replaced = self.detection_head(hidden)
             rtd_loss = detection_loss(replaced, corrupted.is_replaced, batch.is_real)
-            sums |= detection_sums(replaced, corrupted.is_replaced, batch.is_real, rtd_loss)
-            if self.settings.predict == "all":
-                recovery = copying_loss(
-                    self.name(hidden), replaced, corrupted.batch.ids, batch.ids, batch.is_real
-                )
-            else:
+            sums = sums | detection_sums(replaced, corrupted.is_replaced, batch.is_real, rtd_loss)
+            if self.settings.predict == "corrective":
                 total = total + self.settings.copy_weight * rtd_loss
-                recovery = copying_loss(
-                    self.name(gather_rows(hidden, positions)),
-                    replaced.detach().gather(1, positions),
-                    corrupted.batch.ids.gather(1, positions),
-                    targets,
-                    used,
-                )
+                replaced = replaced.detach()
+
+        # it names the original tokens, of all positions or of the chosen ones
+        input_ids, targets, asked = corrupted.batch.ids, batch.ids, batch.is_real
+        if self.settings.predict != "all":
+            positions, asked = corrupted.chosen.positions, corrupted.chosen.used
+            hidden = gather_rows(hidden, positions)
+            input_ids, targets = input_ids.gather(1, positions), targets.gather(1, positions)
+            replaced = None if replaced is None else replaced.gather(1, positions)
+        logits = self.token_head(hidden, self.discriminator.embeddings.table)
+        if replaced is None:
+            recovery = masked_lm_loss(logits, targets, asked)
+        else:
+            recovery = copying_loss(logits, replaced, input_ids, targets, asked)
+
         total = total + self.settings.recovery_weight * recovery
         if self.corruptor.generator.learns:
             total = total + self.settings.generator_weight * corrupted.mlm_loss
         return Loss(total, sums | {"recovery_loss": recovery.detach(), "recoveries": torch.ones_like(total)})
-
-    def name(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary."""
-        return self.token_head(hidden, self.discriminator.embeddings.table)
 
     def networks(self) -> dict[str, Network]:
         recovery = {"recovery": Network(self.discriminator, self.token_head, "generator")}
