@@ -392,3 +392,14 @@ def test_a_disentangled_discriminator_reads_the_generators_words_and_never_pulls
     assert "discriminator.embeddings.delta" in names and not touches(names, "corruptor")
     fresh = build_objective(settings, inputs_for(VOCABULARY, QUIET, gdes))
     assert fresh.discriminator.embeddings.delta.abs().sum() == 0
+
+
+@pytest.mark.parametrize("predict", ["chosen", "all"])
+def test_the_recovery_loss_of_unequal_parts_is_that_of_the_whole(predict):
+    """Like every metric it is a mean over tokens, not over parts: padded rows make the parts unequal."""
+    objective = build(TokenRecoverySettings(predict=predict))
+    batch = make_batch(vocabulary=VOCABULARY)
+    whole = summarise(objective(batch).sums, objective.extra_metrics)["recovery_loss"]
+    sums = [objective(part).sums for part in batch.split(3)]
+    added = {name: sum(part[name] for part in sums) for name in sums[0]}
+    assert summarise(added, objective.extra_metrics)["recovery_loss"] == pytest.approx(whole, rel=1e-5)

@@ -84,7 +84,8 @@ class TokenRecovery(nn.Module):
         total = total + self.settings.recovery_weight * recovery
         if self.corruptor.generator.learns:
             total = total + self.settings.generator_weight * corrupted.mlm_loss
-        return Loss(total, sums | {"recovery_loss": recovery.detach(), "recoveries": torch.ones_like(total)})
+        count = asked.sum()
+        return Loss(total, sums | {"recovery_loss": recovery.detach() * count, "recoveries": count})
 
     def networks(self) -> dict[str, Network]:
         recovery = {"recovery": Network(self.discriminator, self.token_head, "generator")}
