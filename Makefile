@@ -27,7 +27,7 @@ types: $(READY)  ## mypy
 	$(BIN)/mypy
 
 bench: $(READY)  ## the measurements behind docs/evidence.md that run on this machine
-	$(BIN)/python bench/step_speed.py
+	$(BIN)/python bench/throughput.py --case small:8x128 --variants electra transformers --block 1
 	$(BIN)/python bench/prepare_speed.py
 
 docs: $(READY)  ## check that the links between the pages lead somewhere

@@ -17,7 +17,7 @@ GROUPS = {
     "masked head": r"forward_kernel|finish_kernel|backward_kernel|softmax|nll_loss|cross_entropy|argmax|logsumexp",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|wgmma|splitk|mm_kernel|triton_(tem|mm|bmm)|::(add|b|badd)?mm|::linear",
     "narrow layers": r"^layer_forward",
-    "norms": r"layer_?norm|add_norm|add_up|rms_?norm|gammabeta",
+    "norms": r"layer_?norm|add_norm|sum_columns|rms_?norm|gammabeta",
     "activation": r"gelu|erf|tanh|silu",
     "embeddings": r"embedding|index_(put|select|add)|indexing|scatter|gather|sort|radix",
     "copies and other": r"",

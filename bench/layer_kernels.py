@@ -4,8 +4,8 @@
 
 Needs a CUDA device. bfloat16, rows of 128. "floor" is every input read once and every output written once at the
 bandwidth that the device reaches in the simplest of kernels (measured here), for matrix products also their arithmetic
-at the peak that flops.py knows as measured. Launches are recorded, so the host is not in the figures. First one layer is checked
-against float64. `--sweep` times other tiles and warps: LAUNCH in layer_launch.py is fixed from it.
+at the peak that trial.py knows as measured. Launches are captured, so the host is not in the numbers. First one layer is checked
+against float64. `--sweep` times other tiles and warps: LAUNCH in kernels/layer/launch.py is fixed from it.
 """
 
 import argparse
@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from electra.kernels.layer_fused import weight_gradient
 from torch import Tensor
 
 import machine
-from electra.kernels import layer_launch as launch
+from electra.kernels.layer import fused_layers, launch, weight_gradient
 from electra.model.electra import ElectraEncoderSettings, ElectraLayer
-from electra.pretraining import flops
+from electra.pretraining.trial import MEASURED, known_device
 
 SEQ = 128
 HALF = torch.bfloat16
@@ -31,7 +30,7 @@ CHOICES: dict[str, list[tuple[int, ...]]] = {
     "gelu_backward": [(4, 256, 4, 2), (4, 256, 4, 3), (8, 256, 4, 3), (16, 256, 8, 1), (16, 256, 8, 3)],
     "attention_forward": [(4, 1), (8, 1), (8, 2)],
     "attention_backward": [(4, 1), (4, 2), (8, 1), (8, 2), (8, 3)],
-    "add_up": [(16, 4), (32, 4), (32, 8), (64, 4)],
+    "sum_columns": [(16, 4), (32, 4), (32, 8), (64, 4)],
     "narrow": [(32, 8, 3), (64, 8, 1), (64, 8, 2), (64, 8, 3)],
 }
 
@@ -59,8 +58,6 @@ def check(hidden: int) -> float:
     settings = settings.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
     layer = ElectraLayer(settings).cuda()
     x, upstream = normal(16, SEQ, hidden), normal(16, SEQ, hidden)
-    from electra.kernels.layer import fused_layers
-
     leaves = [p.detach().to(HALF).float().requires_grad_() for p in layer.in_order()]
     mine = x.clone().requires_grad_()
     found = fused_layers(mine, None, [leaves], settings.heads, 0.0, 0.0, 1e-12)
@@ -127,7 +124,7 @@ def kernels(
             7 * hidden,
             lambda: launch.attention_backward(projected, None, seed, upstream, *attend, norms),
         ),
-        "column sums": ("add_up", sums.partial.numel() / tokens, sums.add_up),
+        "column sums": ("sum_columns", sums.partial.numel() / tokens, sums.total),
     }
 
 
@@ -154,7 +151,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("bench/layer_kernels.py needs a CUDA device, and torch sees none.")
     error, speed = check(arguments.hidden), bandwidth()
-    peak = 1e12 * flops.MEASURED.get(flops.known_device(torch.cuda.get_device_name()), 0.0)
+    peak = 1e12 * MEASURED.get(known_device(torch.cuda.get_device_name()), 0.0)
     print(f"a layer against float64: within {error:.1e}; a kernel moves {speed / 1e12:.2f} TB/s")
     table: dict[str, dict[str, Any]] = {}
     print(f"{'':24}{'us':>9}{'floor':>9}")

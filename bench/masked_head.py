@@ -5,7 +5,7 @@
 Needs a CUDA device. bfloat16; 19 chosen positions of each of 1,024 rows by default (2432 is the paper's batch). First the
 kernels are checked against the reference in float64; then forward alone (loss, draw) and forward with the gradients of
 states, words and bias are timed in turn, median of repeats, and the peak of memory above the inputs is read.
-`--sweep` times other tiles of rows, warps and stages for the kernels: the plan in masked_head_fused.py is fixed from it.
+`--sweep` times other tiles of rows, warps and stages for the kernels: the plan in kernels/masked_head is fixed from it.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import machine
-from electra.kernels import masked_head_fused
-from electra.kernels.masked_head import Filled, available, masked_head, reference
+from electra.kernels import masked_head as kernels
+from electra.model.heads import Filled, can_fuse, masked_head, plain_masked_head
 
 Head = Callable[..., Filled]
 CHECKED_ROWS = 2048
@@ -46,7 +46,7 @@ def check(parts: list[Tensor], options: tuple[Any, ...], upstream: Tensor) -> di
     targets, noise, *rest = options
     some = [parts[0].detach()[few], parts[1].detach(), parts[2].detach()]
     results = []
-    for head, dtype in ((masked_head, torch.bfloat16), (reference, torch.float64)):
+    for head, dtype in ((masked_head, torch.bfloat16), (plain_masked_head, torch.float64)):
         leaves = [part.to(dtype).requires_grad_() for part in some]
         found = head(*leaves, targets[few], noise[few], *rest)
         gradients = torch.autograd.grad(
@@ -100,8 +100,8 @@ def milliseconds(run: Callable[[], None]) -> float:
 def compare(arguments: argparse.Namespace, given: tuple[Any, ...]) -> dict[str, dict[str, float]]:
     """Measured twice in turn; the second time is kept, so that no variant has the cold device."""
     heads: dict[str, Head] = {
-        "torch": reference,
-        "torch compiled": torch.compile(reference, fullgraph=True),
+        "torch": plain_masked_head,
+        "torch compiled": torch.compile(plain_masked_head, fullgraph=True),
         "kernels": masked_head,
     }
     table: dict[str, dict[str, float]] = {name: {} for name in heads}
@@ -126,7 +126,7 @@ def compare(arguments: argparse.Namespace, given: tuple[Any, ...]) -> dict[str, 
 
 def sweep(given: tuple[Any, ...]) -> None:
     """One kernel's tiles at a time; what does not fit into the device is left out."""
-    usual = masked_head_fused.plan(torch.device("cuda"))
+    usual = kernels.plan(torch.device("cuda"))
     finish = {"ROWS": (1, 2, 4), "num_warps": (1, 2, 4, 8), "num_stages": (1,)}
     product = {"ROWS": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3, 4)}
     choices = {"forward": product, "finish": finish, "backward": product}
@@ -134,7 +134,7 @@ def sweep(given: tuple[Any, ...]) -> None:
         times = []
         for values in itertools.product(*options.values()):
             tile = dict(zip(options, values, strict=True))
-            masked_head_fused.plan = lambda device, tile=tile, kernel=kernel: usual._replace(**{kernel: tile})
+            kernels.plan = lambda device, tile=tile, kernel=kernel: usual._replace(**{kernel: tile})
             try:
                 times.append((milliseconds(lambda: with_gradients(masked_head, *given)), tile))
             except Exception as error:
@@ -143,7 +143,7 @@ def sweep(given: tuple[Any, ...]) -> None:
             print(
                 f"{kernel:10}{taken:9.3f} ms  {tile}{'  (the plan)' if tile == getattr(usual, kernel) else ''}"
             )
-    masked_head_fused.plan = lambda device: usual
+    kernels.plan = lambda device: usual
 
 
 def main() -> None:
@@ -158,8 +158,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("bench/masked_head.py needs a CUDA device, and torch sees none.")
     given = inputs(arguments)
-    if not available(given[0][0]):
-        sys.exit("the kernels do not run here (see available() in kernels/masked_head.py).")
+    if not can_fuse(given[0][0]):
+        sys.exit("the kernels do not run here (see can_fuse() in model/heads.py).")
     errors = check(*given)
     if arguments.sweep:
         sweep(given)

@@ -1,18 +1,25 @@
 """The pre-training steps that throughput.py compares, by size: ours, and the same on transformers' modules."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import MemoryExhaustedError
+from electra.data.rows import RowsSettings
+from electra.kernels import reference_only, without_narrow_kernel
+from electra.model import EncoderSettings
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.generators import GeneratorSettings
+from electra.model.modern import ModernEncoderSettings
 from electra.objectives import ElectraSettings, build
 from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
-from electra.pretraining import flops
+from electra.pretraining.settings import PretrainSettings
+from electra.pretraining.trial import flops_per_token
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings
 from electra.train.step import Step
@@ -29,12 +36,32 @@ MODES: dict[str, tuple[str | None, Head]] = {
     "transformers gathered": ("default", "gathered"),
     "transformers chosen": ("default", "chosen"),
 }
-VARIANTS = ("electra", "electra plain", *MODES)
+Switch = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Our step with some of what makes it fast: compiled, captured as a CUDA graph, with which kernels."""
+
+    compiles: bool = True
+    captures: bool = True
+    kernels: Switch = nullcontext
+
+
+PLAIN = "electra plain"
+RUNGS = {
+    PLAIN: Rung(compiles=False, captures=False, kernels=reference_only),
+    "electra compiled": Rung(captures=False, kernels=reference_only),
+    "electra captured": Rung(kernels=reference_only),
+    "electra wide": Rung(kernels=without_narrow_kernel),
+    "electra": Rung(),
+}
+VARIANTS = (*RUNGS, *MODES)
 
 
 @dataclass(frozen=True)
 class Size:
-    encoder: ElectraEncoderSettings
+    encoder: EncoderSettings
     generator: GeneratorSettings
     share: float
     vocabulary: int
@@ -50,6 +77,13 @@ def sizes(layers: int, hidden: int, embedding: int) -> ElectraEncoderSettings:
 
 SIZES = {
     "tiny": Size(sizes(1, 64, 32), GeneratorSettings(width=0.5), 0.15, 2000, "tiny:4x32"),
+    "modern": Size(
+        ModernEncoderSettings(intermediate=704, embedding=128),
+        GeneratorSettings(),
+        0.15,
+        30_522,
+        "modern:128x128",
+    ),
     "small": Size(sizes(12, 256, 128), GeneratorSettings(), 0.15, 30_522, "small:128x128"),
     "base": Size(sizes(12, 768, 768), GeneratorSettings(width=1 / 3), 0.15, 30_522, "base:64x512"),
     "large": Size(sizes(24, 1024, 1024), GeneratorSettings(), 0.25, 30_522, "large:32x512"),
@@ -64,14 +98,23 @@ class Case:
     dropout: float
 
     @property
-    def encoder(self) -> ElectraEncoderSettings:
+    def encoder(self) -> EncoderSettings:
         quiet = {"dropout": self.dropout, "attention_dropout": self.dropout}
         return SIZES[self.size].encoder.model_copy(update=quiet)
 
+    @cache  # noqa: B019  (a handful of cases)
     def flops_per_token(self) -> float:
         size = SIZES[self.size]
-        settings = ElectraSettings(), self.encoder, size.generator, MaskingSettings(share=size.share)
-        return flops.Work(*settings, size.vocabulary, self.length, self.rows, 1).per_token()
+        settings = PretrainSettings(
+            data="",
+            run="",
+            encoder=self.encoder,
+            generator=size.generator,
+            masking=MaskingSettings(share=size.share),
+            rows=RowsSettings(length=self.length),
+            train=TrainSettings(batch=self.rows),
+        )
+        return flops_per_token(settings, size.vocabulary)
 
     def ring(self, device: torch.device) -> list[Tensor]:
         random = torch.Generator().manual_seed(0)
@@ -84,8 +127,8 @@ class Case:
 Run = Callable[[int], Tensor]  # one update by its number; the loss, not waited for
 
 
-def ours(case: Case, device: torch.device, fast: str, say: Callable[[str], None]) -> Run:
-    size = SIZES[case.size]
+def ours(case: Case, device: torch.device, rung: Rung, say: Callable[[str], None]) -> Run:
+    size, fast = SIZES[case.size], "auto" if rung.compiles else "off"
     inputs = ObjectiveInputs(
         encoder=case.encoder,
         generator=size.generator,
@@ -101,6 +144,8 @@ def ours(case: Case, device: torch.device, fast: str, say: Callable[[str], None]
     optimizer = build_optimizer(OptimizerSettings(), objective)
     parts = split_parameters(OptimizerSettings(), objective)
     step = Step(objective, optimizer, parts, settings, 0, device, say)
+    if not rung.captures:
+        step.recorder.record = False
     first = torch.arange(case.rows, device=device)
     batches = [
         Batch(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool), first, seed=0, padded=False)
@@ -109,7 +154,8 @@ def ours(case: Case, device: torch.device, fast: str, say: Callable[[str], None]
 
     def run(number: int) -> Tensor:
         batch = replace(batches[number % RING], samples=first + number * case.rows)
-        sums, _ = step(batch, number, 1.0)
+        with rung.kernels():
+            sums, _ = step(batch, number, 1.0)
         if step.accumulate > 1:
             raise MemoryExhaustedError("the batch does not fit in one part")
         return sums["total"]
@@ -118,8 +164,10 @@ def ours(case: Case, device: torch.device, fast: str, say: Callable[[str], None]
 
 
 def theirs(case: Case, device: torch.device, variant: str) -> Run:
-    size = SIZES[case.size]
-    full, small = case.encoder, case.encoder.scaled(size.generator.width, size.generator.depth)
+    size, full = SIZES[case.size], case.encoder
+    if not isinstance(full, ElectraEncoderSettings):
+        raise SystemExit(f"the step on transformers is ELECTRA's; {case.size} has none. Use --only ours.")
+    small = full.scaled(size.generator.width, size.generator.depth)
     tokens = size.vocabulary, size.share, ORDINARY, SPECIAL.mask
     step = transformers_step(full, small, *tokens, device, *MODES[variant])
     ring = case.ring(device)

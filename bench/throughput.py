@@ -2,17 +2,19 @@
 
     python bench/throughput.py [--case small:128x128 --case base:64x512 …] [--dropout 0.1 0.0] [--only ours|theirs]
                                [--variants …] [--repeats 9] [--profile] [--out throughput]
+    python bench/throughput.py --ablation --case small:128x128 --case small:1024x128 --case modern:128x128 --out ablation
     python bench/throughput.py --loss-curves SHARDS [--size small] [--steps 200]
 
 A case is size:rows x length; `--size` alone takes that size's usual one. Both sides: the same networks, embeddings tied,
 bfloat16 where there is a GPU, fused AdamW, clipping, random rows that lie on the device, a different batch each step.
 Warm-up and compiling are not timed. Variants take turns in blocks of steps; the median of the blocks is what is compared.
 What does not fit into memory beside the others has the device alone ("alone"). The share of the peak counts the matrix
-products that the step needs (electra.pretraining.flops), the same number for every variant, though transformers' computes more.
-Memory is the peak that torch allocated above what lay there before, from building to the last step, recording included.
+products that the step needs (electra.pretraining.trial), the same number for every variant, though transformers' computes more.
+Memory is the peak that torch allocated above what lay there before, from building to the last step, capture included.
 
-Variants: "electra" is what `electra pretrain` does, "electra plain" the same with train.fast=off; "transformers" is not
-compiled, "transformers compiled" is the one to compare with; "transformers graphs" is compiled for CUDA graphs as well;
+Variants: "electra" is what `electra pretrain` does, "electra plain" the same with train.fast=off. Between them, rung by rung
+(`--ablation` measures all five): "electra compiled" has torch.compile alone, "electra captured" the CUDA graph too but none of
+our kernels, "electra wide" our kernels but the one for narrow layers (generators). "transformers" is not compiled, "transformers compiled" is the one to compare with; "transformers graphs" is compiled for CUDA graphs as well;
 "transformers gathered" is compiled and computes the loss at the chosen positions alone, "transformers chosen" the logits too.
 """
 
@@ -31,12 +33,12 @@ import torch
 
 import machine
 from electra.base.errors import MemoryExhaustedError
-from electra.pretraining import flops
+from electra.pretraining.trial import MEASURED, PEAKS, known_device
 from electra.train.device import is_out_of_memory
-from pretraining_steps import MODES, PEER, SIZES, VARIANTS, Case, ours, theirs
+from pretraining_steps import MODES, PEER, PLAIN, RUNGS, SIZES, VARIANTS, Case, ours, theirs
 
 Result = TypeVar("Result")
-WARM_UP = 4  # the first step compiles, the second records
+WARM_UP = 4  # the first step compiles, the second is captured
 
 
 class Variant:
@@ -53,13 +55,13 @@ class Variant:
         if name in MODES:
             self.run = theirs(case, device, name)
         else:
-            self.run = ours(case, device, "auto" if name == "electra" else "off", self.notes.append)
+            self.run = ours(case, device, RUNGS[name], self.notes.append)
         warming = self.time(WARM_UP)
         self.compiling = WARM_UP * max(0.0, warming - self.time(2))
         self.gigabytes = (torch.cuda.max_memory_allocated() - before) / 2**30 if self.cuda else 0.0
 
     def time(self, steps: int) -> float:
-        """Seconds a step."""
+        """Seconds per step."""
         self.wait()
         started = time.perf_counter()
         for _ in range(steps):
@@ -151,13 +153,14 @@ def profile_of(variant: Variant, case: Case) -> tuple[str, dict[str, float]]:
 
 
 HEADER = (
-    f"{'variant':24}{'size':>6}{'rows':>6}{'length':>7}{'dropout':>8}{'ms a step':>11}{'min..max':>18}{'tokens/s':>12}"
-    f"{'x ' + PEER:>25}{'measured':>10}{'nominal':>9}{'GiB':>8}{'compile s':>11}"
+    f"{'variant':24}{'size':>7}{'rows':>6}{'length':>7}{'dropout':>8}{'ms per step':>12}{'min..max':>18}{'tokens/s':>12}"
+    "{peer:>25}"
+    f"{'measured':>10}{'nominal':>9}{'GiB':>8}{'compile s':>11}"
 )
 
 
 def line(row: dict[str, Any], peer: float | None, peaks: list[float]) -> str:
-    start = f"{row['variant']:24}{row['size']:>6}{row['rows']:6}{row['length']:7}{row['dropout']:8}"
+    start = f"{row['variant']:24}{row['size']:>7}{row['rows']:6}{row['length']:7}{row['dropout']:8}"
     if "problem" in row:
         return f"{start}  {row['problem']}"
     ratio = f"{peer / row['ms']:25.2f}" if peer else f"{'-':>25}"
@@ -167,18 +170,19 @@ def line(row: dict[str, Any], peer: float | None, peaks: list[float]) -> str:
         for peak, width in zip(peaks, (10, 9), strict=True)
     )
     end = f"{row['peak_gib']:8.2f}{row['compile_seconds']:11.1f}" + ("" if row["together"] else "  alone")
-    return f"{start}{row['ms']:11.2f}{spread:>18}{row['tokens_per_second']:12,.0f}{ratio}{shares}{end}"
+    return f"{start}{row['ms']:12.2f}{spread:>18}{row['tokens_per_second']:12,.0f}{ratio}{shares}{end}"
 
 
 def throughput(cases: list[Case], names: list[str], arguments: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    known = flops.known_device(torch.cuda.get_device_name()) if device.type == "cuda" else ""
-    peaks = [flops.MEASURED.get(known, 0.0), flops.PEAKS.get(known, 0.0)]
-    print(HEADER, flush=True)
+    known = known_device(torch.cuda.get_device_name()) if device.type == "cuda" else ""
+    peaks = [MEASURED.get(known, 0.0), PEAKS.get(known, 0.0)]
+    against = PLAIN if arguments.ablation else PEER
+    print(HEADER.format(peer=f"x {against}"), flush=True)
     rows, texts = [], []
     for case in cases:
         found = measure(names, case, arguments, device)
-        peer = next((row.get("ms") for row, _ in found if row["variant"] == PEER), None)
+        peer = next((row.get("ms") for row, _ in found if row["variant"] == against), None)
         for row, text in found:
             if peer and "ms" in row:
                 row["ratio"] = peer / row["ms"]
@@ -186,7 +190,7 @@ def throughput(cases: list[Case], names: list[str], arguments: argparse.Namespac
             print("".join(f"    {note}\n" for note in row.get("notes", [])), end="")
             rows.append(row)
             texts.append(text)
-        result = {"peak_tflops": {"measured": peaks[0], "nominal": peaks[1]}, "peer": PEER, "rows": rows}
+        result = {"peak_tflops": {"measured": peaks[0], "nominal": peaks[1]}, "peer": against, "rows": rows}
         machine.write(arguments.out, result | {"transformers": version("transformers")})
         if arguments.profile:
             path = machine.RESULTS / f"{arguments.out}_profile.txt"
@@ -221,6 +225,7 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="+", choices=VARIANTS, default=["electra", "transformers", PEER], metavar="NAME"
     )
+    parser.add_argument("--ablation", action="store_true", help="our step, rung by rung")
     parser.add_argument("--repeats", type=int, default=9, help="blocks of each variant")
     parser.add_argument("--block", type=int, default=10, help="steps of a block")
     parser.add_argument("--profile", action="store_true")
@@ -239,7 +244,8 @@ def main() -> None:
         return
     side = {None: "", "ours": "electra", "theirs": "transformers"}[arguments.only]
     arguments.out = arguments.out or "throughput"
-    throughput(cases, [name for name in arguments.variants if name.startswith(side)], arguments)
+    names = list(RUNGS) if arguments.ablation else arguments.variants
+    throughput(cases, [name for name in names if name.startswith(side)], arguments)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
 
 from electra import kernels as choice
 from electra.kernels import layer as home
-from electra.kernels import reference_only
+from electra.kernels import reference_only, without_narrow_kernel
 from electra.kernels.layer import fused_end, fused_layer, halve, launch
 from electra.model import electra as encoder_module
 from electra.model.electra import (
@@ -351,6 +351,27 @@ def test_the_fused_layer_is_chosen_in_one_place(monkeypatch):
     monkeypatch.setattr(choice, "trouble", lambda device: "")
     chip.major = 7
     assert not can()
+
+
+def test_code_that_was_compiled_with_kernels_is_not_used_without_them(monkeypatch):
+    monkeypatch.setattr(choice, "trouble", lambda device: "")
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def marked(x):
+        return x + 1 if choice.wanted(torch.device("cuda")) else x
+
+    x = torch.zeros(1)
+    assert marked(x).item() == 1
+    with reference_only():
+        assert marked(x).item() == 0
+    assert marked(x).item() == 1
+
+
+def test_the_narrow_kernel_can_be_switched_off_for_measurements():
+    assert launch.is_narrow(64, 256)
+    with without_narrow_kernel():
+        assert not launch.is_narrow(64, 256)
+    assert launch.is_narrow(64, 256)
 
 
 COMPILE = """

@@ -33,9 +33,14 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-@torch.compiler.assume_constant_result
 def wanted(device: torch.device) -> bool:
-    return _wanted and device.type == "cuda" and not trouble(device)
+    """The switch is read where a compiler sees it: what was compiled with kernels does not run where they are switched off."""
+    return _wanted and device.type == "cuda" and can_build(device)
+
+
+@torch.compiler.assume_constant_result
+def can_build(device: torch.device) -> bool:
+    return not trouble(device)
 
 
 def narrow_wanted() -> bool:
