@@ -352,10 +352,10 @@ def encoder_from_transformers(settings: EncoderSettings, tensors: Mapping[str, T
 
 
 def rename(name: str, table: Mapping[str, str]) -> str | None:
-    for ours, theirs in table.items():
-        pattern = re.escape(ours).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", r"(?P<p>weight|bias)")
+    for before, after in table.items():
+        pattern = re.escape(before).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", r"(?P<p>weight|bias)")
         if match := re.fullmatch(pattern, name):
-            return theirs.format(**match.groupdict())
+            return after.format(**match.groupdict())
     return None
 
 
@@ -370,5 +370,5 @@ def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str
 
 def renamed_back(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
     """To our names. What has no place here is left out; what is missing shows when the module loads."""
-    inverse = {theirs: ours for ours, theirs in table.items()}
+    inverse = {after: before for before, after in table.items()}
     return {ours: tensor for name, tensor in tensors.items() if (ours := rename(name, inverse))}

@@ -163,15 +163,15 @@ def check_folder(
         inputs = their_tokenizer(
             *pairs, padding=True, truncation=True, max_length=positions, return_tensors="pt"
         )
-        theirs = network(**inputs)
+        outputs = network(**inputs)
     segments = inputs.get("token_type_ids", probe.segments)  # ModernBERT has none
     if not inputs["input_ids"].equal(probe.ids) or not segments.equal(probe.segments):
         raise CorruptError(
             "transformers' tokenizer reads the probe otherwise than ours. The folder was not kept."
         )
-    compared = {name: tensor for name, tensor in ours.items() if name in theirs}
+    compared = {name: tensor for name, tensor in ours.items() if name in outputs}
     assert compared, f"no output of {architecture} to compare"
-    require_equal(probe, compared, {name: theirs[name] for name in compared}, "transformers")
+    require_equal(probe, compared, {name: outputs[name] for name in compared}, "transformers")
     return "electra and transformers"
 
 

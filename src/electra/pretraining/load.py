@@ -146,17 +146,17 @@ def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled
             f"the network of {name} is of kind {there.kind} and this recipe's is {here.kind}: "
             f"give encoder.kind={there.kind}."
         )
-    theirs, ours = compatibility_settings(there), compatibility_settings(here)
-    other = [key for key in theirs if key in ours and theirs[key] != ours[key]]
+    source, target = compatibility_settings(there), compatibility_settings(here)
+    other = [key for key in source if key in target and source[key] != target[key]]
     if not other:
         return
     if "layers" in other:  # which of them are local can be compared once there are as many
         other = [key for key in other if key != "global_every"]
     shown = [
-        f"{key if key in scaled else f'encoder.{key} is'} {theirs[key]} there and {ours[key]} here"
+        f"{key if key in scaled else f'encoder.{key} is'} {source[key]} there and {target[key]} here"
         for key in other
     ]
-    remedies = [f"encoder.{key}={theirs[key]}" for key in other if key not in scaled]
+    remedies = [f"encoder.{key}={source[key]}" for key in other if key not in scaled]
     if len(remedies) < len(other):
         remedies.append("the generator.width and generator.depth that make the same sizes")
     note = ""
