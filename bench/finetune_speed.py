@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ ASKED = 1.5
 
 
 def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> dict[str, float]:
-    from electra.data.tokenizer import special_ids
-    from electra.finetuning.loop import Dev, infer, train_task
+    from electra.base.jobs import Signals
     from electra.finetuning.plan import make_plan
     from electra.finetuning.start import build_model, load_start, prepare_task
+    from electra.finetuning.training import Dev, infer, train_task
+    from electra.train.loop import Run
 
     start = load_start(Path(arguments.model))
     method = {"lr": LR, "batch": BATCH, "layer_decay": 1.0, "bias_correction": True, "schedule": "linear"}
@@ -38,23 +40,14 @@ def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> d
     plan, _ = make_plan(arguments.task, overrides | {"device": "cpu"}, {})
     prepared = prepare_task(plan, {"train": train, "dev": dev}, start)
     model = build_model(plan, prepared.task, start, arguments.seed)
-    pad = special_ids(start.tokenizer).pad
-    nothing = Dev(dev[:1], prepared.others["dev"].examples[:1])
-    history = train_task(
-        prepared.task,
-        model,
-        prepared.train,
-        nothing,
-        plan.method,
-        1,
-        arguments.seed,
-        pad,
-        arguments.task,
-    )
     part = prepared.others["dev"]
-    outputs = infer(model, prepared.task, part.examples, plan.method, pad)
+    alone = replace(prepared, others={"dev": Dev(dev[:1], part.examples[:1])})
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder), {}, name=arguments.task, keeps_last=False)
+        history = train_task(model, alone, plan.method, 1, arguments.seed, run, Signals())
+    outputs = infer(model, prepared.task, part.examples, plan.method, prepared.pad)
     scores = prepared.task.scores(dev, prepared.task.predict(dev, part.examples, outputs))
-    return {"seconds": history.training_seconds, "accuracy": scores["accuracy"]}
+    return {"seconds": history.seconds, "accuracy": scores["accuracy"]}
 
 
 def trainer(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> dict[str, float]:

@@ -7,7 +7,7 @@ files used are named in the results: what is in the folder need not be the offic
 """
 
 import argparse
-import sys
+import logging
 import tempfile
 import time
 from pathlib import Path
@@ -33,6 +33,7 @@ def main() -> None:
     tasks = [name for name in config.recipe_names("recipes/tasks") if (data / "glue" / name).is_dir()]
     out = Path(arguments.out or tempfile.mkdtemp(prefix="glue-"))
     overrides = {"data": str(data / "glue"), "evaluations": 1} | config.parse_overrides(arguments.words)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     started = time.perf_counter()
     results = finetune(
         model,
@@ -40,7 +41,6 @@ def main() -> None:
         overrides,
         out,
         jobs=arguments.jobs,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     total = time.perf_counter() - started
     for name, result in results["tasks"].items():

@@ -21,9 +21,9 @@ from electra.objectives.metrics import summarise
 from electra.pretraining.run import build_parts
 from electra.pretraining.settings import PretrainSettings
 from electra.train.device import choose_device
-from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
+from electra.train.optimizers import OptimizerSettings
 from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
-from electra.train.step import Step
+from electra.train.step import Execution, build_step
 from pretraining_steps import SIZES, Case
 
 SEEDS = (0, 1)
@@ -54,10 +54,8 @@ def curve(settings: PretrainSettings, loader: Any, stop: int, every: int) -> Cur
     torch.compiler.reset()
     gc.collect()
     device = choose_device(settings.train)
-    objective = build_parts(settings, verify=False).objective.to(device).train()
-    optimizer = build_optimizer(settings.optimizer, objective)
-    parts = split_parameters(settings.optimizer, objective)
-    step = Step(objective, optimizer, parts, settings.train, settings.seed, device, print)
+    objective = build_parts(settings, device, verify=False).objective.to(device).train()
+    step = build_step(objective, settings.optimizer, Execution.of(settings.train, device), settings.seed)
     found: Curve = {name: [] for name in LOSSES}
     totals: dict[str, torch.Tensor] = {}
     for number in range(stop):
@@ -78,7 +76,8 @@ def difference(one: Curve, other: Curve) -> dict[str, float]:
 
 
 def loss_curves(shards: str, case: Case, steps: int, out: str) -> None:
-    loader = build_parts(settings_of(shards, case, steps, 0, "off")).loader
+    plain = settings_of(shards, case, steps, 0, "off")
+    loader = build_parts(plain, choose_device(plain.train)).loader
     curves = {
         (way, seed): curve(settings_of(shards, case, steps, seed, fast), loader, steps, EVERY)
         for seed, (way, fast) in product(SEEDS, WAYS.items())

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch, SpecialIds
-from electra.base.errors import MemoryExhaustedError
 from electra.data.rows import RowsSettings
 from electra.kernels import reference_only, without_narrow_kernel
 from electra.model import EncoderSettings
@@ -20,9 +19,9 @@ from electra.objectives import ElectraSettings, build
 from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
 from electra.pretraining.settings import PretrainSettings
 from electra.pretraining.trial import flops_per_token
-from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
+from electra.train.optimizers import OptimizerSettings
 from electra.train.settings import TrainSettings
-from electra.train.step import Step
+from electra.train.step import Execution, build_step
 from transformers_step import Head, transformers_step
 
 SPECIAL = SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103)
@@ -141,11 +140,8 @@ def ours(case: Case, device: torch.device, rung: Rung, say: Callable[[str], None
     )
     objective = build(ElectraSettings(), inputs).to(device).train()
     settings = TrainSettings.model_validate({"batch": case.rows, "device": device.type, "fast": fast})
-    optimizer = build_optimizer(OptimizerSettings(), objective)
-    parts = split_parameters(OptimizerSettings(), objective)
-    step = Step(objective, optimizer, parts, settings, 0, device, say)
-    if not rung.captures:
-        step.recorder.record = False
+    execution = replace(Execution.of(settings, device), capture=rung.captures and device.type == "cuda")
+    step = build_step(objective, OptimizerSettings(), execution, 0)
     first = torch.arange(case.rows, device=device)
     batches = [
         Batch(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool), first, seed=0, padded=False)
@@ -156,8 +152,6 @@ def ours(case: Case, device: torch.device, rung: Rung, say: Callable[[str], None
         batch = replace(batches[number % RING], samples=first + number * case.rows)
         with rung.kernels():
             sums, _ = step(batch, number, 1.0)
-        if step.accumulate > 1:
-            raise MemoryExhaustedError("the batch does not fit in one part")
         return sums["total"]
 
     return run

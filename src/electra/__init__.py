@@ -144,7 +144,7 @@ def finetune(
         overrides["text"] = [overrides["text"]]
     if "dev" in overrides:
         overrides["files.dev"] = overrides.pop("dev")
-    results = train(Path(model), [str(item) for item in items], overrides, Path(out), seeds, jobs, _log.info)
+    results = train(Path(model), [str(item) for item in items], overrides, Path(out), seeds, jobs)
     models = {name: [run_folder(Path(out), name, seed) for seed in range(seeds)] for name in results["tasks"]}
     return FinetuneResult(Path(out), models, results)
 

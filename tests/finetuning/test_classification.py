@@ -10,8 +10,7 @@ from sklearn import metrics as sklearn_metrics
 from conftest import TINY, make_batch
 from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.finetuning.classification import ClassificationSettings, class_scores, fit, regression_scores
-from electra.finetuning.features import collate
-from electra.finetuning.loop import Finetuned
+from electra.finetuning.training import Finetuned, collate
 from electra.interop.formats import FORMATS, encoder_to_transformers, renamed
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, initialise_electra
 

@@ -92,7 +92,7 @@ def test_the_model_folder_loads_in_transformers_with_its_label_map(finished):
     ours = load_task_folder(folder)
     sample = rows(12, seed=5)
     examples, _ = ours.task.encode(sample)
-    from electra.finetuning.loop import infer
+    from electra.finetuning.training import infer
 
     said = ours.task.predict(sample, examples, infer(ours.model, ours.task, examples, ours.method, 0))
     for row, prediction in zip(sample, said, strict=True):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from electra.finetuning import Example
-from electra.finetuning.features import collate, epoch_order, sorted_order, training_batches
+from electra.finetuning.training import Dev, ExampleBatches, Prepared, collate, epoch_order, sorted_order
 
 
 class NoTargets:
@@ -51,11 +51,26 @@ def test_a_batch_is_as_wide_as_its_longest_and_needs_no_mask_when_all_are_equal(
     assert collate(NoTargets(), examples[1:], pad=0, with_targets=False).padded is False
 
 
+def batches_of(examples, batch=8, epochs=2, seed=5) -> ExampleBatches:
+    prepared = Prepared(NoTargets(), examples, {"dev": Dev([], [])}, ("dev",), {}, pad=0)
+    return ExampleBatches(prepared, batch, epochs, seed)
+
+
 def test_training_passes_over_all_examples_once_an_epoch():
     examples = [Example([2] * (3 + row % 9), 3, row) for row in range(70)]
-    batches = list(training_batches(NoTargets(), examples, 0, 8, 2, 5, torch.device("cpu")))
-    rows = [row for inputs in batches for row in inputs.targets["row"].tolist()]
+    batches = list(batches_of(examples).batches(0))
+    rows = [row for batch in batches for row in batch.targets["row"].tolist()]
     assert len(batches) == 18 and sorted(rows) == sorted([*range(70), *range(70)])
+
+
+@pytest.mark.parametrize("step", [1, 8, 9, 10, 17, 18])
+def test_batches_from_any_step_on_are_those_of_the_whole_run(step):
+    examples = [Example([2] * (3 + row % 9), 3, row) for row in range(70)]
+
+    def rows(first: int) -> list[list[int]]:
+        return [batch.targets["row"].tolist() for batch in batches_of(examples).batches(first)]
+
+    assert rows(step) == rows(0)[step:]
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])

@@ -1,11 +1,14 @@
 """Layer-wise rates are the paper's, to the digit; without bias correction Adam is the original's."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from electra.finetuning.optimise import build_layerwise, depth_factor
-from electra.train.optimizers import Rates
+from electra.finetuning.method import MethodSettings
+from electra.finetuning.training import depth_factor, layerwise_group
+from electra.train.optimizers import Muon, Rates, build_optimizer
 
 NAMES = [
     "head.dense.weight",
@@ -33,13 +36,21 @@ class Toy(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.encoder.settings = SimpleNamespace(layers=2)
+        self.encoder.layers = nn.ModuleList(nn.ModuleDict({"map": nn.Linear(3, 3)}) for _ in range(2))
         self.head = nn.Linear(3, 1)
 
 
-def test_every_parameter_is_in_one_group_and_steps_at_its_rate():
+def optimizer_for(model: nn.Module, **method) -> torch.optim.Optimizer:
+    settings = MethodSettings(**{"lr": 0.1, "layer_decay": 0.5, "bias_correction": True, **method})
+    return build_optimizer(model, [layerwise_group(model, settings)], settings.optimizer_settings())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_every_parameter_is_in_one_group_and_steps_at_its_rate(kind):
     model = Toy()
-    optimizer = build_layerwise(model, 2, 0.1, 0.5, "exact", (0.9, 0.999), 1e-6, 0.01, bias_correction=True)
+    optimizer = optimizer_for(model, weight_decay=0.01, optimizer=kind)
+    assert isinstance(optimizer, Muon) == (kind == "muon")
     grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert {id(p) for p in grouped} == {id(p) for p in model.parameters()} and len(grouped) == 6
     for group in optimizer.param_groups:
@@ -53,17 +64,22 @@ def test_every_parameter_is_in_one_group_and_steps_at_its_rate():
     moved = {
         name: (before[name] - p).abs().max().item() for name, p in model.named_parameters() if p.ndim == 1
     }
-    expected = {"encoder.layers.0.bias": 0.005, "encoder.layers.1.bias": 0.01, "head.bias": 0.02}
+    expected = {"encoder.layers.0.map.bias": 0.005, "encoder.layers.1.map.bias": 0.01, "head.bias": 0.02}
     assert moved == pytest.approx(expected, rel=1e-4)
+    if kind == "muon":  # the same gradient, so the same direction: twice the rate a layer higher
+        lower, upper = (
+            before[f"encoder.layers.{n}.map.weight"] * (1 - 0.01 * rate)
+            - model.encoder.layers[n]["map"].weight
+            for n, rate in ((0, 0.005), (1, 0.01))
+        )
+        torch.testing.assert_close(upper, 2 * lower, atol=1e-6, rtol=1e-4)
 
 
 def test_without_bias_correction_the_first_step_is_the_original_s():
-    parameter = nn.Linear(1, 1, bias=False)
-    model = nn.Module()
-    model.head = parameter
-    optimizer = build_layerwise(model, 1, 1e-3, 0.8, "exact", (0.9, 0.999), 1e-6, 0.0, bias_correction=False)
-    before = parameter.weight.item()
-    parameter.weight.grad = torch.full_like(parameter.weight, 2.0)
+    model = Toy()
+    optimizer = optimizer_for(model, lr=1e-3, bias_correction=False)
+    before = model.head.weight[0, 0].item()
+    model.head.weight.grad = torch.full_like(model.head.weight, 2.0)
     optimizer.step()
     expected = 1e-3 * (0.1 * 2.0) / ((0.001 * 4.0) ** 0.5 + 1e-6)
-    assert before - parameter.weight.item() == pytest.approx(expected, rel=1e-3)
+    assert before - model.head.weight[0, 0].item() == pytest.approx(expected, rel=1e-3)

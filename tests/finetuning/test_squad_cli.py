@@ -108,7 +108,7 @@ def test_the_folder_loads_in_transformers_with_the_logits_of_ours(model):
     """transformers 5 has given up its question-answering pipeline: what is compared is what it decoded."""
     import torch
 
-    from electra.finetuning.loop import infer
+    from electra.finetuning.training import infer
 
     transformers = pytest.importorskip("transformers")
     network = transformers.AutoModelForQuestionAnswering.from_pretrained(model).eval()

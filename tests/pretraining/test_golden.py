@@ -100,13 +100,13 @@ def test_a_run_goes_on_without_the_folders_it_began_from(
 def test_two_stages_begin_with_the_weights_of_the_first(recipe, prepared, tmp_path, masked_lm_run):
     words = words_for("two-stage", prepared, tmp_path / "run", masked_lm_run, None)
     settings, _ = resolve(f"{recipe}+two-stage", words)
-    objective = build_parts(settings).objective
+    objective = build_parts(settings, torch.device("cpu")).objective
     trained = {name: p for name, p in objective.discriminator.named_parameters()}
     frozen = dict(objective.corruptor.generator.encoder.named_parameters())
     assert trained.keys() == frozen.keys()
     for name in trained:
         assert trained[name].equal(frozen[name]) and trained[name] is not frozen[name]
-    untrained = build_parts(settings, fresh=False).objective
+    untrained = build_parts(settings, torch.device("cpu"), fresh=False).objective
     assert not untrained.discriminator.layers[0].expand.weight.equal(trained["layers.0.expand.weight"])
 
 

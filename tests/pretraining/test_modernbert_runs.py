@@ -10,8 +10,9 @@ from electra.base import config
 from electra.base.errors import SettingsError
 from electra.interop.write import our_logits, probe_batch
 from electra.pretraining.load import load_network
-from electra.pretraining.run import flops_per_token, pretrain
+from electra.pretraining.run import pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
+from electra.pretraining.trial import flops_per_token
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
 from helpers import electra_inside as electra

@@ -103,7 +103,7 @@ def test_a_signal_saves_and_the_same_command_ends_with_the_same_weights(
     assert process.returncode == code, errors
     assert "everything is saved" in errors and f"to go on: electra pretrain {recipe}" in errors
     told = json.loads((run / "run_state.json").read_text())
-    assert told["state"] == state and told["step"] == newest_checkpoint(run / "checkpoints", print).step
+    assert told["state"] == state and told["step"] == newest_checkpoint(run / "checkpoints").step
     assert electra("pretrain", recipe, f"data={prepared}", f"run={run}").returncode == 0
     assert final_weights(run) == final_weights(finished_run)
 

@@ -1,7 +1,7 @@
 """What test_fast_step.py runs, each in a process of its own: python fast_steps.py CASE [DEVICE]. Compiled code does without the
 checks of shapes that the tests install, and a cap on the device's memory would hold for all tests after it."""
 
-import gc
+import logging
 import sys
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ from electra.objectives import ElectraSettings
 from electra.objectives import build as build_objective
 from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
 from electra.pretraining.settings import resolve
-from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
+from electra.train.optimizers import OptimizerSettings
 from electra.train.settings import TrainSettings
-from electra.train.step import Step
+from electra.train.step import Execution, Step, build_step
 from helpers import words_of
 
 VOCABULARY = 500
@@ -25,7 +25,7 @@ DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cuda")
 BACKEND = None if DEVICE.type == "cuda" else "eager"
 ADAM = OptimizerSettings(lr=1e-3)
 ROWS, LENGTH = 32 if DEVICE.type == "cuda" else 4, 64
-WARM_UP = 2  # the first step compiles, the second is recorded
+WARM_UP = 2  # the first step compiles, the second is captured
 
 
 def build(dropout: float = 0.0, **parts) -> torch.nn.Module:
@@ -58,19 +58,37 @@ def batch_at(number: int, rows: int = ROWS, length: int = LENGTH, padded: bool =
     return Batch(ids, torch.zeros_like(ids), is_real, samples, 7, padded, number / 20)
 
 
-def start(objective: torch.nn.Module, said: list[str], **settings) -> Step:
+class Lines(logging.Handler):
+    """What the library says, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        logging.getLogger("electra").setLevel(logging.INFO)
+        logging.getLogger("electra").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+LINES = Lines()
+
+
+def start(objective: torch.nn.Module, adam: OptimizerSettings = ADAM, **settings) -> Step:
+    LINES.said.clear()
     train = TrainSettings(**{"batch": ROWS, "device": DEVICE.type, **settings})
-    backend = None if train.fast == "off" else BACKEND
-    optimizer, parts = build_optimizer(ADAM, objective), split_parameters(ADAM, objective)
-    return Step(objective, optimizer, parts, train, 3, DEVICE, said.append, backend)
+    execution = Execution.of(train, DEVICE)
+    if train.fast != "off" and BACKEND is not None:
+        execution = replace(execution, backend=BACKEND)
+    return build_step(objective, adam, execution, 3)
 
 
-def is_fast(step: Step, said: list[str]) -> None:
-    """Compiled and, on a GPU, recorded: nothing fell back."""
-    assert step.compiled is not None, said
-    assert all(line.startswith("compiled the step in ") for line in said), said
+def is_fast(step: Step) -> None:
+    """Compiled and, on a GPU, captured: nothing fell back."""
+    assert step.compiled is not None, LINES.said
+    assert all(line.startswith("compiled the step in ") for line in LINES.said), LINES.said
     if DEVICE.type == "cuda":
-        assert step.recorder.record and step.recorder.recordings, said
+        assert step.captured.enabled and step.captured.graphs, LINES.said
 
 
 def weights(objective: torch.nn.Module) -> dict[str, Tensor]:
@@ -89,16 +107,15 @@ def equals_plain() -> None:
     ):
         found: dict[str, list[tuple[float, float]]] = {}
         for fast in ("auto", "off"):
-            said: list[str] = []
             masking = MaskingSettings.model_validate({"unit": unit})
-            step = start(build(masking=masking), said, fast=fast, precision=precision, accumulate=accumulate)
+            step = start(build(masking=masking), fast=fast, precision=precision, accumulate=accumulate)
             found[fast] = []
             for number in range(5):
                 sums, norm = step(batch_at(number), number, 1.0)
                 found[fast].append((sums["total"].item() / accumulate, norm.item()))
                 assert sums["tokens"].item() == ROWS * LENGTH and sums["parts"].item() == accumulate
             if fast == "auto":
-                is_fast(step, said)
+                is_fast(step)
         for (loss, norm), (plain_loss, plain_norm) in zip(found["auto"], found["off"], strict=True):
             context = precision, unit, accumulate, found
             assert abs(loss - plain_loss) <= near[precision] * plain_loss, context
@@ -108,12 +125,11 @@ def equals_plain() -> None:
 
 def learns() -> None:
     """The same rows again and again: the loss falls, so a replay does use the optimizer and the new rates."""
-    said: list[str] = []
-    step = start(build(), said)
+    step = start(build())
     losses = [
         step(replace(batch_at(0), progress=0.0), number, 1.0)[0]["total"].item() for number in range(60)
     ]
-    is_fast(step, said)
+    is_fast(step)
     assert losses[-1] < 0.95 * losses[0], losses
     before = weights(step.objective)
     step(batch_at(0), 60, 0.0)
@@ -121,23 +137,21 @@ def learns() -> None:
 
 
 def shapes_take_turns() -> None:
-    """Batches with and without padding have a recording each, in one memory, and what each returns is its own."""
-    said: list[str] = []
-    step = start(build(), said)
+    """Batches with and without padding have a graph each, in one memory, and what each returns is its own."""
+    step = start(build())
     for number in range(9):
         padded = number % 2 == 1
         sums, _ = step(batch_at(number, padded=padded), number, 1.0)
         assert sums["tokens"].item() == ROWS * LENGTH * (3 if padded else 4) // 4
         assert torch.isfinite(sums["total"]).item()
-    is_fast(step, said)
+    is_fast(step)
     if DEVICE.type == "cuda":
-        assert len(step.recorder.recordings) == 2
+        assert len(step.captured.graphs) == 2
 
 
 def never_waits() -> None:
     """After the warm-up nothing asks the device for a number."""
-    said: list[str] = []
-    step = start(build(0.1, sampling=SamplingSettings(start_temperature=2.0)), said)
+    step = start(build(0.1, sampling=SamplingSettings(start_temperature=2.0)))
     batches = [batch_at(number) for number in range(10)]
     totals: dict[str, Tensor] = {}
     for number, batch in enumerate(batches):
@@ -151,50 +165,47 @@ def never_waits() -> None:
         assert (step.paused > 0) == (number < (WARM_UP if DEVICE.type == "cuda" else 1)), number
     if DEVICE.type == "cuda":
         torch.cuda.set_sync_debug_mode("default")
-    is_fast(step, said)
+    is_fast(step)
     assert totals["parts"].item() == 10
 
 
 def compiles_once() -> None:
     """While progress, temperature, samples and learning rate change."""
-    said: list[str] = []
     torch._dynamo.utils.counters.clear()
-    step = start(build(0.1, sampling=SamplingSettings(start_temperature=2.0)), said)
+    step = start(build(0.1, sampling=SamplingSettings(start_temperature=2.0)))
     step(batch_at(0), 0, 1.0)
-    step.recorder.record = False  # replays would hide a second compilation
+    step.captured.enabled = False  # replays would hide a second compilation
     with torch._dynamo.config.patch(error_on_recompile=True):
         for number in range(1, 10):
             step(batch_at(number), number, 1.0 / number)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    assert step.compiled is not None and len(said) == 1, said
+    assert step.compiled is not None and len(LINES.said) == 1, LINES.said
 
 
 def temperature_is_not_frozen() -> None:
     """Two steps that differ in progress alone sample differently, in a replay too. The rate is zero, so weights stay."""
     hot = SamplingSettings(start_temperature=50.0, temperature=0.02, cooling=1.0)
-    said: list[str] = []
-    step = start(build(sampling=hot), said)
+    step = start(build(sampling=hot))
     found = []
     for number, progress in enumerate([0.0, 0.0, 0.0, 1.0]):
         sums, _ = step(replace(batch_at(0), progress=progress), number, 0.0)
         found.append(sums["total"].item())
-    is_fast(step, said)
+    is_fast(step)
     assert found[2] == found[1] != found[3], found
 
 
 def resumes_exactly() -> None:
-    """Dropout on: ten steps in one go against six and four, each half with recordings of its own."""
+    """Dropout on: ten steps in one go against six and four, each half with graphs of its own."""
     torch.use_deterministic_algorithms(True)
-    said: list[str] = []
-    whole = start(build(0.1), said)
+    whole = start(build(0.1))
     for number in range(10):
         whole(batch_at(number), number, 1.0)
-    is_fast(whole, said)
+    is_fast(whole)
 
-    first = start(build(0.1), said)
+    first = start(build(0.1))
     for number in range(6):
         first(batch_at(number), number, 1.0)
-    second = start(build(0.1), said)
+    second = start(build(0.1))
     second.objective.load_state_dict(first.objective.state_dict())
     states = zip(second.objective.parameters(), first.objective.parameters(), strict=True)
     for parameter, before in states:
@@ -204,53 +215,31 @@ def resumes_exactly() -> None:
         second(batch_at(number), number, 1.0)
     expected, found = weights(whole.objective), weights(second.objective)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    other = start(build(0.1), said)
+    other = start(build(0.1))
     for number in range(10):
         other(batch_at(number), number + 1, 1.0)
     assert not all(torch.equal(expected[name], t) for name, t in weights(other.objective).items())
 
 
-def halves_when_memory_is_short() -> None:
-    """The step of 512 rows is given three quarters of what it needs."""
+def leaves_its_graphs_when_memory_is_short() -> None:
+    """A new shape that does not fit beside the graphs of another is computed after those have gone, with the same loss."""
     assert DEVICE.type == "cuda"
-    torch.use_deterministic_algorithms(True)
     wide = {"sizes": {"layers": 6, "hidden": 256, "heads": 4, "intermediate": 1024, "embedding": 128}}
-    rows, settings = 512, {"batch": 512}
-    said: list[str] = []
-    step = start(build(**wide), said, **settings)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step(batch_at(0, rows), 0, 1.0)
-    needed = torch.cuda.max_memory_allocated() - before
-    del step
-    gc.collect()
-    torch.compiler.reset()
-    torch.cuda.empty_cache()
-
-    said = []
-    step = start(build(**wide), said, **settings)
-    total = torch.cuda.get_device_properties(DEVICE).total_memory
-    limit = torch.cuda.memory_reserved() + 0.75 * needed
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
-    for number in range(5):
-        sums, _ = step(batch_at(number, rows), number, 1.0)
-        assert torch.isfinite(sums["total"]).item() and sums["tokens"].item() == rows * 64
-    assert step.accumulate in (2, 4, 8), step.accumulate
-    assert said[0] == "out of memory with 512 rows at once: going on with 256 (same batch, same data)", said
-    assert step.compiled is not None and step.recorder.record and step.recorder.recordings, said
-    halved = weights(step.objective)
-
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    plain = start(build(**wide), said, **settings, accumulate=step.accumulate)
-    for number in range(5):
-        plain(batch_at(number, rows), number, 1.0)
-    for name, tensor in weights(plain.objective).items():
-        assert (halved[name] - tensor).abs().mean().item() < 2e-4, name
+    rows = 512
+    step = start(build(**wide), batch=rows)
+    for number in range(3):
+        step(batch_at(number, rows), number, 0.0)
+    graphs, free = len(step.captured.graphs), torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction(
+        1.1 * free / torch.cuda.get_device_properties(DEVICE).total_memory
+    )
+    sums, _ = step(batch_at(3, rows, padded=True), 3, 0.0)
+    assert graphs == 1 and not step.captured.graphs, LINES.said
+    assert torch.isfinite(sums["total"]).item() and sums["tokens"].item() == rows * LENGTH * 3 // 4
 
 
 def takes_recipe() -> None:
-    """`tiny` joined with the recipe named by the third word: compiled in one piece and recorded, with the plain step's
+    """`tiny` joined with the recipe named by the third word: compiled in one piece and captured, with the plain step's
     losses (float32, no dropout) over the first steps."""
     words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", *words_of(sys.argv[3])]
     settings, _ = resolve(f"tiny+{sys.argv[3]}", words)
@@ -268,38 +257,33 @@ def takes_recipe() -> None:
     for fast in ("auto", "off"):
         torch.manual_seed(0)
         objective = build_objective(settings.objective, inputs).to(DEVICE).train()
-        optimizer = build_optimizer(settings.optimizer, objective)
-        trained = split_parameters(settings.optimizer, objective)
-        train = TrainSettings(batch=ROWS, device=DEVICE.type, fast=fast, precision="float32")
-        said: list[str] = []
-        step = Step(
-            objective, optimizer, trained, train, 3, DEVICE, said.append, BACKEND if fast == "auto" else None
-        )
+        step = start(objective, settings.optimizer, fast=fast, precision="float32")
         sums = [step(batch_at(number, padded=True), number, 0.1)[0] for number in range(4)]
         found[fast] = [one["total"].item() for one in sums[:1]] + [sums[-1]["total"].item()]
         if fast == "auto":
-            is_fast(step, said)
+            is_fast(step)
     for mine, theirs in zip(found["auto"], found["off"], strict=True):
         assert abs(mine - theirs) <= 5e-3 * abs(theirs), found
 
 
-def goes_on_where_nothing_can_be_recorded() -> None:
-    """An objective that asks the host for a number, with dropout: said once, and the same weights as without recording."""
+def goes_on_where_nothing_can_be_captured() -> None:
+    """An objective that asks the host for a number, with dropout: said once, and the same weights as without capturing."""
     assert DEVICE.type == "cuda"
     torch.use_deterministic_algorithms(True)
-    found = []
-    for record in (True, False):
-        objective, said = build(0.1), []
+    results = []
+    for capture in (True, False):
+        objective = build(0.1)
         objective.register_forward_hook(lambda module, given, loss: loss.total.item() and None)
-        step = start(objective, said)
+        step = start(objective)
         step.compiled = None  # a compiler would refuse it first
-        step.recorder.record = record
+        step.captured.enabled = capture
         for number in range(4):
             sums, _ = step(batch_at(number), number, 1.0)
         assert torch.isfinite(sums["total"]).item()
-        assert [line.startswith("the step cannot be recorded") for line in said] == [True] * record, said
-        found.append(weights(objective))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        lines = [line.startswith("the step cannot be captured") for line in LINES.said]
+        assert lines == [True] * capture, LINES.said
+        results.append(weights(objective))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import torch
 from electra.base.errors import CorruptError, MachineError, MemoryExhaustedError
 from electra.base.files import lock
 from electra.base.jobs import Signals
-from electra.train import checkpoint
-from electra.train import device as guard
+from electra.train import checkpoint, device
 from electra.train.settings import memory_remedy
 
 
@@ -23,7 +22,7 @@ def save(root: Path, step: int, value: float = 1.0) -> Path:
 def test_what_was_saved_is_restored(tmp_path):
     save(tmp_path, 7, value=3.5)
     live = {"model": {"w": torch.zeros(64, 64)}}
-    found = checkpoint.newest_checkpoint(tmp_path, print)
+    found = checkpoint.newest_checkpoint(tmp_path)
     checkpoint.restore(found, live)
     assert found.step == 7 and (live["model"]["w"] == 3.5).all()
 
@@ -32,7 +31,7 @@ def test_what_was_saved_is_restored(tmp_path):
     "name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
 )
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
-def test_a_damaged_checkpoint_is_never_loaded_and_the_one_before_is_used_loudly(tmp_path, name, harm):
+def test_a_damaged_checkpoint_is_never_loaded_and_the_one_before_is_used_loudly(tmp_path, name, harm, caplog):
     save(tmp_path, 1)
     file = save(tmp_path, 2) / name
     content = bytearray(file.read_bytes())
@@ -44,15 +43,15 @@ def test_a_damaged_checkpoint_is_never_loaded_and_the_one_before_is_used_loudly(
             file.write_bytes(content[:-3])
         case "remove":
             file.unlink()
-    warnings: list[str] = []
-    assert checkpoint.newest_checkpoint(tmp_path, warnings.append).step == 1
-    assert len(warnings) == 1 and "step-000000002" in warnings[0] and "damaged" in warnings[0]
+    assert checkpoint.newest_checkpoint(tmp_path).step == 1
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "step-000000002" in warning and "damaged" in warning
 
 
 def test_only_damaged_checkpoints_are_an_error_and_not_a_silent_start_from_zero(tmp_path):
     (save(tmp_path, 1) / "model.safetensors").write_bytes(b"")
     with pytest.raises(CorruptError, match="all 1 checkpoints") as error:
-        checkpoint.newest_checkpoint(tmp_path, lambda _: None)
+        checkpoint.newest_checkpoint(tmp_path)
     assert error.value.exit_code == 4
 
 
@@ -68,7 +67,7 @@ def test_damaged_checkpoints_are_set_aside_and_do_not_push_good_ones_out(tmp_pat
         save(tmp_path, step)
     for step in (20, 30):
         (tmp_path / f"step-{step:09d}" / "model.safetensors").write_bytes(b"")
-    found = checkpoint.newest_checkpoint(tmp_path, lambda _: None)
+    found = checkpoint.newest_checkpoint(tmp_path)
     checkpoint.set_aside(tmp_path, found.step)
     save(tmp_path, 15)
     checkpoint.prune(tmp_path, keep=2, permanent_every=0)
@@ -100,12 +99,12 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert error.value.exit_code == 5
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
-    assert checkpoint.newest_checkpoint(tmp_path, print).step == 1
+    assert checkpoint.newest_checkpoint(tmp_path).step == 1
 
 
 def test_too_little_space_is_said_before_training(tmp_path):
     with pytest.raises(MachineError, match="too little space"):
-        guard.check_space(tmp_path, 10**18)
+        device.check_space(tmp_path, 10**18)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -127,12 +126,12 @@ def test_training_may_run_in_a_thread_where_nobody_can_listen_for_signals():
 
 
 def test_out_of_memory_becomes_one_line_with_a_way_out():
-    with pytest.raises(MemoryExhaustedError, match="do this") as error, guard.explain_memory("do this"):
+    with pytest.raises(MemoryExhaustedError, match="do this") as error, device.explain_memory("do this"):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
     assert error.value.exit_code == 7
-    with pytest.raises(MemoryExhaustedError), guard.explain_memory("do this"):
+    with pytest.raises(MemoryExhaustedError), device.explain_memory("do this"):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(RuntimeError, match="shapes"), guard.explain_memory("do this"):
+    with pytest.raises(RuntimeError, match="shapes"), device.explain_memory("do this"):
         raise RuntimeError("shapes differ")
 
 
@@ -147,7 +146,7 @@ def test_the_way_out_of_memory_trouble_divides_the_batch(batch, accumulate, reme
 def test_a_checkpoint_of_another_network_is_refused_by_name(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(CorruptError, match="another network"):
-        checkpoint.restore(checkpoint.newest_checkpoint(tmp_path, print), {"model": {"w": torch.zeros(2, 2)}})
+        checkpoint.restore(checkpoint.newest_checkpoint(tmp_path), {"model": {"w": torch.zeros(2, 2)}})
 
 
 def test_a_stale_lock_file_does_not_block(tmp_path):

@@ -1,4 +1,4 @@
-"""The compiled and recorded step on a CUDA device. Cases are in fast_steps.py, where each says what it protects."""
+"""The compiled and captured step on a CUDA device. Cases are in fast_steps.py, where each says what it protects."""
 
 import os
 import subprocess
@@ -36,8 +36,8 @@ def run(case: str, *words: str) -> None:
         "compiles_once",
         "temperature_is_not_frozen",
         "resumes_exactly",
-        "halves_when_memory_is_short",
-        "goes_on_where_nothing_can_be_recorded",
+        "leaves_its_graphs_when_memory_is_short",
+        "goes_on_where_nothing_can_be_captured",
     ],
 )
 def test_the_fast_step_on_a_gpu(case):

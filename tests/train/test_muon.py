@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_optim import original_adam
+from test_optim import CPU, optimizer_for, original_adam
 from torch import nn, optim
 
 from conftest import TINY, inputs_for, make_batch
@@ -22,12 +22,10 @@ from electra.train.optimizers import (
     Muon,
     OptimizerSettings,
     Rates,
-    build_optimizer,
     clip_gradients,
     matrices_in_layers,
     optimizer_tensors,
     orthogonalise,
-    set_rate,
     split_parameters,
 )
 from helpers import electra_inside
@@ -74,7 +72,7 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def build(model: nn.Module, lr: float = 0.02, decay: float = 0.1) -> Muon:
     settings = OptimizerSettings(kind="muon", lr=lr, weight_decay=decay, bias_correction=True)
-    optimizer = build_optimizer(settings, model)
+    optimizer = optimizer_for(settings, model)
     assert isinstance(optimizer, Muon)
     return optimizer
 
@@ -107,7 +105,7 @@ def test_the_update_equals_the_reference_in_numpy(dtype, tolerance):
         give_gradients(model, step)
         for kept, matrix in zip(gradients, matrices, strict=True):
             kept.append(matrix.parameter.grad.double().numpy().copy())
-        set_rate(optimizer, rate / 0.02)
+        Rates(optimizer, CPU).set(rate / 0.02)
         optimizer.step()
     for matrix, start, given in zip(matrices, before, gradients, strict=True):
         expected = reference_muon(start, given, rates, 0.1, matrix.parts, 0.95)
@@ -211,12 +209,12 @@ def test_modernberts_gate_is_a_matrix_of_its_own():
 def test_others_are_updated_as_by_adamw_alone():
     model, twin = network(), network()
     settings = OptimizerSettings(lr=0.02, weight_decay=0.1, bias_correction=True)
-    optimizer, adamw = build(model), build_optimizer(settings, twin)
+    optimizer, adamw = build(model), optimizer_for(settings, twin)
     for step, share in enumerate((1.0, 0.25)):
         give_gradients(model, step)
         give_gradients(twin, step)
-        set_rate(optimizer, share)
-        set_rate(adamw, share)
+        Rates(optimizer, CPU).set(share)
+        Rates(adamw, CPU).set(share)
         optimizer.step()
         adamw.step()
     pairs = zip(other_parameters(model), other_parameters(twin), strict=True)
@@ -270,7 +268,7 @@ def test_the_rates_may_be_tensors():
     for step, share in enumerate((0.5, 1.0)):
         give_gradients(model, step)
         give_gradients(twin, step)
-        set_rate(number, share)
+        Rates(number, CPU).set(share)
         torch.mul(peaks, share, out=rates)
         number.step()
         tensor.step()
@@ -289,7 +287,7 @@ def test_least_squares_with_uneven_directions_is_solved():
     optimizer = alone(matrices_in_layers(model), lr=0.1)
     losses = []
     for step in range(300):
-        set_rate(optimizer, 1 - step / 300)
+        Rates(optimizer, CPU).set(1 - step / 300)
         loss = (model.layers[0]["map"](inputs) - inputs @ truth).square().mean()
         loss.backward()
         optimizer.step()
@@ -325,7 +323,7 @@ def test_an_objective_is_updated_as_in_numpy_with_a_rate_for_each_network(sharin
         kind="muon", momentum=0.9, lr=4e-3, weight_decay=0.1, decoupled=True,
         generator={"lr": 1e-3, "weight_decay": 0.05, "clip": 0.5},
     )  # fmt: skip
-    optimizer, parts = build_optimizer(settings, objective), split_parameters(settings, objective)
+    optimizer, parts = optimizer_for(settings, objective), split_parameters(objective, settings)
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
     before = {name: p.detach().numpy().copy() for name, p in objective.named_parameters()}
     gradients, shares, batch = {name: [] for name in before}, (0.5, 1.0, 0.75), make_batch()
@@ -334,7 +332,7 @@ def test_an_objective_is_updated_as_in_numpy_with_a_rate_for_each_network(sharin
         clip_gradients(parts)
         for name, parameter in objective.named_parameters():
             gradients[name].append(parameter.grad.numpy().copy())
-        set_rate(optimizer, share)
+        Rates(optimizer, CPU).set(share)
         optimizer.step()
         optimizer.zero_grad()
     stacked = {names[id(matrix.parameter)]: matrix.parts for matrix in matrices_in_layers(objective)}
@@ -358,7 +356,7 @@ def test_what_does_not_learn_is_left_alone():
     )
     objective.corruptor.requires_grad_(False)
     settings = OptimizerSettings(kind="muon", decoupled=True)
-    optimizer = build_optimizer(settings, objective)
+    optimizer = optimizer_for(settings, objective)
     learning = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert {id(parameter) for parameter in held} == {id(parameter) for parameter in learning}
@@ -392,11 +390,11 @@ def test_bfloat16_on_the_gpu_is_near_float32_on_the_cpu():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_recorded_step_replays_to_the_same_weights():
+def test_a_captured_step_replays_to_the_same_weights():
     """The rates are tensors, and change between the replays."""
     model, twin = network().cuda(), network().cuda()
     shares, results = (0.5, 1.0, 0.25, 0.75), []
-    for net, record in ((model, False), (twin, True)):
+    for net, capture in ((model, False), (twin, True)):
         optimizer = build(net)
         rates = Rates(optimizer, torch.device("cuda"))
         for parameter in net.parameters():
@@ -405,7 +403,7 @@ def test_a_recorded_step_replays_to_the_same_weights():
             for number, parameter in enumerate(net.parameters()):
                 parameter.grad.copy_(random(*parameter.shape, seed=1000 * step + number))
             rates.set(share)
-            if not record or step == 0:
+            if not capture or step == 0:
                 optimizer.step()
                 continue
             if step == 1:

@@ -8,13 +8,19 @@ from torch import nn
 
 from electra.train.optimizers import (
     OptimizerSettings,
+    Rates,
     build_optimizer,
     clip_gradients,
     optimizer_tensors,
-    set_rate,
     split_parameters,
 )
-from electra.train.settings import ScheduleSettings, learning_rate
+from electra.train.settings import ScheduleSettings, highest_fraction, learning_rate, schedule_warning
+
+CPU = torch.device("cpu")
+
+
+def optimizer_for(settings: OptimizerSettings, model: nn.Module) -> torch.optim.Optimizer:
+    return build_optimizer(model, split_parameters(model, settings), settings)
 
 
 def original_adam(weight, gradients, rates, decay, beta1=0.9, beta2=0.999, eps=1e-6, correct=False):
@@ -35,11 +41,11 @@ def test_adam_equals_the_originals_update(correct):
     before = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
     gradients = {name: rng.normal(size=(6, *value.shape)) for name, value in before.items()}
     rates = [1e-2, 2e-2, 3e-2, 2e-2, 1e-2, 5e-3]
-    optimizer = build_optimizer(OptimizerSettings(lr=2e-2, bias_correction=correct, weight_decay=0.1), model)
+    optimizer = optimizer_for(OptimizerSettings(lr=2e-2, bias_correction=correct, weight_decay=0.1), model)
     for number, rate in enumerate(rates):
         for name, parameter in model.named_parameters():
             parameter.grad = torch.from_numpy(gradients[name][number].copy())
-        set_rate(optimizer, rate / 2e-2)
+        Rates(optimizer, CPU).set(rate / 2e-2)
         optimizer.step()
     for name, parameter in model.named_parameters():
         decay = 0.1 if name == "weight" else 0.0
@@ -49,7 +55,8 @@ def test_adam_equals_the_originals_update(correct):
 
 def test_layer_norm_and_bias_are_not_decayed_and_embeddings_are():
     model = nn.ModuleDict({"norm": nn.LayerNorm(4), "linear": nn.Linear(4, 4), "words": nn.Embedding(9, 4)})
-    decayed, plain = build_optimizer(OptimizerSettings(), model).param_groups
+    groups = optimizer_for(OptimizerSettings(), model).param_groups
+    plain, decayed = sorted(groups, key=lambda group: group["weight_decay"])
     assert {id(p) for p in decayed["params"]} == {id(model["linear"].weight), id(model["words"].weight)}
     assert decayed["weight_decay"] == 0.01 and plain["weight_decay"] == 0.0
 
@@ -75,6 +82,25 @@ def test_the_usual_schedules_reach_their_peak_after_warm_up(kind):
     assert all(later <= earlier for earlier, later in pairwise(rates[100:]))
 
 
+@pytest.mark.parametrize("kind", ["original", "linear", "cosine", "constant"])
+@pytest.mark.parametrize(
+    ("warmup", "steps", "power"),
+    [(10_000, 20_000, 1.0), (10_000, 1_500, 2.0), (0, 50, 1.0), (40, 50, 1.5), (1, 1, 1.0)],
+)
+def test_the_highest_fraction_of_the_rate_is_found_without_walking_all_steps(kind, warmup, steps, power):
+    settings = ScheduleSettings(kind=kind, warmup=warmup, power=power)
+    walked = max(learning_rate(settings, 1.0, step, steps) for step in range(steps))
+    assert highest_fraction(settings, steps) == pytest.approx(walked, rel=1e-12)
+
+
+def test_a_warm_up_that_is_too_long_for_the_run_is_told_with_one_that_is_not():
+    warning = schedule_warning(ScheduleSettings(warmup=10_000), 20_000)
+    assert warning is not None and "never gets above 50% of optimizer.lr" in warning
+    assert "warm-up takes 10,000 of 20,000 steps. Use schedule.warmup=1000." in warning
+    assert schedule_warning(ScheduleSettings(warmup=1_000), 20_000) is None
+    assert schedule_warning(ScheduleSettings(), 1_000_000) is None
+
+
 class Pair(nn.Module):
     """Two networks as objectives hold them."""
 
@@ -89,11 +115,11 @@ class Pair(nn.Module):
 def test_decoupled_networks_have_their_own_rate_and_their_own_clipping():
     pair = Pair()
     settings = OptimizerSettings(lr=1e-2, decoupled=True, clip=1.0, generator={"lr": 1e-3, "clip": 0.5})
-    optimizer = build_optimizer(settings, pair)
+    optimizer = optimizer_for(settings, pair)
     rates = {id(p): group["peak"] for group in optimizer.param_groups for p in group["params"]}
     assert {rates[id(p)] for p in pair.discriminator.parameters()} == {1e-2}
     assert {rates[id(p)] for p in pair.corruptor.parameters()} == {1e-3}
-    set_rate(optimizer, 0.5)
+    Rates(optimizer, CPU).set(0.5)
     assert {group["lr"] for group in optimizer.param_groups} == {5e-3, 5e-4}
 
     def norm(module):
@@ -101,19 +127,19 @@ def test_decoupled_networks_have_their_own_rate_and_their_own_clipping():
 
     for parameter in pair.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
-    clip_gradients(split_parameters(settings, pair))
+    clip_gradients(split_parameters(pair, settings))
     assert norm(pair.discriminator) == pytest.approx(1.0, rel=1e-4)
     assert norm(pair.corruptor) == pytest.approx(0.5, rel=1e-4)
 
     for parameter in pair.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
-    clip_gradients(split_parameters(OptimizerSettings(clip=1.0), pair))
+    clip_gradients(split_parameters(pair, OptimizerSettings(clip=1.0)))
     assert norm(pair) == pytest.approx(1.0, rel=1e-4)
 
 
 def test_what_does_not_learn_has_no_state():
     pair = Pair()
     pair.corruptor.requires_grad_(False)
-    optimizer = build_optimizer(OptimizerSettings(), pair)
+    optimizer = optimizer_for(OptimizerSettings(), pair)
     assert len(optimizer.state) == 2
     assert all(name.startswith("discriminator") for name in optimizer_tensors(optimizer, pair))

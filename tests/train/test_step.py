@@ -1,66 +1,57 @@
-"""One update: what it computes, and what it does on a machine that cannot compile it or lacks the memory."""
+"""One update: what it computes, and what it does on a machine that cannot compile or capture it."""
 
+import json
+import logging
 import time
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from conftest import make_batch
-from electra import kernels as choice
+from electra import kernels as switch
 from electra.base.batch import Batch
-from electra.base.errors import MachineError, MemoryExhaustedError
+from electra.base.errors import MachineError
 from electra.base.randomness import mix
 from electra.objectives.corruption import SamplingSettings, sample
+from electra.objectives.losses import Loss
 from electra.pretraining.run import pretrain
 from electra.pretraining.settings import resolve
-from electra.train import device as guard
 from electra.train import device as machine
-from electra.train import loop as trainer
-from electra.train.cuda_graph import Recorder
+from electra.train.cuda_graph import CapturedFunction
 from electra.train.log import read_metrics
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings, next_accumulate
-from electra.train.step import Step
+from electra.train.step import Execution, Step, build_step
+from helpers import electra_inside
 
 CPU = torch.device("cpu")
 ADAM = OptimizerSettings(lr=1e-2, clip=0.05)
 
 
-class ToyLoss(NamedTuple):
-    total: Tensor
-    sums: dict[str, Tensor]
-
-
 class Toy(nn.Module):
-    """The shape of an objective, small. `limit`: it runs out of memory with more rows at once; `fails_at`: the calls at
-    which it does so whatever the rows."""
+    """The shape of an objective, small."""
 
-    def __init__(self, dropout: float = 0.0, limit: int = 1000, fails_at: tuple[int, ...] = ()):
+    headline = ("loss",)
+    extra_metrics = ()
+    muted_alarms = ()
+
+    def __init__(self, dropout: float = 0.0):
         super().__init__()
         self.words, self.out, self.dropout = nn.Embedding(97, 8), nn.Linear(8, 1), nn.Dropout(dropout)
         generator = torch.Generator().manual_seed(1)
         for parameter in self.parameters():
             nn.init.normal_(parameter, generator=generator)
-        self.limit, self.fails_at, self.calls, self.kernels = limit, fails_at, 0, []
 
-    def forward(self, batch: Batch) -> ToyLoss:
-        return ToyLoss(*self.loss(batch))
-
-    def loss(self, batch: Batch):
+    def forward(self, batch: Batch) -> Loss:
         scores = self.out(self.dropout(self.words(batch.ids))).squeeze(-1)
         total = ((scores - batch.progress) ** 2).mean()
-        return total, {"rows": torch.ones_like(batch.samples).sum()}
+        return Loss(total, {"rows": torch.ones_like(batch.samples).sum()})
 
-
-class ShortOfMemory(Toy):
-    def forward(self, batch: Batch) -> ToyLoss:
-        self.calls += 1
-        if len(batch.ids) > self.limit or self.calls in self.fails_at:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
-        return ToyLoss(*self.loss(batch))
+    def generator_parameters(self):
+        return ()
 
 
 def batch_at(number: int, rows: int = 12) -> Batch:
@@ -68,18 +59,25 @@ def batch_at(number: int, rows: int = 12) -> Batch:
     return Batch(batch.ids, batch.segments, batch.is_real, batch.samples, 7, False, number / 10)
 
 
-def make_step(objective: nn.Module, said: list[str], backend=None, **settings) -> Step:
-    settings = TrainSettings(**{"batch": 12, "device": "cpu", **settings})
-    parts = split_parameters(ADAM, objective)
-    return Step(objective, build_optimizer(ADAM, objective), parts, settings, 3, CPU, said.append, backend)
+def make_step(objective: nn.Module, backend=None, **settings) -> Step:
+    execution = Execution.of(TrainSettings(**{"batch": 12, "device": "cpu", **settings}), CPU)
+    if backend is not None:
+        execution = replace(execution, backend=backend)
+    return build_step(objective, ADAM, execution, 3)
 
 
 def weights_after(objective: nn.Module, steps: int = 4, backend=None, **settings):
-    """Weights, what was said, and the sums of each step."""
-    said: list[str] = []
-    step = make_step(objective, said, backend, **settings)
+    """Weights, and the sums of each step."""
+    step = make_step(objective, backend, **settings)
     sums = [step(batch_at(number), number, 0.5)[0] for number in range(steps)]
-    return [p.detach().clone() for p in objective.parameters()], said, sums
+    return [p.detach().clone() for p in objective.parameters()], sums
+
+
+@pytest.fixture
+def lines(caplog):
+    """What the library has said so far."""
+    caplog.set_level(logging.INFO, "electra")
+    return lambda: [record.getMessage() for record in caplog.records]
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -88,7 +86,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def test_a_step_is_the_mean_gradient_of_its_parts_clipped_and_applied():
     expected = Toy(dropout=0.3)
-    optimizer = build_optimizer(ADAM, expected)
+    optimizer = build_optimizer(expected, split_parameters(expected, ADAM), ADAM)
     for group in optimizer.param_groups:
         group["lr"] = 0.5 * ADAM.lr
     torch.manual_seed(mix(3, "dropout", 4, 0))
@@ -100,7 +98,7 @@ def test_a_step_is_the_mean_gradient_of_its_parts_clipped_and_applied():
     optimizer.step()
 
     objective = Toy(dropout=0.3)
-    sums, found = make_step(objective, [], accumulate=3)(batch_at(4), 4, 0.5)
+    sums, found = make_step(objective, accumulate=3)(batch_at(4), 4, 0.5)
     assert found.item() == pytest.approx(norm.item()) and norm > ADAM.clip
     for one, other in zip(objective.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
@@ -112,25 +110,25 @@ def test_a_step_is_the_mean_gradient_of_its_parts_clipped_and_applied():
 
 
 def test_dropout_depends_on_the_seed_and_the_number_of_the_step_alone():
-    first, *_ = weights_after(Toy(dropout=0.5), accumulate=2)
+    first, _ = weights_after(Toy(dropout=0.5), accumulate=2)
     torch.manual_seed(99)
-    again, *_ = weights_after(Toy(dropout=0.5), accumulate=2)
+    again, _ = weights_after(Toy(dropout=0.5), accumulate=2)
     assert same(first, again)
 
 
-def test_the_compiled_step_equals_the_plain_one_and_is_compiled_once():
+def test_the_compiled_step_equals_the_plain_one_and_is_compiled_once(lines):
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    plain, said, _ = weights_after(Toy(dropout=0.3), accumulate=2)
-    assert said == []
-    compiled, said, _ = weights_after(Toy(dropout=0.3), accumulate=2, backend="eager")
+    plain, _ = weights_after(Toy(dropout=0.3), accumulate=2)
+    assert lines() == []
+    compiled, _ = weights_after(Toy(dropout=0.3), accumulate=2, backend="eager")
     assert same(plain, compiled)
-    assert len(said) == 1 and said[0].startswith("compiled the step in ")
+    assert len(lines()) == 1 and lines()[0].startswith("compiled the step in ")
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # progress changed at every step
 
 
 def test_only_the_first_compiled_step_pauses():
-    step = make_step(Toy(), [], backend="eager")
+    step = make_step(Toy(), backend="eager")
     paused = []
     for number in range(3):
         step(batch_at(number), number, 1.0)
@@ -150,59 +148,62 @@ def broken_backward(graph, inputs):
     return aot_autograd(fw_compiler=forward, bw_compiler=broken_forward)(graph, inputs)
 
 
-def test_what_cannot_be_compiled_runs_as_it_is_and_is_said_once():
+def test_what_cannot_be_compiled_runs_as_it_is_and_is_said_once(lines):
     torch.compiler.reset()
-    plain, *_ = weights_after(Toy(dropout=0.3), accumulate=2)
-    found, said, _ = weights_after(Toy(dropout=0.3), accumulate=2, backend=broken_forward)
-    assert same(plain, found)
-    assert len(said) == 1 and said[0].startswith(
-        "the step cannot be compiled, so it is slower: RuntimeError: "
-    )
-    assert "\n" not in said[0]
+    plain, _ = weights_after(Toy(dropout=0.3), accumulate=2)
+    uncompiled, _ = weights_after(Toy(dropout=0.3), accumulate=2, backend=broken_forward)
+    assert same(plain, uncompiled)
+    (line,) = lines()
+    assert line.startswith("the step cannot be compiled, so it is slower: RuntimeError: ")
+    assert "\n" not in line
 
 
-def test_a_backward_that_cannot_be_compiled_leaves_nothing_behind():
+def test_a_backward_that_cannot_be_compiled_leaves_nothing_behind(lines):
     torch.compiler.reset()
-    plain, *_ = weights_after(Toy())
-    found, said, _ = weights_after(Toy(), backend=broken_backward)
-    assert same(plain, found) and len(said) == 1 and "no such instruction" in said[0]
+    plain, _ = weights_after(Toy())
+    uncompiled, _ = weights_after(Toy(), backend=broken_backward)
+    assert same(plain, uncompiled) and len(lines()) == 1 and "no such instruction" in lines()[0]
 
 
 class NeedsAKernel(Toy):
     """One that Triton refuses: it has no tile of a size that is not a power of two."""
 
     def forward(self, batch):
-        if choice._wanted:
+        if switch._wanted:
             import triton
 
             triton.language.zeros([3], triton.language.float32)
         return super().forward(batch)
 
 
-def test_a_kernel_that_cannot_run_is_done_without_and_said_once():
+def test_a_kernel_that_cannot_run_is_done_without_and_said_once(lines):
     pytest.importorskip("triton")
-    plain, *_ = weights_after(Toy(dropout=0.3), fast="off")
-    found, said, _ = weights_after(NeedsAKernel(dropout=0.3))
-    assert same(plain, found)
-    assert len(said) == 1 and said[0].startswith(
-        "a kernel cannot run, so the step does without and is slower: "
-    )
+    plain, _ = weights_after(Toy(dropout=0.3), fast="off")
+    without, _ = weights_after(NeedsAKernel(dropout=0.3))
+    assert same(plain, without)
+    (line,) = lines()
+    assert line.startswith("custom kernels failed, so the step goes on in plain torch and is slower: ")
     with pytest.raises(MachineError, match="train.fast=on, but .*train.fast=auto"):
-        weights_after(NeedsAKernel(), fast="on", backend="eager")
+        make_refusing(NeedsAKernel())(batch_at(0), 0, 1.0)
+
+
+def make_refusing(objective: nn.Module, backend=None) -> Step:
+    """With train.fast=on, as on a machine that can compile."""
+    return build_step(objective, ADAM, Execution(CPU, fast="on", backend=backend), 3)
 
 
 def test_why_there_can_be_no_kernels_is_found_by_building_one(monkeypatch):
     """Where there is no CUDA device the smallest kernel fails as it does where there is no C compiler."""
     if torch.cuda.is_available():
-        assert choice.trouble(torch.device("cuda")) == ""
+        assert switch.trouble(torch.device("cuda")) == ""
         return
-    choice.trouble.cache_clear()
-    assert choice.trouble(torch.device("cuda")).startswith("Triton cannot build kernels, for which it needs")
-    assert not choice.wanted(torch.device("cuda")) and not choice.wanted(torch.device("cpu"))
-    choice.trouble.cache_clear()
-    monkeypatch.setattr(choice, "HAS_TRITON", False)
-    assert choice.trouble(torch.device("cuda")) == "Triton is not installed (pip install triton)"
-    choice.trouble.cache_clear()
+    switch.trouble.cache_clear()
+    assert switch.trouble(torch.device("cuda")).startswith("Triton cannot build kernels, for which it needs")
+    assert not switch.wanted(torch.device("cuda")) and not switch.wanted(torch.device("cpu"))
+    switch.trouble.cache_clear()
+    monkeypatch.setattr(switch, "HAS_TRITON", False)
+    assert switch.trouble(torch.device("cuda")) == "Triton is not installed (pip install triton)"
+    switch.trouble.cache_clear()
 
 
 def test_fast_or_nothing_is_refused_where_the_step_cannot_be_compiled(monkeypatch):
@@ -210,24 +211,26 @@ def test_fast_or_nothing_is_refused_where_the_step_cannot_be_compiled(monkeypatc
     with pytest.raises(
         MachineError, match="train.fast=on, but the step cannot be compiled: .*train.fast=auto"
     ):
-        weights_after(Toy(), backend=broken_forward, fast="on")
+        make_refusing(Toy(), broken_forward)(batch_at(0), 0, 1.0)
     with pytest.raises(MachineError, match="train.fast=on, but there is no CUDA device.*train.fast=auto"):
-        weights_after(Toy(), fast="on")
-    monkeypatch.setattr(choice, "trouble", lambda device: "Triton is not installed (pip install triton)")
+        make_step(Toy(), fast="on")
+    monkeypatch.setattr(switch, "trouble", lambda device: "Triton is not installed (pip install triton)")
     with pytest.raises(MachineError, match="Triton is not installed.*pip install triton"):
-        machine.choose_backend("on", torch.device("cuda"), print)
+        machine.choose_backend("on", torch.device("cuda"))
 
 
-def test_a_gpu_without_triton_is_told_that_it_is_slower(monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(choice, "trouble", lambda device: "")
-    assert machine.choose_backend("auto", torch.device("cuda"), said.append) == "inductor"
-    assert machine.choose_backend("off", torch.device("cuda"), said.append) is None and said == []
-    monkeypatch.setattr(choice, "trouble", lambda device: "Triton is not installed")
-    assert machine.choose_backend("auto", torch.device("cuda"), said.append) is None
-    assert said == ["Triton is not installed, so everything is slower."]
-    assert machine.kernel_remark(torch.device("cuda")) == said[0]
-    assert machine.kernel_remark(torch.device("cpu")) is None
+def test_a_gpu_without_triton_is_told_that_it_is_slower(monkeypatch, lines):
+    monkeypatch.setattr(machine, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(switch, "trouble", lambda device: "")
+    assert machine.choose_backend("auto", torch.device("cuda")) == "inductor"
+    assert machine.choose_backend("off", torch.device("cuda")) is None
+    machine.log_shortcomings("auto", torch.device("cuda"))
+    machine.log_shortcomings("auto", CPU)
+    assert lines() == []
+    monkeypatch.setattr(switch, "trouble", lambda device: "Triton is not installed")
+    assert machine.choose_backend("auto", torch.device("cuda")) is None
+    machine.log_shortcomings("auto", torch.device("cuda"))
+    assert lines() == ["Triton is not installed, so everything is slower."]
 
 
 def test_an_error_of_our_own_is_not_hidden_behind_the_compilers():
@@ -235,48 +238,45 @@ def test_an_error_of_our_own_is_not_hidden_behind_the_compilers():
 
     class Wrong(Toy):
         def forward(self, batch):
-            return ToyLoss(self.words(batch.ids) @ torch.zeros(3, 3), {})
+            return Loss(self.words(batch.ids) @ torch.zeros(3, 3), {})
 
     with pytest.raises(RuntimeError, match="mat1 and mat2|size"):
         weights_after(Wrong(), backend="eager")
 
 
-def test_a_batch_that_does_not_fit_is_computed_in_more_parts_with_the_same_weights():
-    """12 rows, then 6, then 3: as a run that began with four parts."""
-    expected, _, sums = weights_after(Toy(dropout=0.3), accumulate=4)
-    found, said, found_sums = weights_after(ShortOfMemory(dropout=0.3, limit=3))
-    assert same(expected, found)
-    assert said == [
-        "out of memory with 12 rows at once: going on with 6 (same batch, same data)",
-        "out of memory with 6 rows at once: going on with 3 (same batch, same data)",
-    ]
-    assert [s["parts"].item() for s in found_sums] == [4] * 4
-    assert [s["total"].item() for s in found_sums] == [s["total"].item() for s in sums]
+class ShortOfMemory(Toy):
+    def forward(self, batch: Batch) -> Loss:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
 
-def test_gradients_of_parts_that_did_fit_are_dropped_before_the_batch_is_tried_again():
-    expected, *_ = weights_after(Toy(), accumulate=4)
-    found, said, _ = weights_after(ShortOfMemory(fails_at=(2,)), accumulate=2)
-    assert same(expected, found) and len(said) == 1
+def test_out_of_memory_ends_the_run_with_the_parts_that_would_fit(recipe, prepared, tmp_path, monkeypatch):
+    """The command line, so that the exit code is seen too."""
+    from electra.objectives.electra import Electra
+
+    monkeypatch.setattr(Electra, "forward", ShortOfMemory.forward)
+    done = electra_inside("pretrain", recipe, f"data={prepared}", f"run={tmp_path}", "train.batch=8")
+    assert done.returncode == 7
+    assert (
+        "8 rows at once do not fit: add train.accumulate=2 (same batch, same data, less memory)"
+        in done.stderr
+    )
+    assert json.loads((tmp_path / "run_state.json").read_text())["state"] == "failed"
 
 
-def test_a_single_row_that_does_not_fit_ends_the_run_with_a_way_out():
-    with pytest.raises(MemoryExhaustedError, match="out of memory. A single row does not fit: use a shorter"):
-        weights_after(ShortOfMemory(limit=0))
-
-
-def test_an_update_that_may_have_begun_is_not_done_twice(monkeypatch):
-    objective = Toy()
-    step = make_step(objective, [])
-    monkeypatch.setattr(step.optimizer, "step", lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("late")))
-    with pytest.raises(torch.OutOfMemoryError, match="late"):
+@pytest.mark.parametrize("graphs", [0, 1])
+def test_a_batch_that_does_not_fit_is_tried_once_more_where_graphs_held_memory(graphs, monkeypatch):
+    step, forgotten = make_step(ShortOfMemory()), []
+    step.captured.graphs = dict.fromkeys(range(graphs))
+    monkeypatch.setattr(step.captured, "forget", lambda: forgotten.append(step.captured.graphs.clear()))
+    with pytest.raises(torch.OutOfMemoryError):
         step(batch_at(0), 0, 1.0)
+    assert len(forgotten) == graphs
 
 
 @pytest.mark.parametrize(
     ("rows", "parts", "expected"), [(1024, 1, 2), (12, 4, 6), (9, 1, 3), (9, 3, 9), (8, 8, None), (7, 1, 7)]
 )
-def test_parts_double_where_they_can(rows, parts, expected):
+def test_the_next_number_of_parts_doubles_where_it_can(rows, parts, expected):
     assert next_accumulate(rows, parts) == expected
 
 
@@ -295,30 +295,22 @@ def test_lack_of_memory_is_recognised_behind_the_error_of_a_compiler(said):
         except RuntimeError as inner:
             raise ValueError("the compiler failed") from inner
     except ValueError as outer:
-        assert guard.is_out_of_memory(outer)
-    assert not guard.is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+        assert machine.is_out_of_memory(outer)
+    assert not machine.is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
 
 
 def test_what_cuda_says_becomes_one_line_and_other_errors_stay_as_they_are():
     said = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"
-    with pytest.raises(MachineError) as error, guard.explain_device("Run the same command again."):
+    with pytest.raises(MachineError) as error, machine.explain_device("Run the same command again."):
         raise torch.AcceleratorError(said)
     expected = "the GPU failed: CUDA error: device-side assert triggered. Run the same command again."
     assert str(error.value) == expected
     for other in (RuntimeError("shapes differ"), torch.OutOfMemoryError("CUDA out of memory.")):
-        with pytest.raises(type(other)), guard.explain_device(""):
+        with pytest.raises(type(other)), machine.explain_device(""):
             raise other
 
 
-def test_evaluation_goes_on_in_halves_where_memory_is_short():
-    batch = batch_at(0, rows=7)
-    whole = trainer.sums_of(Toy(), batch)
-    assert trainer.sums_of(ShortOfMemory(limit=2), batch)["rows"] == whole["rows"] == 7
-    with pytest.raises(torch.OutOfMemoryError):
-        trainer.sums_of(ShortOfMemory(limit=0), batch)
-
-
-def test_a_function_that_cannot_be_recorded_runs_plainly_and_says_why_once(monkeypatch):
+def test_a_function_that_cannot_be_captured_is_given_up_and_said_once(monkeypatch, lines):
     def refuse(*_, **__):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
@@ -332,19 +324,18 @@ def test_a_function_that_cannot_be_recorded_runs_plainly_and_says_why_once(monke
     random = SimpleNamespace(clone_state=lambda: "before", graphsafe_set_state=states.append)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", [random])
-    said: list[str] = []
     undone: list[int] = []
-    recorder: Recorder[Tensor] = Recorder(
-        lambda tensors, by: tensors["x"] * by, CPU, True, said.append, lambda: undone.append(1)
-    )
-    results = [recorder({"x": torch.tensor(n)}, 2).item() for n in range(4)]
-    assert results == [0, 2, 4, 6] and undone == [1]
+    captured = CapturedFunction(lambda batch: batch.ids.sum(), CPU, True, lambda: undone.append(1))
+    batch = replace(batch_at(0), progress=torch.tensor(0.5))
+    assert captured.is_new(batch) and not captured.is_settled(batch)
+    assert [captured(batch) for _ in range(4)] == [None] * 4 and undone == [1]
+    assert captured.is_settled(batch) and not captured.enabled
     assert streams == ["ours"] and states == ["before"]
     reason = "operation not permitted when stream is capturing"
-    assert said == [f"the step cannot be recorded, so it is slower: {reason}"]
+    assert lines() == [f"the step cannot be captured as a CUDA graph, so it is slower: {reason}"]
 
 
-def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
+def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch, lines):
     for name, fake in (
         ("is_available", lambda: True),
         ("is_bf16_supported", lambda including_emulation=True: including_emulation),
@@ -353,13 +344,16 @@ def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, fake)
     settings = TrainSettings(precision="auto")
     device = machine.choose_device(settings)
-    assert device.type == "cuda" and not isinstance(machine.autocast(settings, device), torch.autocast)
-    assert "Old GPU has no bfloat16" in machine.precision_remark(settings, device)
+    assert device.type == "cuda" and not isinstance(machine.autocast("auto", device), torch.autocast)
+    monkeypatch.setattr(switch, "trouble", lambda device: "")
+    machine.log_shortcomings("float32", device)
+    assert lines() == []
+    machine.log_shortcomings("auto", device)
+    assert "Old GPU has no bfloat16" in lines()[0]
     with pytest.raises(
         MachineError, match="precision bfloat16 was asked for, but Old GPU has none. Use auto or float32"
     ):
         machine.choose_device(TrainSettings(precision="bfloat16"))
-    assert machine.precision_remark(TrainSettings(precision="float32"), device) is None
     assert machine.choose_device(TrainSettings(device="cpu", precision="bfloat16")) == CPU
 
 
@@ -385,7 +379,7 @@ def test_off_computes_and_evaluates_without_kernels(fast, expected, recipe, prep
     forward = Electra.forward
 
     def watched(self, batch):
-        seen.append((self.training, choice._wanted))
+        seen.append((self.training, switch._wanted))
         return forward(self, batch)
 
     monkeypatch.setattr(Electra, "forward", watched)
@@ -396,15 +390,16 @@ def test_off_computes_and_evaluates_without_kernels(fast, expected, recipe, prep
 
 
 def test_the_time_of_compiling_is_no_part_of_the_speed(recipe, prepared, tmp_path, monkeypatch):
-    class Slow(Step):
-        def __call__(self, batch, number, share):
-            result = super().__call__(batch, number, share)
-            if number == 0:
-                time.sleep(2)
-                self.paused = 2.0
-            return result
+    call = Step.__call__
 
-    monkeypatch.setattr(trainer, "Step", Slow)
+    def slow(self, batch, number, fraction):
+        result = call(self, batch, number, fraction)
+        if number == 0:
+            time.sleep(2)
+            self.paused = 2.0
+        return result
+
+    monkeypatch.setattr(Step, "__call__", slow)
     words = [f"data={prepared}", f"run={tmp_path}", "train.steps=5", "train.device=cpu"]
     pretrain(resolve(str(recipe), words)[0])
     first = next(record for record in read_metrics(tmp_path) if record["kind"] == "train")

@@ -1,14 +1,11 @@
 """Batch: what data hands to objectives."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-TENSORS = ("ids", "segments", "is_real", "samples")
-TARGET = "target."
 
 
 @dataclass(frozen=True)
@@ -59,29 +56,24 @@ class Batch:
         """In memory from which a GPU copies while the host goes on."""
         return self._each(Tensor.pin_memory)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All that has a row for each sequence, by name."""
-        own: dict[str, Tensor] = {name: getattr(self, name) for name in TENSORS}
-        return own | {TARGET + name: tensor for name, tensor in self.targets.items()}
+    def tensors(self) -> list[Tensor]:
+        """All that has a row for each sequence."""
+        return [self.ids, self.segments, self.is_real, self.samples, *self.targets.values()]
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Batch":
-        """The inverse of `tensors`: the same batch from other tensors of the same names."""
-        return replace(
-            self,
-            ids=tensors["ids"],
-            segments=tensors["segments"],
-            is_real=tensors["is_real"],
-            samples=tensors["samples"],
-            targets={name: tensors[TARGET + name] for name in self.targets},
-        )
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "Batch":
+        """The inverse of `tensors`: the same batch from other tensors in the same order."""
+        ids, segments, is_real, samples, *targets = tensors
+        named = dict(zip(self.targets, targets, strict=True))
+        return replace(self, ids=ids, segments=segments, is_real=is_real, samples=samples, targets=named)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        return self.with_tensors({name: change(tensor) for name, tensor in self.tensors().items()})
+        return self.with_tensors([change(tensor) for tensor in self.tensors()])
 
     def split(self, parts: int) -> list["Batch"]:
         """Consecutive parts of equal size. Randomness belongs to samples, so a part is corrupted as in the whole."""
         if parts == 1:
             return [self]
-        tensors = self.tensors()
-        pieces = zip(*(tensor.chunk(parts) for tensor in tensors.values()), strict=True)
-        return [self.with_tensors(dict(zip(tensors, piece, strict=True))) for piece in pieces]
+        return [
+            self.with_tensors(piece)
+            for piece in zip(*(tensor.chunk(parts) for tensor in self.tensors()), strict=True)
+        ]

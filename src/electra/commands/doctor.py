@@ -7,6 +7,8 @@ import typer
 from electra.commands.console import Overrides
 
 if TYPE_CHECKING:
+    import torch
+
     from electra.pretraining.run import Parts
     from electra.pretraining.settings import PretrainSettings
 
@@ -31,8 +33,8 @@ def examine(recipe: str | None, overrides: list[str]) -> int:
     from electra.pretraining.trial import try_checkpoint, try_step
     from electra.train.device import choose_device, explain_device, explain_memory
     from electra.train.loop import checkpoint_groups
-    from electra.train.optimizers import build_optimizer
     from electra.train.settings import memory_remedy
+    from electra.train.step import Execution, build_step
 
     console = Console(highlight=False)
     name = ""
@@ -51,20 +53,20 @@ def examine(recipe: str | None, overrides: list[str]) -> int:
         device = choose_device(train)
         fine(f"{recipe}, {train.steps:,} steps of {train.batch} rows of {settings.rows.length} tokens")
         name = "shards"
-        parts, text = check_shards(settings)
+        parts, text = check_shards(settings, device)
         fine(text)
         name = "one step at full length"
         remedy = memory_remedy(train.batch, train.accumulate)
         with explain_memory(remedy), explain_device("Training would fail too."):
-            objective = parts.objective.to(device).train()
-            optimizer = build_optimizer(settings.optimizer, objective)
-            trial = try_step(settings, parts, optimizer, lambda text: console.print(f"      {escape(text)}"))
+            objective, execution = parts.objective.to(device).train(), Execution.of(train, device)
+            step = build_step(objective, settings.optimizer, execution, settings.seed)
+            trial = try_step(step, parts.loader.batch_at(0))
         memory, total = trial.memory / 2**30, duration(trial.seconds * train.steps)
         fine(
             f"{trial.seconds:.2f} s on {device}, peak memory {memory:.1f} GiB; the whole run takes about {total}"
         )
         name = "one checkpoint"
-        fine(try_checkpoint(checkpoint_groups(objective, optimizer), Path(settings.run)))
+        fine(try_checkpoint(checkpoint_groups(objective, step.optimizer), Path(settings.run)))
         return 0
     except ElectraError as error:
         console.print(f"[red]wrong[/] {name}: {escape(str(error))}", soft_wrap=True)
@@ -85,7 +87,7 @@ def machine() -> str:
     return f"python {python}, torch {torch.__version__}, {cpu_count()} cores, {memory:.0f} GiB memory, {gpu}"
 
 
-def check_shards(settings: "PretrainSettings") -> "tuple[Parts, str]":
+def check_shards(settings: "PretrainSettings", device: "torch.device") -> "tuple[Parts, str]":
     from pathlib import Path
 
     from electra.base.errors import CorruptError
@@ -94,7 +96,7 @@ def check_shards(settings: "PretrainSettings") -> "tuple[Parts, str]":
 
     if problems := verify_shards(Path(settings.data)):
         raise CorruptError(" ".join(problems))
-    parts = build_parts(settings, verify=False)
+    parts = build_parts(settings, device, verify=False)
     rows, tokens = len(parts.loader.rows), parts.manifest.splits["train"].tokens
     passes = settings.train.steps * settings.train.batch / rows
     held = "" if len(parts.heldout) else " Nothing is held out: there will be no held-out figures."

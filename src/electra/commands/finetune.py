@@ -49,15 +49,11 @@ def finetune_command(
     if dev:
         overrides["files.dev"] = dev
     with resume_hint(sys.argv[1:]):
-        results = finetune(model, tasks, overrides, out, seeds, jobs, print_message)
+        results = finetune(model, tasks, overrides, out, seeds, jobs)
     print_results(results)
     first = out / next(iter(results["tasks"])) / "seed-0"
     print(f"{out / 'results.md'} · {out / 'results.json'}")
     print(f"next: electra predict {first} FILE   or   electra evaluate {first} FILE")
-
-
-def print_message(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def print_results(results: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """One command from nothing to a result: the documentation on this machine is the corpus (data/docstrings.py)."""
 
 import json
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -211,6 +212,7 @@ def show_finetuning(folder: Path, text: Path, epochs: int, console: Console) -> 
     method = {"length": 64, "epochs": epochs, "lr": 2e-3, "batch": 16, "bias_correction": True}
     scores = {}
     starts = {"pre-trained": {}, "untrained": {"pretrained": False, "layer_decay": 1.0, "lr": 1e-3}}
+    logging.getLogger("electra.finetuning.run").setLevel(logging.WARNING)  # the table below says it all
     for name, more in starts.items():
         overrides = {"text": "text", "label": "library", "kind": "classification", "evaluations": 1, **method}
         results = finetune(
@@ -218,7 +220,6 @@ def show_finetuning(folder: Path, text: Path, epochs: int, console: Console) -> 
             [str(folder / "labels")],
             overrides | more,
             folder / "finetune" / name,
-            say=lambda line: None,
         )
         scores[name] = results["tasks"]["labels"]["median"]
     counts = Counter(row["library"] for row in dev)

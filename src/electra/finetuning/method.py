@@ -5,9 +5,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from electra.base.config import Settings
-from electra.finetuning.optimise import DecayKind
 from electra.model import EncoderSettings
-from electra.train.optimizers import Beta
+from electra.train.optimizers import Beta, OptimizerSettings
+
+DecayKind = Literal["exact", "original"]
 
 
 class MethodSettings(Settings):
@@ -17,9 +18,11 @@ class MethodSettings(Settings):
     `keep` says which weights are saved, and `patience` stops after so many evaluations without a better headline (0:
     never); with anything but "last" and 0 the dev score has been selected on and is no longer the paper's protocol.
     `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
-    GPU by itself: slower, for looking for bugs."""
+    GPU by itself and not as a CUDA graph: slower, for looking for bugs. `optimizer = "muon"` updates the matrices inside the
+    layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`."""
 
     batch: int = Field(32, ge=1)
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(3e-4, gt=0)
     layer_decay: float = Field(0.8, gt=0, le=1)
     layer_decay_kind: DecayKind = "exact"
@@ -36,6 +39,7 @@ class MethodSettings(Settings):
     keep: Literal["last", "best"] = "last"
     patience: int = Field(0, ge=0)
     pretrained: bool = True
+    save_minutes: float = Field(5.0, gt=0)
     record: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -48,9 +52,20 @@ class MethodSettings(Settings):
             )
         return self
 
+    def optimizer_settings(self) -> OptimizerSettings:
+        return OptimizerSettings(
+            kind=self.optimizer,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            bias_correction=self.bias_correction,
+            clip=self.clip,
+        )
 
-# Where a run was computed does not change what it is: it may go on elsewhere.
-FREE_TO_CHANGE = ("device", "record")
+
+# Where a run was computed and how often it was saved do not change what it is: it may go on elsewhere.
+FREE_TO_CHANGE = ("device", "record", "save_minutes")
 
 
 def size_defaults(encoder: EncoderSettings) -> dict[str, Any]:

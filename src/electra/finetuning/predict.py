@@ -19,9 +19,9 @@ from electra.data.tables import Row, parquet_schema, read_rows, stem, table_form
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Problem, Task, short
 from electra.finetuning.folder import TaskModel, load_task_folder
-from electra.finetuning.loop import infer
 from electra.finetuning.questions import by_id, read_squad
 from electra.finetuning.results import all_problems, refuse
+from electra.finetuning.training import infer
 
 CHUNK = 4096
 Item = TypeVar("Item")

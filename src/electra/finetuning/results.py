@@ -14,7 +14,7 @@ from electra.base.errors import DataError, SettingsError
 from electra.base.files import write_atomically, write_json
 from electra.data.table_writer import TableWriter
 from electra.finetuning import Outputs, Problem, Splits, Task, report
-from electra.finetuning.method import FREE_TO_CHANGE
+from electra.finetuning.method import FREE_TO_CHANGE, MethodSettings
 from electra.finetuning.plan import Plan, describe_files
 from electra.finetuning.start import Start, build, encode_others, usable_length
 from electra.train.log import plot_scores
@@ -81,10 +81,11 @@ def refuse_other_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     path = folder / SETTINGS
     if not path.is_file() or not list(folder.glob("seed-*")):
         return
-    before, now = (
-        config.flatten(json.loads(path.read_bytes())),
-        config.flatten(json.loads(json.dumps(settings))),
-    )
+    stored = json.loads(path.read_bytes())
+    stored["method"] = config.dump(
+        config.validate(MethodSettings, stored["method"])
+    )  # older ones lack newer keys
+    before, now = config.flatten(stored), config.flatten(json.loads(json.dumps(settings)))
     free = {"model", *(f"method.{key}" for key in FREE_TO_CHANGE)}
     changed = [
         f"{key.split('.', 1)[-1] if key.startswith(('task.', 'method.')) else key}: {before.get(key)!r} -> {now.get(key)!r}"

@@ -1,8 +1,12 @@
 """Tasks x seeds."""
 
+import hashlib
 import json
+import logging
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +19,9 @@ from electra.base.errors import SettingsError
 from electra.base.files import lock, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
-from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
-from electra.finetuning.loop import infer, train_task
-from electra.finetuning.method import size_defaults
+from electra.finetuning.method import FREE_TO_CHANGE, size_defaults
 from electra.finetuning.plan import Plan, describe_files, file_line, make_plan
 from electra.finetuning.results import (
     RESULT,
@@ -32,7 +34,6 @@ from electra.finetuning.results import (
     write_results,
 )
 from electra.finetuning.start import (
-    Prepared,
     Start,
     build,
     build_model,
@@ -40,44 +41,59 @@ from electra.finetuning.start import (
     prepare_task,
     usable_length,
 )
+from electra.finetuning.training import Prepared, infer, train_task
 from electra.interop.write import task_card
-from electra.train import device as guard
+from electra.train.device import explain_device, explain_memory
+from electra.train.loop import Run
+
+log = logging.getLogger(__name__)
+TRAINING = "training"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A (task, seed) that is not finished, and the folder that will hold it when it is."""
+
+    item: str
+    plan: Plan
+    splits: Splits
+    seed: int
+    folder: Path
+    fingerprint: str
+
+
+def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
+    """Where a seed is trained: its metrics, and until it is finished its checkpoints. What was begun with other settings
+    begins again."""
+    folder = task_folder / TRAINING / f"seed-{seed}"
+    begun = folder / SETTINGS
+    content = {"settings_sha256": fingerprint}
+    if not begun.is_file() or json.loads(begun.read_bytes()) != content:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_json(begun, content)
+    remedy = "Use a lower lr, or a longer warmup."
+    title = f"{name} seed {seed}"
+    return Run(
+        folder, content, name=title, when_diverged=remedy, keeps_last=False, seconds_between_lines=10.0
+    )
 
 
 def run_one(
-    plan: Plan, prepared: Prepared, start: Start, seed: int, folder: Path, signals: Signals
+    plan: Plan, prepared: Prepared, start: Start, seed: int, folder: Path, run: Run, signals: Signals
 ) -> dict[str, Any]:
     """One (task, seed), from the start to its folder."""
     task, method = prepared.task, plan.method
-    pad = special_ids(start.tokenizer).pad
     model = build_model(plan, task, start, seed)
-
-    def should_stop() -> Exception | None:
-        if signals.received is None:
-            return None
-        return signals.stop(
-            f"stopped in {plan.name} seed {seed}; finished runs are kept, this one begins again."
-        )
-
     remedy = (
         f"{method.batch} rows of {plan.task.length} tokens do not fit: use a smaller batch=… or length=…."
     )
     kept = "Finished runs are kept: run the same command again."
-    with guard.explain_memory(remedy), guard.explain_device(kept):
-        history = train_task(
-            task,
-            model,
-            prepared.train,
-            prepared.others["dev"],
-            method,
-            plan.task.epochs,
-            seed,
-            pad,
-            f"{plan.name} seed {seed}",
-            should_stop,
-        )
+    with explain_memory(remedy), explain_device(kept):
+        history = train_task(model, prepared, method, plan.task.epochs, seed, run, signals)
         outputs = {
-            split: infer(model, task, part.examples, method, pad) for split, part in prepared.others.items()
+            split: infer(model, task, part.examples, method, prepared.pad)
+            for split, part in prepared.others.items()
         }
     scores: dict[str, dict[str, float]] = {}
     for split in prepared.labelled:  # dev is the first
@@ -106,6 +122,7 @@ def run_one(
     model.cpu()
     trained = TaskModel(model, task, method, start.tokenizer, note, start.length)
     write_task_folder(folder, trained, more)
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
     return result
 
 
@@ -115,16 +132,19 @@ def _start(model: str) -> Start:
 
 
 @lru_cache(maxsize=1)
-def _prepared(model: str, item: str, words: str) -> tuple[Plan, Prepared]:
-    plan, splits = make_plan(item, json.loads(words), size_defaults(_start(model).settings))
+def _prepared(model: str, item: str, overrides: str) -> tuple[Plan, Prepared]:
+    plan, splits = make_plan(item, json.loads(overrides), size_defaults(_start(model).settings))
     return plan, prepare_task(plan, splits, _start(model))
 
 
-def work(model: str, item: str, words: str, seed: int, folder: str, threads: int) -> dict[str, Any]:
+def work(
+    model: str, item: str, overrides: str, seed: int, folder: str, fingerprint: str, threads: int
+) -> dict[str, Any]:
     """What a worker does: the same as `run_one`, from what can be sent to another process."""
     torch.set_num_threads(threads)
-    plan, prepared = _prepared(model, item, words)
-    return run_one(plan, prepared, _start(model), seed, Path(folder), Signals())
+    plan, prepared = _prepared(model, item, overrides)
+    run = seed_run(Path(folder).parent, plan.name, seed, fingerprint)
+    return run_one(plan, prepared, _start(model), seed, Path(folder), run, Signals())
 
 
 def finetune(
@@ -134,7 +154,6 @@ def finetune(
     out: Path,
     seeds: int = 1,
     jobs: int = 1,
-    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Every task with every seed; returns what results.json holds. Nothing is written before all tables are known to be
     fine."""
@@ -147,66 +166,76 @@ def finetune(
         plans[plan.name] = (item, plan, splits)
     refuse_problems(plans, start)
     with lock(out), Signals() as signals:
+        # what is there already is kept, if it was made alike
         remove_leftovers(out)
-        todo = []
+        todo: list[Job] = []
+        settings = {name: common_settings(plan, splits, start) for name, (_, plan, splits) in plans.items()}
         for name, (item, plan, splits) in plans.items():
             for line in (*plan.notes, *map(file_line, describe_files(plan, splits))):
-                say(f"{name}: {line}")
+                log.info("%s: %s", name, line)
             if not build(plan, splits, start).architecture:
-                say(
-                    f"{name}: transformers has no class for this head; it reads the encoder, electra reads all"
+                log.info(
+                    "%s: transformers has no class for this head; it reads the encoder, electra reads all",
+                    name,
                 )
-            refuse_other_settings(out / name, common_settings(plan, splits, start))
-            todo += [
-                (item, plan, splits, seed)
-                for seed in range(seeds)
-                if not run_folder(out, name, seed).exists()
-            ]
+            refuse_other_settings(out / name, settings[name])
+            for seed in range(seeds):
+                folder = run_folder(out, name, seed)
+                if not folder.exists():
+                    todo.append(Job(item, plan, splits, seed, folder, fingerprint_of(settings[name])))
         kept = len(plans) * seeds - len(todo)
         if kept:
-            say(f"{kept} finished run{'s' * (kept > 1)} kept")
-        for name, (_, plan, splits) in plans.items():
+            log.info("%d finished run%s kept", kept, "s" * (kept > 1))
+        for name in plans:
             (out / name).mkdir(exist_ok=True)
             remove_leftovers(out / name)
-            write_json(out / name / SETTINGS, common_settings(plan, splits, start))
-        run_all(todo, start, overrides, out, jobs, signals, say)
-        return write_results(out, plans, start, say)
+            write_json(out / name / SETTINGS, settings[name])
+
+        # the rest
+        if jobs > 1 and len(todo) > 1:
+            run_together(todo, start, overrides, jobs, signals)
+        else:
+            run_in_turn(todo, start, signals)
+        return write_results(out, plans, start, log.info)
 
 
-def run_all(
-    todo: Sequence[tuple[str, Plan, Splits, int]],
-    start: Start,
-    overrides: Mapping[str, Any],
-    out: Path,
-    jobs: int,
-    signals: Signals,
-    say: Callable[[str], None],
+def fingerprint_of(settings: Mapping[str, Any]) -> str:
+    """Of all settings that a run must not change on the way."""
+    bound = {key: value for key, value in settings.items() if key != "model"}
+    bound["method"] = {key: value for key, value in settings["method"].items() if key not in FREE_TO_CHANGE}
+    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+
+
+def run_together(
+    todo: Sequence[Job], start: Start, overrides: Mapping[str, Any], jobs: int, signals: Signals
 ) -> None:
-    """One after the other here, or the largest first in several processes."""
-    if jobs > 1 and len(todo) > 1:
-        ordered = sorted(todo, key=lambda job: -len(job[2]["train"]) * job[1].task.epochs)
-        threads = max(1, torch.get_num_threads() // jobs)
-        words = json.dumps(dict(overrides))
-        arguments = [
-            (start.path, item, words, seed, str(run_folder(out, plan.name, seed)), threads)
-            for item, plan, _, seed in ordered
-        ]
-        began = time.monotonic()
-        for done, result in enumerate(run_jobs(work, arguments, jobs, signals), 1):
-            left = (time.monotonic() - began) / done * (len(todo) - done)
-            say(f"{result_line(result)}; {done} of {len(todo)} done, ETA {duration(left)}")
-        return
+    """The largest first, in several processes."""
+    ordered = sorted(todo, key=lambda job: -len(job.splits["train"]) * job.plan.task.epochs)
+    threads = max(1, torch.get_num_threads() // jobs)
+    given = json.dumps(dict(overrides))
+    arguments = [
+        (start.path, job.item, given, job.seed, str(job.folder), job.fingerprint, threads) for job in ordered
+    ]
+    began = time.monotonic()
+    for done, result in enumerate(run_jobs(work, arguments, jobs, signals), 1):
+        left = (time.monotonic() - began) / done * (len(todo) - done)
+        log.info("%s; %d of %d done, ETA %s", result_line(result), done, len(todo), duration(left))
+
+
+def run_in_turn(todo: Sequence[Job], start: Start, signals: Signals) -> None:
+    """One after the other, here."""
     prepared: dict[str, Prepared] = {}
-    for _, plan, splits, seed in todo:
+    for job in todo:
+        plan = job.plan
         if plan.name not in prepared:
-            prepared = {plan.name: prepare_task(plan, splits, start)}
+            prepared = {plan.name: prepare_task(plan, job.splits, start)}
             for split, (count, rows) in prepared[plan.name].cut.items():
                 if count:
-                    words = plan.task.cut_words(usable_length(plan, start))
-                    say(f"{plan.name}: {count:,} of {rows:,} {split} rows {words}")
-        folder = run_folder(out, plan.name, seed)
-        result = run_one(plan, prepared[plan.name], start, seed, folder, signals)
-        say(result_line(result))
+                    meaning = plan.task.cut_words(usable_length(plan, start))
+                    log.info("%s: %s of %s %s rows %s", plan.name, f"{count:,}", f"{rows:,}", split, meaning)
+        run = seed_run(job.folder.parent, plan.name, job.seed, job.fingerprint)
+        result = run_one(plan, prepared[plan.name], start, job.seed, job.folder, run, signals)
+        log.info(result_line(result))
 
 
 def result_line(result: Mapping[str, Any]) -> str:

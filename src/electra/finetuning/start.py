@@ -1,7 +1,7 @@
 """What a run starts from: an encoder, and a task with its rows as examples."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from electra.base.randomness import mix
-from electra.finetuning import Example, Splits, Task
-from electra.finetuning.loop import Dev, Finetuned
+from electra.data.tokenizer import special_ids
+from electra.finetuning import Splits, Task
 from electra.finetuning.plan import Plan
+from electra.finetuning.training import Dev, Finetuned, Prepared
 from electra.interop.formats import own_tensors
 from electra.interop.read import warn_beyond
 from electra.model import EncoderSettings, encoder_alone, initialise
@@ -47,17 +48,6 @@ def load_start(model: Path) -> Start:
     return Start(str(model), *sizes, own_tensors(encoder), network.tokenizer, network.length)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A task with its rows as examples."""
-
-    task: Task
-    train: Sequence[Example]
-    others: Mapping[str, Dev]
-    labelled: tuple[str, ...]
-    cut: Mapping[str, tuple[int, int]]
-
-
 def prepare_task(plan: Plan, splits: Splits, start: Start) -> Prepared:
     task = build(plan, splits, start)
     rows = task.training_rows(splits["train"])
@@ -70,7 +60,8 @@ def prepare_task(plan: Plan, splits: Splits, start: Start) -> Prepared:
         for split, part in others.items()
         if part.examples and all(example.target is not None for example in part.examples)
     )
-    return Prepared(task, train, others, labelled, {"train": (cut, len(rows)), **cut_in_others})
+    pad = special_ids(start.tokenizer).pad
+    return Prepared(task, train, others, labelled, {"train": (cut, len(rows)), **cut_in_others}, pad)
 
 
 def encode_others(task: Task, splits: Splits) -> tuple[dict[str, Dev], dict[str, tuple[int, int]]]:

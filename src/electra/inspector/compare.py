@@ -30,7 +30,7 @@ from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import flops_per_token, try_step
 from electra.train.device import choose_device
-from electra.train.optimizers import build_optimizer
+from electra.train.step import Execution, build_step
 
 log = logging.getLogger(__name__)
 
@@ -218,10 +218,11 @@ def plan_steps(job: Job, settings: PretrainSettings, flops: float) -> int:
 
 
 def step_seconds(settings: PretrainSettings) -> float:
-    parts = build_parts(settings, verify=False)
-    objective = parts.objective.to(choose_device(settings.train)).train()
-    optimizer = build_optimizer(settings.optimizer, objective)
-    return try_step(settings, parts, optimizer, say=lambda text: None).seconds
+    device = choose_device(settings.train)
+    parts = build_parts(settings, device, verify=False)
+    objective, execution = parts.objective.to(device).train(), Execution.of(settings.train, device)
+    step = build_step(objective, settings.optimizer, execution, settings.seed)
+    return try_step(step, parts.loader.batch_at(0)).seconds
 
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:

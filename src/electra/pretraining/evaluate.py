@@ -55,7 +55,7 @@ def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -
     trained.to(device).eval()
     ours: Sums = {}
     baseline: Sums = {}
-    with torch.no_grad(), kernels(settings.train.fast):
+    with torch.no_grad(), kernels(settings.train.fast != "off"):
         for batch in build_heldout(settings, folder, special):
             batch = batch.to(device)
             add_sums(ours, trained(batch).sums)

@@ -49,7 +49,7 @@ def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
             f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.'
         )
     settings = config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
-    newest = checkpoint.newest_checkpoint(folder / "checkpoints", log.warning)
+    newest = checkpoint.newest_checkpoint(folder / "checkpoints")
     if newest is None:
         raise DataError(f"{folder} has no checkpoint yet. Train first: electra pretrain {folder / CONFIG}")
     objective = build_objective(settings, load_tokenizer(folder / "tokenizer.json"))

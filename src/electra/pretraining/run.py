@@ -1,11 +1,11 @@
 """A pre-training run put together: settings, data, network, loop, export. The only place that knows all of them."""
 
 import json
+import logging
 import os
 import platform
 import shlex
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,12 @@ from electra.pretraining.load import CONFIG, copy_weights, export_networks, load
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
-from electra.train import device as guard
-from electra.train.device import choose_backend, choose_device
-from electra.train.loop import Run, train
-from electra.train.settings import FREE_TO_CHANGE, TrainSettings, memory_remedy
+from electra.train.device import choose_device, explain_device, explain_memory, log_shortcomings
+from electra.train.loop import HeldOutEvaluation, Run, train
+from electra.train.settings import FREE_TO_CHANGE, memory_remedy, schedule_warning
+from electra.train.step import Execution, build_step
+
+log = logging.getLogger(__name__)
 
 SAVED = "Everything up to the newest checkpoint is saved: run the same command again."
 
@@ -51,7 +53,9 @@ class Parts:
     heldout: HeldOut
 
 
-def build_parts(settings: PretrainSettings, verify: bool = True, fresh: bool = True) -> Parts:
+def build_parts(
+    settings: PretrainSettings, device: torch.device, verify: bool = True, fresh: bool = True
+) -> Parts:
     """`fresh`: take weights from the folders that `start` and `generator.source` name. A run that goes on does not need
     them any more: its checkpoints hold everything."""
     folder = Path(settings.data)
@@ -59,8 +63,7 @@ def build_parts(settings: PretrainSettings, verify: bool = True, fresh: bool = T
     tokenizer = load_tokenizer(folder)
     special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
-    train, device = settings.train, choose_device(settings.train)
-    pin = device.type == "cuda"
+    train, pin = settings.train, device.type == "cuda"
     streamed = Loader(rows, train.batch, train.steps, settings.seed, workers=train.workers, pin=pin)
     loader, note = place_corpus(streamed, data.manifest.vocab_size, train.corpus, device)
     heldout = build_heldout(settings, folder, special, verify)
@@ -108,47 +111,48 @@ def build_heldout(
 
 
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
-    """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run."""
-    refuse_other_machine(settings.train)
+    """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run. Returns the
+    last held-out metrics."""
+    # what the machine cannot do is refused before anything is read or written
+    device = choose_device(settings.train)
+    execution = Execution.of(settings.train, device)
+    log_shortcomings(settings.train.precision, device)
+    if warning := schedule_warning(settings.schedule, settings.train.steps):
+        log.warning(warning)
+
     folder = Path(settings.run)
     remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
-    with lock(folder), Signals() as signals, guard.explain_memory(remedy), guard.explain_device(SAVED):
+    with lock(folder), Signals() as signals, explain_memory(remedy), explain_device(SAVED):
+        # the run folder, or the one that this run goes on with
         remove_leftovers(folder)
         refuse_other_settings(folder, settings)
-        parts = build_parts(settings, fresh=not checkpoint.checkpoint_folders(folder / "checkpoints"))
+        fresh = not checkpoint.checkpoint_folders(folder / "checkpoints")
+        parts = build_parts(settings, device, fresh=fresh)
         fingerprint = {
             "data_manifest_sha256": manifest_hash(Path(settings.data)),
             "tokenizer_sha256": parts.manifest.tokenizer_sha256,
         }
         refuse_other_data(folder, fingerprint)
-        print(parts.loader_note, file=sys.stderr)
+        log.info(parts.loader_note)
         write_atomically(folder / CONFIG, config.to_toml(settings).encode())
         write_json(folder / "environment.json", environment() | fingerprint)
         write_atomically(folder / "tokenizer.json", (Path(settings.data) / "tokenizer.json").read_bytes())
-        run = Run(folder, fingerprint, command)
+
+        # train
+        objective = parts.objective.to(device)
+        update = build_step(objective, settings.optimizer, execution, settings.seed)
+        heldout = HeldOutEvaluation(update, parts.heldout, settings.train, signals)
         peak = device_peak(settings.train)
-        figures = train(
-            parts.objective,
-            parts.loader,
-            parts.heldout,
-            settings.train,
-            settings.optimizer,
-            settings.schedule,
-            settings.seed,
-            run,
-            signals,
-            flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0,
-            peak,
-        )
+        speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
+        run = Run(folder, fingerprint, command, peak_speed=speed)
+        state = train(update, parts.loader, heldout, settings.schedule, settings.train, run, signals)
+
+        # the main network, for everybody
+        metrics = state.log.last("heldout")
         if not (folder / "export").exists():
             main = dict(list(parts.objective.networks().items())[:1])
-            export_networks(settings, main, folder, folder / "export", figures)
-        return figures
-
-
-def refuse_other_machine(settings: TrainSettings) -> None:
-    """Before anything is read or written."""
-    choose_backend(settings.fast, choose_device(settings), lambda text: None)
+            export_networks(settings, main, folder, folder / "export", metrics)
+        return metrics
 
 
 def refuse_other_settings(folder: Path, settings: PretrainSettings) -> None:

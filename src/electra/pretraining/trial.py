@@ -19,9 +19,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -39,12 +38,8 @@ from electra.objectives.corruption import ObjectiveInputs
 from electra.pretraining.settings import PretrainSettings
 from electra.train.checkpoint import save_checkpoint
 from electra.train.device import check_space, choose_device
-from electra.train.optimizers import split_parameters
 from electra.train.settings import TrainSettings
 from electra.train.step import Step
-
-if TYPE_CHECKING:
-    from electra.pretraining.run import Parts
 
 TRIAL_STEPS = 3
 
@@ -84,21 +79,15 @@ class Trial(NamedTuple):
     memory: int
 
 
-def try_step(
-    settings: PretrainSettings, parts: "Parts", optimizer: torch.optim.Optimizer, say: Callable[[str], None]
-) -> Trial:
+def try_step(step: Step, batch: Batch) -> Trial:
     """A step at full length: the shortest of a few, of which the first compiles and the second is captured."""
-    trained = split_parameters(settings.optimizer, parts.objective)
-    device = choose_device(settings.train)
-    step = Step(parts.objective, optimizer, trained, settings.train, settings.seed, device, say)
-    batch = parts.loader.batch_at(0)
     times = []
     for number in range(TRIAL_STEPS):
         started = time.monotonic()
         sums, _ = step(batch, number, 0.0)
         sums["total"].item()
         times.append(time.monotonic() - started)
-    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_memory()
+    memory = torch.cuda.max_memory_allocated() if step.execution.device.type == "cuda" else peak_memory()
     return Trial(min(times), memory)
 
 

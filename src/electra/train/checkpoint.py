@@ -7,9 +7,10 @@ Loading verifies every byte and falls back, loudly, on the newest whole one. saf
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 from electra.base.errors import CorruptError, MachineError
 from electra.base.files import sync_folder, write_synced
 
+log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 STATE = "state.json"
 
@@ -31,6 +33,9 @@ class Checkpoint:
     folder: Path
     step: int
     state: dict[str, Any]
+
+    def has(self, name: str) -> bool:
+        return (self.folder / f"{name}.safetensors").is_file()
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         return load_file(self.folder / f"{name}.safetensors")
@@ -90,7 +95,7 @@ def problem_of(folder: Path) -> str | None:
     return None
 
 
-def newest_checkpoint(root: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def newest_checkpoint(root: Path) -> Checkpoint | None:
     """The newest whole checkpoint. None if there are none at all; an error if there are some and all are damaged:
     starting from zero there would throw work away without a word."""
     folders = checkpoint_folders(root)
@@ -99,7 +104,7 @@ def newest_checkpoint(root: Path, warn: Callable[[str], None]) -> Checkpoint | N
         if problem is None:
             state = json.loads((folder / STATE).read_bytes())
             return Checkpoint(folder, state["step"], state)
-        warn(f"checkpoint {folder} is damaged and not used: {problem}.")
+        log.warning("checkpoint %s is damaged and not used: %s.", folder, problem)
     if folders:
         raise CorruptError(
             f"all {len(folders)} checkpoints in {root} are damaged (see above). Restore one from a copy, or remove "

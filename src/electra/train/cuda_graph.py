@@ -1,119 +1,127 @@
-"""A function of tensors that is recorded once for each shape and then replayed, where there is a GPU.
+"""A function of a batch, captured once for each shape as a CUDA graph and then replayed.
 
 A small model's step is a thousand kernels of microseconds, and launching them from Python takes ten times as long as
-computing them. A recorded step (a CUDA graph) is one launch. The first call of a shape runs as it is (and compiles what is
-compiled at first use), the second is recorded, all later ones are replayed. Same kernels, same random numbers, same result.
+computing them. A graph is one launch: same kernels, same random numbers, same result. The graphs that torch.compile makes
+by itself ("reduce-overhead") would leave gradient clipping and the optimizer outside.
 """
 
 import gc
+import logging
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from electra.train.device import is_out_of_memory
+from electra.base.batch import Batch
 
-Tensors = dict[str, Tensor]
+log = logging.getLogger(__name__)
 Key = tuple[Hashable, ...]
 Result = TypeVar("Result")
 
 
-@dataclass
-class Recording(Generic[Result]):
+@dataclass(frozen=True)
+class Graph(Generic[Result]):
+    """A captured call: it reads `inputs`, and overwrites `result` at each replay."""
+
     graph: torch.cuda.CUDAGraph
-    inputs: Tensors
+    inputs: Batch
     result: Result
 
+    def replay(self, batch: Batch) -> Result:
+        for fixed, tensor in zip(inputs_of(self.inputs), inputs_of(batch), strict=True):
+            fixed.copy_(tensor, non_blocking=True)
+        self.graph.replay()
+        return self.result
 
-class Recorder(Generic[Result]):
-    """`recorder(tensors, *constants)` is `function(tensors, *constants)` with the tensors on `device`. What it returns is
-    overwritten by later calls. There is one recording for each set of shapes and constants; all share their memory, because
-    no two run at a time.
 
-    What cannot be recorded (something that asks the host for a number) runs plainly ever after, and is said once. Recording
-    computes nothing, so a recording that failed had no effect but on what hangs on Python objects: `undo` takes that
-    back. `recording`: whether the last call ended in the middle of one."""
+class CapturedFunction(Generic[Result]):
+    """`captured(batch)` is `function(batch)` by a graph, or None where the caller has to run it uncaptured: at the first
+    batch of a shape (which compiles what is compiled at first use), and where nothing can be captured. The second batch of
+    a shape is captured. All graphs share their memory, because no two run at a time.
+
+    What cannot be captured (it asks the host for a number, or memory is short) is given up for good, and that is logged
+    once. Capturing computes nothing, so one that failed had no effect but on what hangs on Python objects: `undo` takes
+    that back."""
 
     def __init__(
         self,
-        function: Callable[..., Result],
+        function: Callable[[Batch], Result],
         device: torch.device,
-        record: bool,
-        say: Callable[[str], None],
+        enabled: bool,
         undo: Callable[[], None],
     ):
-        self.function, self.device, self.record, self.say, self.undo = function, device, record, say, undo
-        self.recordings: dict[Key, Recording[Result]] = {}
+        self.function, self.device, self.enabled, self.undo = function, device, enabled, undo
+        self.graphs: dict[Key, Graph[Result]] = {}
         self.seen: set[Key] = set()
-        self.recording = False
-        self.pool: Any = None
+        self.pool: Any = None  # torch has no public type for it
 
-    def __call__(self, tensors: Tensors, *constants: Hashable) -> Result:
-        self.recording = False
-        key = key_of(tensors, constants)
-        if self.record and key in self.seen:
-            recording = self.recordings.get(key) or self.try_to_record(key, tensors, constants)
-            if recording is not None:
-                for name, tensor in tensors.items():
-                    recording.inputs[name].copy_(tensor, non_blocking=True)
-                recording.graph.replay()
-                return recording.result
-        moved = {name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()}
-        result = self.function(moved, *constants)
+    def __call__(self, batch: Batch) -> Result | None:
+        key = key_of(batch)
+        if self.enabled and key in self.seen and key not in self.graphs:
+            self.capture(key, batch)
         self.seen.add(key)
-        return result
+        graph = self.graphs.get(key)
+        return None if graph is None else graph.replay(batch)
 
-    def is_settled(self, tensors: Tensors, *constants: Hashable) -> bool:
-        """Whether a call with these will take the time of a step and no more."""
-        key = key_of(tensors, constants)
-        return key in (self.recordings if self.record else self.seen)
+    def is_new(self, batch: Batch) -> bool:
+        return key_of(batch) not in self.seen
 
-    def has_seen(self, tensors: Tensors, *constants: Hashable) -> bool:
-        return key_of(tensors, constants) in self.seen
+    def is_settled(self, batch: Batch) -> bool:
+        """Whether a call with such a batch takes the time of a step and no more."""
+        return key_of(batch) in (self.graphs if self.enabled else self.seen)
 
-    def try_to_record(self, key: Key, tensors: Tensors, constants: Key) -> Recording[Result] | None:
-        """Out of memory is no reason to go on without: that is the caller's to decide."""
-        fixed = {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
+    def capture(self, key: Key, batch: Batch) -> None:
+        inputs = with_inputs(batch, [tensor.to(self.device, copy=True) for tensor in inputs_of(batch)])
         graph = torch.cuda.CUDAGraph()
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
-        self.recording = True
         stream = torch.cuda.current_stream()
         random = torch.cuda.default_generators[torch.cuda.current_device()]
         random_before = random.clone_state()
-        gc.freeze()  # recording collects garbage, and would look at everything each time
+        gc.freeze()  # capturing collects garbage, and would look at everything each time
         try:
             torch.cuda.synchronize()
             # other threads may use the device meanwhile: they prepare batches
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                result = self.function(fixed, *constants)
+                result = self.function(inputs)
         except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a recording that ends badly may leave us on its own,
+            torch.cuda.set_stream(stream)  # a capture that ends badly may leave us on its own stream,
             random.graphsafe_set_state(random_before)  # and the random numbers still waiting for it
             self.undo()
-            if is_out_of_memory(error):
-                raise
-            self.recording = False
-            self.give_up(str(error.__context__ or error))  # what ended the recording, not that it ended
-            return None
+            self.enabled = False
+            reason = str(error.__context__ or error).splitlines()[
+                0
+            ]  # what ended the capture, not that it ended
+            log.info("the step cannot be captured as a CUDA graph, so it is slower: %s", reason)
+        else:
+            self.graphs[key] = Graph(graph, inputs, result)
         finally:
             gc.unfreeze()
-        self.recording = False
-        self.recordings[key] = Recording(graph, fixed, result)
-        return self.recordings[key]
+        if not self.enabled:
+            self.forget()
 
-    def give_up(self, reason: str) -> None:
-        self.drop()
-        self.record = False
-        self.say(f"the step cannot be recorded, so it is slower: {reason.splitlines()[0]}")
-
-    def drop(self) -> None:
-        """Free the memory of all recordings. What ran once need not run plainly again to be recorded."""
-        self.recordings.clear()
+    def forget(self) -> None:
+        """Free the memory of all graphs, and begin again with every shape."""
+        self.graphs.clear()
+        self.seen.clear()
         self.pool = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
-def key_of(tensors: Tensors, constants: Key) -> Key:
-    return *constants, *((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items())
+def inputs_of(batch: Batch) -> list[Tensor]:
+    """What changes from step to step. Progress must be a tensor: a graph would freeze a number."""
+    assert isinstance(batch.progress, Tensor)
+    return [*batch.tensors(), batch.progress]
+
+
+def with_inputs(batch: Batch, inputs: list[Tensor]) -> Batch:
+    """The inverse of `inputs_of`."""
+    return replace(batch.with_tensors(inputs[:-1]), progress=inputs[-1])
+
+
+def key_of(batch: Batch) -> Key:
+    return batch.seed, batch.padded, *((tuple(tensor.shape), tensor.dtype) for tensor in batch.tensors())

@@ -1,17 +1,21 @@
 """Where to compute and in what, and what a machine says when it runs out of memory, of disk or of luck."""
 
+import logging
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from electra import kernels as switch
 from electra.base.errors import MachineError, MemoryExhaustedError
 
+log = logging.getLogger(__name__)
 Fast = Literal["auto", "on", "off"]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 SPACE_FACTOR = 2.2
 
@@ -49,42 +53,50 @@ def has_bfloat16() -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def autocast(settings: Placement, device: torch.device) -> AbstractContextManager[Any]:
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """bfloat16 on GPUs that have it, float32 elsewhere."""
-    wanted = settings.precision == "bfloat16" or (
-        settings.precision == "auto" and device.type == "cuda" and has_bfloat16()
-    )
+    on_gpu = precision == "auto" and device.type == "cuda" and has_bfloat16()
+    wanted = precision == "bfloat16" or on_gpu
     return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
-def kernels(fast: Fast) -> AbstractContextManager[None]:
-    """Around everything that is computed: "off" leaves no kernel of ours in it."""
-    return switch.reference_only() if fast == "off" else nullcontext()
+def kernels(enabled: bool) -> AbstractContextManager[None]:
+    """Around everything that is computed: plain torch where they are not enabled."""
+    return nullcontext() if enabled else switch.reference_only()
 
 
-def choose_backend(fast: Fast, device: torch.device, say: Callable[[str], None]) -> str | None:
-    """What compiles the step, or None where nothing can. On a GPU the reason is said."""
+def choose_backend(fast: Fast, device: torch.device) -> str | None:
+    """What compiles the step, or None where nothing can. On a GPU the reason is logged."""
     if fast == "off" or (fast == "auto" and device.type != "cuda"):
         return None
     missing = switch.trouble(device) if device.type == "cuda" else "there is no CUDA device to compile for"
     if missing and fast == "on":
         raise MachineError(f"train.fast=on, but {missing}. Use train.fast=auto.")
-    if remark := kernel_remark(device):
-        say(remark)
-        return None
-    return "inductor"
+    return None if missing else "inductor"
 
 
-def kernel_remark(device: torch.device) -> str | None:
-    missing = switch.trouble(device) if device.type == "cuda" else ""
-    return f"{missing}, so everything is slower." if missing else None
-
-
-def precision_remark(settings: Placement, device: torch.device) -> str | None:
+def log_shortcomings(precision: Precision, device: torch.device) -> None:
     """What somebody with such a GPU should know."""
-    if device.type != "cuda" or settings.precision != "auto" or has_bfloat16():
-        return None
-    return f"{torch.cuda.get_device_name()} has no bfloat16, so everything is computed in float32 (slower)."
+    if device.type != "cuda":
+        return
+    if missing := switch.trouble(device):
+        log.info("%s, so everything is slower.", missing)
+    if precision == "auto" and not has_bfloat16():
+        name = torch.cuda.get_device_name()
+        log.info("%s has no bfloat16, so everything is computed in float32 (slower).", name)
+
+
+@contextmanager
+def deterministic(enabled: bool) -> Iterator[None]:
+    """torch's own switch, for as long as the run lasts: other work in the same process may want it otherwise."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if enabled:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(enabled)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def check_space(folder: Path, checkpoint_bytes: int) -> None:
@@ -97,10 +109,11 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Also where a compiler or the end of a recording wraps the error that began it."""
-    found = isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in MEMORY_SIGNS)
-    behind = error.__cause__ or error.__context__
-    return found or (behind is not None and is_out_of_memory(behind))
+    """Also where a compiler or the end of a capture wraps the error that began it."""
+    if isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in MEMORY_SIGNS):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and is_out_of_memory(cause)
 
 
 @contextmanager
@@ -121,9 +134,8 @@ def explain_device(rest: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = next(iter(str(error).splitlines()), "")
-        if is_out_of_memory(error) or not said.lower().startswith(
-            ("cuda", "cudnn", "cublas", "triton error")
-        ):
+        reason = next(iter(str(error).splitlines()), "")
+        is_cuda = reason.lower().startswith(("cuda", "cudnn", "cublas", "triton error"))
+        if is_out_of_memory(error) or not is_cuda:
             raise
-        raise MachineError(f"the GPU failed: {said.rstrip('.')}. {rest}") from error
+        raise MachineError(f"the GPU failed: {reason.rstrip('.')}. {rest}") from error

@@ -1,11 +1,12 @@
-"""What a run leaves behind for people and programs: metrics.jsonl, TensorBoard events, run_state.json."""
+"""What a run leaves behind for people and programs: metrics.jsonl, the events of trackers, run_state.json, curves."""
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from electra.base.files import write_atomically, write_json
 
@@ -20,8 +21,94 @@ PANELS = (
     ),
 )
 
+Values = Mapping[str, float | str]
+Record = dict[str, Any]
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
+
+class Tracker(Protocol):
+    """Somebody who is told what a run measures. `kind` is "train", "heldout", "dev" or "alarm". A new tracker is a class with
+    these two methods and a line in `trackers`."""
+
+    def write(self, kind: str, step: int, values: Values) -> None: ...
+    def close(self) -> None: ...
+
+
+def trackers(folder: Path, step: int) -> list[Tracker]:
+    """Those that are installed, for a run that is about to do what comes after `step`."""
+    chosen: list[Tracker] = [MetricsFile(folder / METRICS)]
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return chosen
+    return [*chosen, TensorBoard(SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1))]
+
+
+class MetricsFile:
+    """A line of JSON for each record."""
+
+    def __init__(self, path: Path):
+        self.file = path.open("a", encoding="utf-8")
+
+    def write(self, kind: str, step: int, values: Values) -> None:
+        self.file.write(json.dumps(as_record(kind, step, values), ensure_ascii=False) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    """`writer`: torch's SummaryWriter, which is there only where tensorboard is installed."""
+
+    def __init__(self, writer: Any):
+        self.writer = writer
+
+    def write(self, kind: str, step: int, values: Values) -> None:
+        for key, value in values.items():
+            if isinstance(value, float) and math.isfinite(value):
+                self.writer.add_scalar(f"{kind}/{key}", value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class RunLog:
+    """The records of a run, for all trackers. Opening at step n forgets what an interrupted process wrote beyond n: those
+    steps are about to be done again."""
+
+    def __init__(self, folder: Path, step: int):
+        self.folder = folder
+        self.records = [record for record in read_metrics(folder) if record["step"] <= step]
+        kept = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in self.records)
+        write_atomically(folder / METRICS, kept.encode())
+        self.trackers = trackers(folder, step)
+
+    def write(self, kind: str, step: int, values: Values) -> None:
+        self.records.append(as_record(kind, step, values))
+        for tracker in self.trackers:
+            tracker.write(kind, step, values)
+
+    def of_kind(self, kind: str) -> list[Record]:
+        """Step and values, in the order in which they were measured; null reads as nan."""
+        return [
+            {key: math.nan if value is None else value for key, value in record.items() if key != "kind"}
+            for record in self.records
+            if record["kind"] == kind
+        ]
+
+    def last(self, kind: str) -> Record:
+        """As it is in the file; empty where there is none."""
+        return next((record for record in reversed(self.records) if record["kind"] == kind), {})
+
+    def state(self, state: str, step: int, **more: str) -> None:
+        write_json(self.folder / RUN_STATE, {"state": state, "step": step, "pid": os.getpid(), **more})
+
+    def close(self) -> None:
+        for tracker in self.trackers:
+            tracker.close()
+
+
+def read_metrics(folder: Path) -> list[Record]:
     """Every record of a run. A last line cut off by a kill is left out."""
     path = folder / METRICS
     records = []
@@ -33,115 +120,62 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-class RunLog:
-    """Appends to metrics.jsonl, and to TensorBoard where it is installed. Opening at step n forgets what an
-    interrupted process wrote beyond n: those steps are about to be done again."""
-
-    def __init__(self, folder: Path, step: int):
-        self.folder = folder
-        self.records = [record for record in read_metrics(folder) if record["step"] <= step]
-        kept = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in self.records)
-        write_atomically(folder / METRICS, kept.encode())
-        self.file = (folder / METRICS).open("a", encoding="utf-8")
-        self.board = tensorboard(folder, step)
-
-    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        record = {"kind": kind, "step": step} | {key: finite_or_none(value) for key, value in values.items()}
-        self.records.append(record)
-        self.file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        self.file.flush()
-        for key, value in values.items() if self.board else ():
-            if isinstance(value, float) and math.isfinite(value):
-                self.board.add_scalar(f"{kind}/{key}", value, step)
-
-    def history(self) -> list[dict[str, float]]:
-        """The training figures so far; null reads as nan."""
-        train = [record for record in self.records if record["kind"] == "train"]
-        return [
-            {k: math.nan if v is None else v for k, v in record.items() if k != "kind"} for record in train
-        ]
-
-    def last(self, kind: str) -> dict[str, Any]:
-        return next((record for record in reversed(self.records) if record["kind"] == kind), {})
-
-    def state(self, state: str, step: int, **more: Any) -> None:
-        write_json(self.folder / RUN_STATE, {"state": state, "step": step, "pid": os.getpid(), **more})
-
-    def close(self) -> None:
-        self.file.close()
-        if self.board:
-            self.board.close()
+def as_record(kind: str, step: int, values: Values) -> Record:
+    return {"kind": kind, "step": step, **{key: finite_or_none(value) for key, value in values.items()}}
 
 
 def finite_or_none(value: Any) -> Any:
-    """JSON has no nan; null says "no such figure"."""
+    """JSON has no nan; null says that there is no such number."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def tensorboard(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-
-
 def plot_run(folder: Path, out: Path) -> Path | None:
-    """None where there is nothing to draw yet."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """The curves of a pre-training run; None where there is nothing to draw yet."""
     records = read_metrics(folder)
     train = [record for record in records if record["kind"] == "train"]
     heldout = [record for record in records if record["kind"] == "heldout"]
     if not train:
         return None
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(15, 4.2))
-    for axis, (label, curves) in zip(axes, PANELS, strict=True):
-        for key, name in curves:
-            points = axis.plot(*series(train, key), alpha=0.55, linewidth=1, label=f"{name}, training")
-            axis.plot(
-                *series(heldout, key),
-                color=points[0].get_color(),
-                marker="o",
-                markersize=3,
-                label=f"{name}, held-out",
-            )
-        axis.set_xlabel("step")
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
     last = train[-1]
-    figure.suptitle(
-        f"{folder.name}: {last['step']:,} steps, {last['seconds'] / 60:.1f} minutes of training", fontsize=11
-    )
-    figure.tight_layout()
-    figure.savefig(out, dpi=110)
-    plt.close(figure)
+    title = f"{folder.name}: {last['step']:,} steps, {last['seconds'] / 60:.1f} minutes of training"
+    with panels(out, title, [label for label, _ in PANELS], (15, 4.2)) as axes:
+        for axis, (_, curves) in zip(axes, PANELS, strict=True):
+            for key, name in curves:
+                points = axis.plot(*series(train, key), alpha=0.55, linewidth=1, label=f"{name}, training")
+                like = {"color": points[0].get_color(), "marker": "o", "markersize": 3}
+                axis.plot(*series(heldout, key), **like, label=f"{name}, held-out")
     return out
 
 
 def plot_scores(curves: Mapping[int, Sequence[Mapping[str, Any]]], key: str, title: str, out: Path) -> Path:
     """A line for each seed: a score against the step."""
+    with panels(out, title, [key], (7, 4.2)) as (axis,):
+        for seed, records in curves.items():
+            axis.plot(*series(records, key), marker="o", markersize=3, label=f"seed {seed}")
+    return out
+
+
+@contextmanager
+def panels(
+    out: Path, title: str, labels: Sequence[str], size: tuple[float, float]
+) -> Iterator[Sequence[Any]]:
+    """Empty axes against the step, side by side; written as a PNG when the caller has drawn."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(7, 4.2))
-    for seed, records in curves.items():
-        axis.plot(*series(records, key), marker="o", markersize=3, label=f"seed {seed}")
-    axis.set_xlabel("step")
-    axis.set_ylabel(key)
-    axis.set_title(title, fontsize=11)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    figure, axes = plt.subplots(1, len(labels), figsize=size, squeeze=False)
+    yield axes[0]
+    for axis, label in zip(axes[0], labels, strict=True):
+        axis.set_xlabel("step")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.suptitle(title, fontsize=11)
     figure.tight_layout()
     figure.savefig(out, dpi=110)
     plt.close(figure)
-    return out
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -1,13 +1,12 @@
-"""The loop. It moves batches to an objective and gradients to an optimizer, and knows neither tokenizers nor
-generators: what it trains and what it trains on arrive as arguments."""
+"""The loop of pre-training and of fine-tuning. It moves batches to an update and knows neither tokenizers, generators nor
+tasks: what is trained, on what, and how that is judged on the way arrive as arguments."""
 
 import logging
 import math
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -19,29 +18,59 @@ from electra.base.errors import DivergedError
 from electra.base.jobs import Signals
 from electra.base.progress import Progress, metrics_text
 from electra.objectives import Trainable
+from electra.objectives.losses import Sums
 from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
-from electra.train import device as guard
-from electra.train.device import autocast, choose_device, kernels
-from electra.train.log import RunLog
-from electra.train.optimizers import OptimizerSettings, build_optimizer, optimizer_tensors, split_parameters
+from electra.train.device import autocast, check_space, deterministic, is_out_of_memory, kernels
+from electra.train.log import Record, RunLog
+from electra.train.optimizers import optimizer_tensors
 from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
 from electra.train.step import Step
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
+STATES = {75: "preempted", 130: "interrupted", 6: "diverged"}
 
 
 class Batches(Protocol):
     def batches(self, first_step: int) -> Iterator[Batch]: ...
 
 
+class Evaluation(Protocol):
+    """How a run is judged on the way. What it measures is logged under `kind`; `kept` are tensors that go into every
+    checkpoint beside the weights, and come back from it."""
+
+    @property
+    def kind(self) -> str: ...
+
+    kept: dict[str, Tensor]
+
+    def is_due(self, step: int) -> bool: ...
+
+    def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
+        """Empty where there is nothing to measure, or where a signal cut it short: the checkpoint comes first."""
+        ...
+
+    def describe(self, metrics: Mapping[str, float]) -> str: ...
+
+    def is_enough(self, records: Sequence[Record]) -> bool:
+        """Whether to stop before the last step."""
+        ...
+
+
 @dataclass(frozen=True)
 class Run:
-    """Where a run lives, what must not change under it, and how to go on with it."""
+    """Where a run lives, what must not change under it, and what to tell people about it. `name` tells it from others of
+    the same command; `keeps_last`: whether the last step is saved too; `peak_speed`: the tokens per second of a device
+    that computes without pause, 0 where nobody knows."""
 
     folder: Path
-    fingerprint: dict[str, str]
-    resume_command: str
+    fingerprint: Mapping[str, str]
+    resume_command: str = ""
+    name: str = ""
+    when_diverged: str = "Start a new run with a lower optimizer.lr or a longer schedule.warmup."
+    keeps_last: bool = True
+    peak_speed: float = 0.0
+    seconds_between_lines: float = 0.0
 
     @property
     def checkpoints(self) -> Path:
@@ -49,141 +78,226 @@ class Run:
 
 
 def train(
-    objective: Trainable,
+    update: Step,
     data: Batches,
-    heldout: Iterable[Batch],
-    settings: TrainSettings,
-    optimizer_settings: OptimizerSettings,
+    evaluation: Evaluation,
     schedule: ScheduleSettings,
-    seed: int,
+    settings: TrainSettings,
     run: Run,
     signals: Signals,
-    flops_per_token: float = 0.0,
-    peak_flops: float = 0.0,
-) -> dict[str, float]:
-    """Train from the newest checkpoint, or from the beginning, to the last step. Returns the last held-out metrics.
-    The caller holds the lock on the run folder and listens for signals.
+) -> "RunState":
+    """Train from the newest checkpoint, or from the beginning, to the last step. The caller holds the lock on the run folder
+    and listens for signals."""
+    update.objective.train()
+    state = RunState(update, evaluation, settings, run)
+    title, pause = run.name or "step", run.seconds_between_lines
+    progress = Progress(title, settings.steps, state.step, seconds_between_lines=pause)
+    with deterministic(settings.deterministic), state.told_to_outsiders(), progress:
+        state.evaluate_if_due(progress)  # a signal during an evaluation puts it off to the next start
+        for batch in data.batches(state.step):
+            if state.is_enough:
+                break
 
-    Where the model's cost and the device's peak are known (not 0), metrics say which share of the peak is used."""
-    device = choose_device(settings)
-    if settings.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(settings.deterministic)
-    objective.to(device).train()
-    optimizer = build_optimizer(optimizer_settings, objective)
-    parts = split_parameters(optimizer_settings, objective)
-    update = Step(objective, optimizer, parts, settings, seed, device, logger.info)
+            # one update
+            fraction = learning_rate(schedule, 1.0, state.step, settings.steps)
+            sums, norm = update(batch, state.step, fraction)
+            state.count(sums, update.paused)
+            progress.advance(state.step)
 
-    groups = checkpoint_groups(objective, optimizer)
-    checkpoint.clean(run.checkpoints)
-    found = checkpoint.newest_checkpoint(run.checkpoints, logger.warning)
-    step, seconds_before = 0, 0.0
-    sums: dict[str, Tensor] = {}
-    if found:
-        checkpoint.set_aside(run.checkpoints, found.step)
-        checkpoint.restore(found, groups)
-        step, seconds_before = found.step, found.state["seconds"]
-        sums = {name: tensor.to(device) for name, tensor in found.tensors("sums").items()}
-        logger.info(f"resuming at step {step} from {found.folder}")
-    guard.check_space(run.folder, sum(t.nbytes for tensors in groups.values() for t in tensors.values()))
+            # once in a while: read the sums, which waits for the device
+            if state.step % settings.log_every == 0 or state.step == settings.steps:
+                metrics = state.log_metrics(norm, fraction)
+                shown = (*update.objective.headline, "tokens_per_second", "mfu")
+                progress.report(metrics_text(metrics, shown), state.seconds_left())
+            state.evaluate_if_due(progress)
 
-    log = RunLog(run.folder, step)
-    log.state("running", step, resume=run.resume_command)
-    history = log.history()
-    alarmed = {record.get("alarm") for record in log.records if record["kind"] == "alarm"}
-    started = saved = logged = time.monotonic()
-    first_step, preparing = step, 0.0
-    tokens = torch.zeros((), dtype=torch.long, device=device)
-
-    def save(at: int) -> None:
-        nonlocal saved
-        require_finite(objective, at, run)
-        seconds = seconds_before + time.monotonic() - started
-        state = {"seconds": seconds, **run.fingerprint}
-        checkpoint.save_checkpoint(run.checkpoints, at, groups | {"sums": sums}, state)
-        checkpoint.prune(run.checkpoints, settings.keep, settings.keep_every)
-        saved = time.monotonic()
-
-    def evaluate_if_due() -> None:
-        """Also asked on resuming: a signal during an evaluation puts it off to the next start."""
-        due = step and (step % settings.evaluate_every == 0 or step == settings.steps)
-        if due and log.last("heldout").get("step") != step:
-            with kernels(update.fast):
-                held = evaluate(objective, heldout, settings, device, signals)
-            if held and signals.received is None:
-                logger.info(f"{progress.place} held-out: {metrics_text(held, shown)}")
-                log.write("heldout", step, held)
-
-    shown = (*objective.headline, "tokens_per_second", "mfu")
-    progress = Progress("step", settings.steps, step)
-    try:
-        progress.__enter__()
-        evaluate_if_due()
-        for batch in data.batches(step):
-            share = learning_rate(schedule, 1.0, step, settings.steps)
-            found_sums, norm = update(batch, step, share)
-            real = found_sums.pop("tokens")
-            add_sums(sums, found_sums)
-            if update.paused:  # compiling is no part of the speed
-                logged, preparing = logged + update.paused, preparing + update.paused
-            else:
-                tokens += real
-            step += 1
-            progress.advance(step)
-
-            if step % settings.log_every == 0 or step == settings.steps:
-                now = time.monotonic()
-                count = tokens.item()
-                speed = count / (now - logged) if count else math.nan
-                metrics = summarise(sums, objective.extra_metrics) | {
-                    "loss": (sums["total"] / sums["parts"]).item(),
-                    "lr": share * optimizer_settings.lr,
-                    "gradient_norm": norm.item(),
-                    "tokens_per_second": speed,
-                    "seconds": seconds_before + now - started,
-                }
-                if flops_per_token and peak_flops:
-                    metrics["mfu"] = speed * flops_per_token / peak_flops
-                if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
-                    raise diverged(step, run)
-                eta = (settings.steps - step) * (now - started - preparing) / max(1, step - first_step)
-                progress.report(metrics_text(metrics, shown), eta)
-                log.write("train", step, metrics)
-                history.append(metrics)
-                warnings = alarms(history, step / settings.steps, step, objective.muted_alarms)
-                for alarm, text in warnings.items():
-                    if alarm not in alarmed:
-                        alarmed.add(alarm)
-                        logger.warning(text)
-                        log.write("alarm", step, {"alarm": alarm, "text": text})
-                sums, logged = {}, now
-                tokens.zero_()
-
-            paused = time.monotonic()
-            evaluate_if_due()
-            logged += time.monotonic() - paused
-
-            stop = signals.received is not None
-            due = step % settings.save_every == 0 or time.monotonic() - saved > settings.save_minutes * 60
-            if stop or due or step == settings.steps:
-                save(step)
-            if stop:
-                raise signals.stop(f"stopped at step {step} of {settings.steps}; everything is saved.")
+            # once in a while, and before stopping: save
+            if signals.received is not None or state.is_save_due():
+                state.save()
+            if signals.received is not None:
+                where = f"step {state.step} of {settings.steps}" + (f" of {run.name}" if run.name else "")
+                raise signals.stop(f"stopped at {where}; everything is saved.")
         if signals.received is not None:
             raise signals.stop("stopped during the last evaluation; everything is saved.")
-        log.state("finished", step)
-        return log.last("heldout")
-    except BaseException as error:
-        states = {75: "preempted", 130: "interrupted", 6: "diverged"}
-        state = states.get(getattr(error, "exit_code", 1), "failed")
-        with suppress(OSError):
+        state.require_finite()
+    return state
+
+
+class RunState:
+    """All that changes while a run goes on, beside weights and optimizer: restored from the newest checkpoint. What is
+    summed, saved and logged is so here and nowhere else."""
+
+    def __init__(self, update: Step, evaluation: Evaluation, settings: TrainSettings, run: Run):
+        self.update, self.evaluation, self.settings, self.run = update, evaluation, settings, run
+        self.tensors = checkpoint_groups(update.objective, update.optimizer)
+        self.step, self.sums, self.seconds_before = 0, Sums(), 0.0
+        checkpoint.clean(run.checkpoints)
+        if newest := checkpoint.newest_checkpoint(run.checkpoints):
+            self.restore(newest)
+        check_space(run.folder, sum(t.nbytes for group in self.tensors.values() for t in group.values()))
+        self.log = RunLog(run.folder, self.step)
+        self.history = self.log.of_kind("train")
+        self.is_enough = evaluation.is_enough(self.log.of_kind(evaluation.kind))
+        self.alarmed = {record["alarm"] for record in self.log.of_kind("alarm")}
+        self.tokens = torch.zeros((), dtype=torch.long, device=update.execution.device)
+        self.first_step, self.compiling = self.step, 0.0
+        self.started = self.saved = self.logged = time.monotonic()
+
+    def restore(self, newest: checkpoint.Checkpoint) -> None:
+        checkpoint.set_aside(self.run.checkpoints, newest.step)
+        checkpoint.restore(newest, self.tensors)
+        self.step, self.seconds_before = newest.step, newest.state["seconds"]
+        device = self.update.execution.device
+        self.sums = {name: tensor.to(device) for name, tensor in newest.tensors("sums").items()}
+        self.evaluation.kept = newest.tensors("kept") if newest.has("kept") else {}
+        log.info("resuming at step %d from %s", self.step, newest.folder)
+
+    @property
+    def seconds(self) -> float:
+        """Of all processes that worked on this run."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    def seconds_left(self) -> float:
+        per_step = (time.monotonic() - self.started - self.compiling) / max(1, self.step - self.first_step)
+        return (self.settings.steps - self.step) * per_step
+
+    def count(self, sums: Sums, paused: float) -> None:
+        """A step is done; of it, so many seconds were compiling, which is no part of the speed."""
+        tokens = sums.pop("tokens")
+        add_sums(self.sums, sums)
+        if paused:
+            self.logged += paused
+            self.compiling += paused
+        else:
+            self.tokens += tokens
+        self.step += 1
+
+    def log_metrics(self, norm: Tensor, fraction: float) -> dict[str, float]:
+        """Metrics since the last time, and whatever must be said aloud about them."""
+        objective, now = self.update.objective, time.monotonic()
+        count = self.tokens.item()
+        speed = count / (now - self.logged) if count else math.nan
+        metrics = summarise(self.sums, objective.extra_metrics) | {
+            "loss": (self.sums["total"] / self.sums["parts"]).item(),
+            "lr": fraction * self.update.groups[0].adam.lr,
+            "gradient_norm": norm.item(),
+            "tokens_per_second": speed,
+            "seconds": self.seconds,
+        }
+        if self.run.peak_speed:
+            metrics["mfu"] = speed / self.run.peak_speed
+        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
+            raise self.diverged()
+        self.log.write("train", self.step, metrics)
+        self.history.append(metrics)
+        progress = self.step / self.settings.steps
+        for alarm, text in alarms(self.history, progress, self.step, objective.muted_alarms).items():
+            if alarm not in self.alarmed:
+                self.alarmed.add(alarm)
+                log.warning(text)
+                self.log.write("alarm", self.step, {"alarm": alarm, "text": text})
+        self.sums, self.logged = {}, now
+        self.tokens.zero_()
+        return metrics
+
+    def evaluate_if_due(self, progress: Progress) -> None:
+        kind, before = self.evaluation.kind, time.monotonic()
+        if not self.evaluation.is_due(self.step) or self.log.last(kind).get("step") == self.step:
+            return
+        try:
+            metrics = self.evaluation.measure(self.log.of_kind(kind))
+        except RuntimeError as error:  # what graphs hold is not free for evaluation
+            if not (self.update.captured.graphs and is_out_of_memory(error)):
+                raise
+            self.update.captured.forget()
+            metrics = self.evaluation.measure(self.log.of_kind(kind))
+        if metrics:
+            log.info("%s %s", progress.place, self.evaluation.describe(metrics))
+            self.log.write(kind, self.step, metrics)
+            self.is_enough = self.evaluation.is_enough(self.log.of_kind(kind))
+        self.update.objective.train()
+        self.logged += time.monotonic() - before
+
+    def is_save_due(self) -> bool:
+        if self.step == self.settings.steps:
+            return self.run.keeps_last
+        is_late = time.monotonic() - self.saved > self.settings.save_minutes * 60
+        return is_late or self.step % self.settings.save_every == 0
+
+    def save(self) -> None:
+        """Never weights that are not finite: the checkpoints before them are the way back."""
+        self.require_finite()
+        groups = self.tensors | {"sums": self.sums}
+        if self.evaluation.kept:
+            groups["kept"] = self.evaluation.kept
+        state = {"seconds": self.seconds, **self.run.fingerprint}
+        checkpoint.save_checkpoint(self.run.checkpoints, self.step, groups, state)
+        checkpoint.prune(self.run.checkpoints, self.settings.keep, self.settings.keep_every)
+        self.saved = time.monotonic()
+
+    def require_finite(self) -> None:
+        if not all(torch.isfinite(parameter).all() for parameter in self.update.objective.parameters()):
+            raise self.diverged()
+
+    def diverged(self) -> DivergedError:
+        last = checkpoint.checkpoint_folders(self.run.checkpoints)
+        return DivergedError(
+            f"the loss is not finite at step {self.step}. Nothing after {last[-1].name if last else 'the start'} was "
+            f"saved. {self.run.when_diverged}"
+        )
+
+    @contextmanager
+    def told_to_outsiders(self) -> Iterator[None]:
+        """run_state.json: that the run goes on, and how it ended."""
+        self.log.state("running", self.step, resume=self.run.resume_command)
+        try:
+            yield
+            self.log.state("finished", self.step)
+        except BaseException as error:
+            state = STATES.get(getattr(error, "exit_code", 1), "failed")
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            log.state(state, step, reason=reason, resume=run.resume_command)
-        raise
-    finally:
-        progress.__exit__()
-        with suppress(OSError):
-            log.close()
+            with suppress(OSError):
+                self.log.state(state, self.step, reason=reason, resume=self.run.resume_command)
+            raise
+        finally:
+            with suppress(OSError):
+                self.log.close()
+
+
+@dataclass
+class HeldOutEvaluation:
+    """Pre-training's: the objective's metrics over held-out rows, without dropout."""
+
+    update: Step
+    rows: Iterable[Batch]
+    settings: TrainSettings
+    signals: Signals
+    kind: str = "heldout"
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def is_due(self, step: int) -> bool:
+        return step > 0 and (step % self.settings.evaluate_every == 0 or step == self.settings.steps)
+
+    def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
+        objective, execution = self.update.objective, self.update.execution
+        sums: Sums = {}
+        objective.eval()
+        with (
+            torch.no_grad(),
+            autocast(execution.precision, execution.device),
+            kernels(self.update.with_kernels),
+        ):
+            for batch in self.rows:
+                add_sums(sums, objective(batch.to(execution.device)).sums)
+                if self.signals.received is not None:
+                    return {}
+        return summarise(sums, objective.extra_metrics) if sums else {}
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        return f"held-out: {metrics_text(metrics, self.update.objective.headline)}"
+
+    def is_enough(self, records: Sequence[Record]) -> bool:
+        return False
 
 
 def checkpoint_groups(objective: Trainable, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
@@ -191,54 +305,7 @@ def checkpoint_groups(objective: Trainable, optimizer: torch.optim.Optimizer) ->
     return {"model": dict(objective.named_parameters()), "optimizer": optimizer_tensors(optimizer, objective)}
 
 
-def evaluate(
-    objective: Trainable,
-    heldout: Iterable[Batch],
-    settings: TrainSettings,
-    device: torch.device,
-    signals: Signals | None = None,
-) -> dict[str, float]:
-    """Metrics over the held-out rows, without dropout. A signal cuts it short: the checkpoint comes first."""
-    sums: dict[str, Tensor] = {}
-    objective.eval()
-    with torch.no_grad(), autocast(settings, device):
-        for batch in heldout:
-            add_sums(sums, sums_of(objective, batch.to(device)))
-            if signals is not None and signals.received is not None:
-                break
-    objective.train()
-    return summarise(sums, objective.extra_metrics) if sums else {}
-
-
-def sums_of(objective: Trainable, batch: Batch) -> dict[str, Tensor]:
-    """In halves where memory is short: what a recorded step holds is not free for evaluation."""
-    try:
-        return objective(batch).sums
-    except RuntimeError as error:
-        if len(batch.ids) == 1 or not guard.is_out_of_memory(error):
-            raise
-    torch.cuda.empty_cache()
-    sums: dict[str, Tensor] = {}
-    for half in batch.split(2):
-        add_sums(sums, sums_of(objective, half))
-    return sums
-
-
-def add_sums(totals: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+def add_sums(totals: Sums, more: Mapping[str, Tensor]) -> None:
     """What is added may be overwritten afterwards."""
     for name, value in more.items():
         totals[name] = totals[name] + value if name in totals else value.clone()
-
-
-def require_finite(objective: Trainable, step: int, run: Run) -> None:
-    """Never save weights that are not finite: the checkpoints before them are the way back."""
-    if not all(torch.isfinite(parameter).all() for parameter in objective.parameters()):
-        raise diverged(step, run)
-
-
-def diverged(step: int, run: Run) -> DivergedError:
-    last = checkpoint.checkpoint_folders(run.checkpoints)
-    return DivergedError(
-        f"the loss is not finite at step {step}. Nothing after {last[-1].name if last else 'the start'} was saved. "
-        "Start a new run with a lower optimizer.lr or a longer schedule.warmup."
-    )

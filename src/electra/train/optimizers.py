@@ -1,9 +1,25 @@
-"""AdamW with and without bias correction, alone or beside Muon; no decay on LayerNorm and bias; global clipping."""
+"""AdamW with and without bias correction, alone or beside Muon; no decay on LayerNorm and bias; clipping by network.
+
+Muon (Jordan et al., 2024) is momentum whose singular values are all made one, for the matrices inside the layers:
+
+    m <- β m + (1 - β) g        u = β m + (1 - β) g  (Nesterov)
+    W <- W - lr (0.2 sqrt(max(rows, columns)) UVᵀ + decay * W)        with u = U S Vᵀ
+
+The factor gives the update the size that AdamW's has (root mean square 0.2; Liu et al., 2025), so that the same rate and
+decay serve both. UVᵀ comes from five rounds of X <- aX + bXXᵀX + c(XXᵀ)²X. Where we differ from the original: (a, b, c)
+are not the same in each round but the best for what the rounds before left over (as Amsel et al., 2025); matrices of
+equal sizes, lying or standing, go through the rounds as one batch; what is stacked in one matrix (queries, keys and
+values) is made orthogonal part by part.
+
+Why not torch.optim.Muon: it asks the device for the rate at every step, so that no step could be captured as a CUDA graph,
+goes from matrix to matrix, and knows no stacked ones.
+"""
 
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
@@ -77,38 +93,53 @@ class OptimizerSettings(AdamSettings):
         return tree | {"generator": same | tree.get("generator", {})}
 
 
-def split_parameters(
-    settings: OptimizerSettings, model: Trainable
-) -> list[tuple[AdamSettings, list[nn.Parameter]]]:
-    """What learns, by the settings it learns with."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that learn with the same Adam and are clipped together, by name. `factors` multiply the rate of some of
+    them: the layer-wise rates of fine-tuning."""
+
+    adam: AdamSettings
+    parameters: Mapping[str, nn.Parameter]
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[ParameterGroup]:
+    """What learns: all of it alike, or the generator by itself."""
+    learning = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     if not settings.decoupled:
-        return [(settings, learning)]
-    apart = {id(parameter) for parameter in model.generator_parameters()}
-    main = [parameter for parameter in learning if id(parameter) not in apart]
-    generator = [parameter for parameter in learning if id(parameter) in apart]
-    return [(settings, main), (settings.generator, generator)]
+        return [ParameterGroup(settings, learning)]
+    of_generator = {id(parameter) for parameter in objective.generator_parameters()}
+    main = {name: p for name, p in learning.items() if id(p) not in of_generator}
+    generator = {name: p for name, p in learning.items() if id(p) in of_generator}
+    return [ParameterGroup(settings, main), ParameterGroup(settings.generator, generator)]
 
 
-def build_optimizer(settings: OptimizerSettings, model: Trainable) -> optim.Optimizer:
+def build_optimizer(
+    model: Trainable, groups: Sequence[ParameterGroup], settings: OptimizerSettings
+) -> optim.Optimizer:
     """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
     p <- p - lr (m / (sqrt(v) + eps) + decay * p)."""
     for_muon = {id(m.parameter): m for m in matrices_in_layers(model)} if settings.kind == "muon" else {}
-    adam_groups: list[dict[str, Any]] = []
-    muon_groups: list[tuple[list[Matrix], dict[str, Any]]] = []
-    for adam, parameters in split_parameters(settings, model):
-        rate = {"lr": adam.lr, "peak": adam.lr}
-        decayed = {"weight_decay": adam.weight_decay}
-        shared = rate | {"betas": adam.betas, "eps": adam.eps, "bias_correction": adam.bias_correction}
-        rest = [p for p in parameters if id(p) not in for_muon]
-        adam_groups.append(shared | decayed | {"params": [p for p in rest if p.ndim > 1]})
-        adam_groups.append(shared | {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0})
-        matrices = [for_muon[id(p)] for p in parameters if id(p) in for_muon]
-        muon_groups.append((matrices, rate | decayed | {"momentum": settings.momentum}))
-    optimizer = optim.AdamW([group for group in adam_groups if group["params"]], fused=True)
+    adamw: list[dict[str, Any]] = []
+    muon: list[tuple[list[Matrix], dict[str, Any]]] = []
+    for group in groups:
+        adam = group.adam
+        shared = {"betas": adam.betas, "eps": adam.eps, "bias_correction": adam.bias_correction}
+        alike: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
+        for name, parameter in group.parameters.items():
+            alike[group.factors.get(name, 1.0), parameter.ndim > 1].append(parameter)
+        for (factor, is_decayed), parameters in alike.items():
+            peak = adam.lr * factor
+            rate = {"lr": peak, "peak": peak, "weight_decay": adam.weight_decay if is_decayed else 0.0}
+            if rest := [p for p in parameters if id(p) not in for_muon]:
+                adamw.append(shared | rate | {"params": rest})
+            if matrices := [for_muon[id(p)] for p in parameters if id(p) in for_muon]:
+                muon.append((matrices, rate | {"momentum": settings.momentum}))
+    optimizer = optim.AdamW(adamw, fused=True)
     start_state(optimizer)
-    muon_groups = [(matrices, options) for matrices, options in muon_groups if matrices]
-    return Muon(muon_groups, optimizer) if muon_groups else optimizer
+    # torch warns when an optimizer that can be captured steps uncaptured; ours does at every new shape.
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return Muon(muon, optimizer) if muon else optimizer
 
 
 def start_state(optimizer: optim.AdamW) -> None:
@@ -121,40 +152,32 @@ def start_state(optimizer: optim.AdamW) -> None:
             }
 
 
-def clip_gradients(parts: list[tuple[AdamSettings, list[nn.Parameter]]]) -> Tensor:
-    """Clips to a global norm, that of each network apart where they are decoupled. Returns the discriminator's, or that
-    of all."""
-    norms = [nn.utils.clip_grad_norm_(parameters, adam.clip) for adam, parameters in parts]
+def clip_gradients(groups: Sequence[ParameterGroup]) -> Tensor:
+    """Clips each group to its own norm, all of it together. Returns the norm of the first, before: the discriminator's,
+    or that of everything."""
+    norms = [nn.utils.clip_grad_norm_(group.parameters.values(), group.adam.clip) for group in groups]
     return norms[0]
 
 
-def set_rate(optimizer: optim.Optimizer, share: float) -> None:
-    """`share` of each group's own peak."""
-    for group in optimizer.param_groups:
-        group["lr"] = share * group["peak"]
-
-
 class Rates:
-    """The learning rate of every group: a share of its peak. On the GPU they are tensors that a recorded step reads, and one
-    number a step goes there."""
+    """The learning rate of every group as a fraction of its peak. On the GPU they are tensors that a captured step reads,
+    and one number per step goes there."""
 
     def __init__(self, optimizer: optim.Optimizer, device: torch.device):
-        self.optimizer = optimizer
-        self.share: Tensor | None = None
-        if device.type == "cuda":
-            self.peaks = torch.tensor([group["peak"] for group in optimizer.param_groups], device=device)
-            self.share, self.rates = torch.zeros((), device=device), torch.zeros_like(self.peaks)
-            for group, lr in zip(optimizer.param_groups, self.rates.unbind(), strict=True):
+        self.groups = optimizer.param_groups
+        self.on_device = device.type == "cuda"
+        if self.on_device:
+            self.peaks = torch.tensor([group["peak"] for group in self.groups], device=device)
+            self.fraction, self.rates = torch.zeros((), device=device), torch.zeros_like(self.peaks)
+            for group, lr in zip(self.groups, self.rates.unbind(), strict=True):
                 group["lr"], group["capturable"] = lr, True
-            # torch warns when such an optimizer steps outside of a recording; ours does at every new shape.
-            for one in (optimizer, getattr(optimizer, "others", optimizer)):
-                one._warned_capturable_if_run_uncaptured = True
 
-    def set(self, share: float) -> None:
-        if self.share is None:
-            set_rate(self.optimizer, share)
-        else:
-            torch.mul(self.peaks, self.share.fill_(share), out=self.rates)
+    def set(self, fraction: float) -> None:
+        if self.on_device:
+            torch.mul(self.peaks, self.fraction.fill_(fraction), out=self.rates)
+            return
+        for group in self.groups:
+            group["lr"] = fraction * group["peak"]
 
 
 def optimizer_tensors(optimizer: optim.Optimizer, model: Trainable) -> dict[str, Tensor]:
@@ -223,7 +246,7 @@ class Muon(optim.Optimizer):
     """Muon for groups of matrices, each with its `lr`, `weight_decay` and `momentum`, and in the same step `others`, an
     AdamW over the other parameters whose state is there already: one optimizer from outside. Groups and state of both
     are in `param_groups` and `state`, live, so that setting rates, saving and restoring need not know that there are
-    two. A step can be recorded as a CUDA graph: nothing in it asks the device for a value."""
+    two. A step can be captured as a CUDA graph: nothing in it asks the device for a value."""
 
     def __init__(self, groups: list[tuple[list[Matrix], dict[str, Any]]], others: optim.Optimizer):
         super().__init__(
@@ -245,8 +268,8 @@ class Muon(optim.Optimizer):
         assert closure is None
         self.others.step()
         for group, matrices in self.batches:
-            if found := [matrix for matrix in matrices if matrix.parameter.grad is not None]:
-                update(found, [self.state[matrix.parameter]["momentum"] for matrix in found], group)
+            if learning := [matrix for matrix in matrices if matrix.parameter.grad is not None]:
+                update(learning, [self.state[matrix.parameter]["momentum"] for matrix in learning], group)
 
 
 def update(matrices: list[Matrix], momenta: list[Tensor], group: dict[str, Any]) -> None:

@@ -24,9 +24,12 @@ FREE_TO_CHANGE = (
 )
 
 
+ENOUGH_OF_PEAK = 0.9
+
+
 class TrainSettings(Settings):
     """`batch` is global; `accumulate` splits it into as many parts that are computed one after the other.
-    `fast`: compiled, recorded and with our kernels, "auto" where the machine can, "on" or not at all, "off" in plain torch.
+    `fast`: compiled, captured and with our kernels, "auto" where the machine can, "on" or not at all, "off" in plain torch.
     `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none)."""
 
     steps: int = Field(1_000_000, ge=1)
@@ -94,3 +97,24 @@ def learning_rate(settings: ScheduleSettings, peak: float, step: int, steps: int
             return peak * warm * (1 + math.cos(math.pi * after)) / 2
         case "constant":
             return peak * warm
+
+
+def highest_fraction(settings: ScheduleSettings, steps: int) -> float:
+    """The most of its peak that the learning rate reaches in a run. Below 1 where warm-up is long for the run: the
+    "original" schedule already decays while it warms up."""
+    top = round(
+        (steps - settings.power) / (1 + settings.power)
+    )  # where the product of both, (t + 1)(1 - t / steps)^p, is highest
+    candidates = {0, settings.warmup - 1, settings.warmup, top - 1, top, top + 1, steps - 1}
+    return max(learning_rate(settings, 1.0, step, steps) for step in candidates if 0 <= step < steps)
+
+
+def schedule_warning(settings: ScheduleSettings, steps: int) -> str | None:
+    """None where the learning rate gets near its peak."""
+    fraction = highest_fraction(settings, steps)
+    if fraction >= ENOUGH_OF_PEAK:
+        return None
+    return (
+        f"the learning rate never gets above {fraction:.0%} of optimizer.lr: warm-up takes {settings.warmup:,} of "
+        f"{steps:,} steps. Use schedule.warmup={max(1, steps // 20)}."
+    )

@@ -1,0 +1,310 @@
+"""One (task, seed) on the common loop: examples -> batches of like lengths, layer-wise rates, the dev set scored on the way.
+
+Nothing is padded beyond its batch, and examples of a batch are alike in length, so little is padded at all: an epoch is
+shuffled, cut into chunks of many batches, each chunk sorted by length and cut into batches, and the batches shuffled.
+The order is a function of (seed, epoch) alone.
+
+Layer-wise rates: with n layers and decay d the head learns at lr, the top layer at lr d, the layer below at lr d², … and the
+embeddings with their projection at lr d^(n+1): what pre-training has learned changes the less the deeper it lies.
+"original" is the code behind the paper's results, whose exponents are all larger by one below the head (top layer d²,
+embeddings d^(n+2)): the rest of a pooling layer that was taken out. ModernBERT's last norm learns with its top layer.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from electra.base.batch import Batch
+from electra.base.jobs import Signals
+from electra.base.randomness import mix, permute
+from electra.data.tables import Row
+from electra.finetuning import Example, Outputs, Task
+from electra.finetuning.method import DecayKind, MethodSettings
+from electra.model import Encoder
+from electra.objectives.losses import Loss
+from electra.objectives.metrics import Ratio
+from electra.train.device import autocast, choose_device, log_shortcomings
+from electra.train.log import Record
+from electra.train.loop import Run, train
+from electra.train.optimizers import ParameterGroup, build_optimizer
+from electra.train.settings import ScheduleSettings, TrainSettings
+from electra.train.step import Execution, Step
+
+CHUNK_BATCHES = 64
+LOG_LINES = 100
+"""In the metrics of a run; people see one in ten seconds."""
+
+
+class Finetuned(nn.Module):
+    """An encoder with a task's head."""
+
+    def __init__(self, encoder: Encoder, head: nn.Module):
+        super().__init__()
+        self.encoder, self.head = encoder, head
+        self.first_only = bool(getattr(head, "reads_first_only", False))
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        is_real = batch.is_real if batch.padded else None
+        hidden = self.encoder(batch.ids, batch.segments, is_real, self.first_only)
+        return self.head(hidden, batch)
+
+
+class TaskObjective(nn.Module):
+    """What the loop trains: a network with the loss of its task."""
+
+    headline = ("loss",)
+    extra_metrics: tuple[Ratio, ...] = ()
+    muted_alarms: tuple[str, ...] = ()
+
+    def __init__(self, model: Finetuned, task: Task):
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, batch: Batch) -> Loss:
+        return Loss(self.task.loss(self.model(batch), batch.targets), {})
+
+    def generator_parameters(self) -> Iterable[nn.Parameter]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Dev:
+    """Rows whose answers are known, and their examples."""
+
+    rows: Sequence[Row]
+    examples: Sequence[Example]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task with its rows as examples; `others` are the splits that are not trained on, `labelled` those of them whose
+    answers are known, dev the first, `cut` how many rows of each had to be cut, of how many."""
+
+    task: Task
+    train: Sequence[Example]
+    others: Mapping[str, Dev]
+    labelled: tuple[str, ...]
+    cut: Mapping[str, tuple[int, int]]
+    pad: int
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run leaves beside its weights: a score for each evaluation, mean losses, and how long it took."""
+
+    steps: int
+    curve: list[dict[str, Any]]
+    losses: list[tuple[int, float]]
+    best_step: int
+    stopped_early: bool
+    seconds: float
+
+
+def train_task(
+    model: Finetuned,
+    prepared: Prepared,
+    method: MethodSettings,
+    epochs: int,
+    seed: int,
+    run: Run,
+    signals: Signals,
+) -> History:
+    """Trains `model` in place, from the run's newest checkpoint where there is one."""
+    device = choose_device(method)
+    log_shortcomings(method.precision, device)
+    objective = TaskObjective(model.to(device), prepared.task)
+    groups = [layerwise_group(model, method)]
+    optimizer = build_optimizer(objective, groups, method.optimizer_settings())
+    execution = Execution(device, method.precision, capture=method.record and device.type == "cuda")
+    update = Step(objective, optimizer, groups, execution, lambda number: mix(seed, "dropout", number))
+
+    data = ExampleBatches(prepared, method.batch, epochs, seed)
+    steps = data.steps_per_epoch * epochs
+    schedule = ScheduleSettings(kind=method.schedule, warmup=int(method.warmup * steps))
+    evaluation = DevScores(model, prepared, method, steps)
+    settings = TrainSettings(
+        steps=steps,
+        batch=method.batch,
+        log_every=max(1, steps // LOG_LINES),
+        save_every=steps,
+        save_minutes=method.save_minutes,
+    )
+    state = train(update, data, evaluation, schedule, settings, run, signals)
+
+    if method.keep == "best":
+        model.load_state_dict(evaluation.kept)
+    model.eval()
+    curve = state.log.of_kind("dev")
+    losses = [(record["step"], record["loss"]) for record in state.log.of_kind("train")]
+    best_step, _ = best_of(curve)
+    return History(steps, curve, losses, best_step, state.step < steps, state.seconds)
+
+
+@dataclass
+class DevScores:
+    """The task's metrics on dev, `method.evaluations` times in a run. Where the best weights are asked for, they are kept."""
+
+    model: Finetuned
+    prepared: Prepared
+    method: MethodSettings
+    steps: int
+    kind: str = "dev"
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def is_due(self, step: int) -> bool:
+        parts = range(1, self.method.evaluations + 1)
+        return step in {math.ceil(self.steps * part / self.method.evaluations) for part in parts}
+
+    def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
+        task, dev = self.prepared.task, self.prepared.others["dev"]
+        outputs = infer(self.model, task, dev.examples, self.method, self.prepared.pad)
+        scores = task.scores(dev.rows, task.predict(dev.rows, dev.examples, outputs))
+        _, since_best = best_of([*earlier, {"step": -1, **scores}])
+        if self.method.keep == "best" and since_best == 0:
+            weights = self.model.state_dict()
+            self.kept = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
+        return scores
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        headline, value = next(iter(metrics.items()))
+        return f"dev {headline} {value:.4f}"
+
+    def is_enough(self, records: Sequence[Record]) -> bool:
+        """With `patience`: so many evaluations without a better headline."""
+        _, since_best = best_of(records)
+        return 0 < self.method.patience <= since_best
+
+
+def best_of(records: Sequence[Record]) -> tuple[int, int]:
+    """The step with the best headline, the first of a record's metrics, and how many evaluations came after it."""
+    best, best_step, since = -math.inf, 0, 0
+    for number, record in enumerate(records):
+        value = next(value for key, value in record.items() if key != "step")
+        since += 1
+        if number == 0 or value > best:
+            best, best_step, since = value, record["step"], 0
+    return best_step, since
+
+
+def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float:
+    """What multiplies the learning rate of a parameter of `Finetuned`, by its name."""
+    extra = 1 if kind == "original" else 0
+    if not name.startswith("encoder."):
+        return 1.0
+    if match := re.match(r"encoder\.layers\.(\d+)\.", name):
+        return decay ** (layers - int(match[1]) + extra)
+    if name.startswith("encoder.final_norm."):
+        return decay ** (1 + extra)
+    return decay ** (layers + 1 + extra)
+
+
+def layerwise_group(model: Finetuned, method: MethodSettings) -> ParameterGroup:
+    """Clipped together, each depth at its own rate."""
+    parameters = dict(model.named_parameters())
+    layers = model.encoder.settings.layers
+    factors = {
+        name: depth_factor(name, layers, method.layer_decay, method.layer_decay_kind) for name in parameters
+    }
+    return ParameterGroup(method.optimizer_settings(), parameters, factors)
+
+
+class ExampleBatches:
+    """The batches of a seed, in the order of its epochs."""
+
+    def __init__(self, prepared: Prepared, batch: int, epochs: int, seed: int):
+        self.prepared, self.batch, self.epochs, self.seed = prepared, batch, epochs, seed
+        self.lengths = lengths_of(prepared.train)
+        self.steps_per_epoch = math.ceil(len(prepared.train) / batch)
+
+    def batches(self, first_step: int) -> Iterator[Batch]:
+        first_epoch, skipped = divmod(first_step, self.steps_per_epoch)
+        for epoch in range(first_epoch, self.epochs):
+            order = epoch_order(self.lengths, self.batch, self.seed, epoch)
+            for chosen in order[skipped if epoch == first_epoch else 0 :]:
+                examples = [self.prepared.train[index] for index in chosen]
+                yield collate(self.prepared.task, examples, self.prepared.pad, with_targets=True)
+
+
+def lengths_of(examples: Sequence[Example]) -> np.ndarray:
+    return np.array([len(example.ids) for example in examples], np.int64)
+
+
+def epoch_order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The examples of each batch. Every example is in exactly one. The very first batch is one of the longest: what does
+    not fit into memory fails at once, and nothing later needs more."""
+    size = len(lengths)
+    shuffled = permute(np.arange(size), size, mix(seed, "examples", epoch))
+    batches: list[np.ndarray] = []
+    for start in range(0, size, batch * CHUNK_BATCHES):
+        chunk = shuffled[start : start + batch * CHUNK_BATCHES]
+        chunk = chunk[np.argsort(lengths[chunk], kind="stable")]
+        batches += [chunk[first : first + batch] for first in range(0, len(chunk), batch)]
+    order = permute(np.arange(len(batches)), len(batches), mix(seed, "batches", epoch))
+    ordered = [batches[index] for index in order]
+    if epoch == 0:
+        widest = max(
+            range(len(ordered)), key=lambda index: len(ordered[index]) * lengths[ordered[index]].max()
+        )
+        ordered[0], ordered[widest] = ordered[widest], ordered[0]
+    return ordered
+
+
+def sorted_order(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
+    """Longest first, for evaluation: what does not fit into memory fails at once."""
+    order = np.argsort(-lengths, kind="stable")
+    return [order[first : first + batch] for first in range(0, len(order), batch)]
+
+
+def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: bool) -> Batch:
+    lengths = lengths_of(examples)
+    width = int(lengths.max())
+    ids = np.full((len(examples), width), pad, np.int64)
+    segments = np.zeros((len(examples), width), np.int64)
+    for index, example in enumerate(examples):
+        ids[index, : lengths[index]] = example.ids
+        segments[index, example.first : lengths[index]] = 1
+    is_real = torch.from_numpy(np.arange(width) < lengths[:, None])
+    targets = task.targets(examples, width) if with_targets else {}
+    return Batch.of_rows(torch.from_numpy(ids), torch.from_numpy(segments), is_real, targets)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Through pinned memory on the GPU, so that the copy waits for nobody."""
+    return batch if device.type == "cpu" else batch.pinned().to(device)
+
+
+def infer(
+    model: Finetuned,
+    task: Task,
+    examples: Sequence[Example],
+    method: MethodSettings,
+    pad: int,
+    batch: int = 0,
+) -> list[Outputs]:
+    """What the head says of every example, in their order. The answers come from the device once for a group of batches."""
+    device = choose_device(method)
+    model.to(device).eval()
+    answers: list[Outputs] = [{} for _ in examples]
+    waiting: list[tuple[np.ndarray, dict[str, Tensor]]] = []
+
+    def collect() -> None:
+        for chosen, outputs in waiting:
+            arrays = {name: tensor.float().cpu().numpy() for name, tensor in outputs.items()}
+            for place, index in enumerate(chosen):
+                answers[index] = {name: array[place] for name, array in arrays.items()}
+        waiting.clear()
+
+    with torch.inference_mode(), autocast(method.precision, device):
+        for chosen in sorted_order(lengths_of(examples), batch or 2 * method.batch):
+            rows = collate(task, [examples[index] for index in chosen], pad, with_targets=False)
+            waiting.append((chosen, model(to_device(rows, device))))
+            if len(waiting) == 64:
+                collect()
+        collect()
+    return answers
