@@ -22,8 +22,7 @@ import torch
 
 import machine
 from electra.base.batch import SpecialIds
-from electra.data.batches import Loader
-from electra.data.resident import place_corpus
+from electra.data.batches import Loader, place_corpus
 from electra.data.rows import RowsSettings, build_rows
 from electra.data.shards import Shard, TokenData
 

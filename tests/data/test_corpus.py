@@ -16,7 +16,8 @@ import pytest
 
 from electra.base.errors import DataError
 from electra.data import corpus as corpus_module
-from electra.data.corpus import Corpus, CorpusSettings, Reading
+from electra.data import files as files_module
+from electra.data.corpus import Corpus, CorpusSettings
 
 TEXT = "Café one.\nStill one.\n\nDocument two.\n"
 DOCUMENTS = ["Café one.\nStill one.", "Document two."]
@@ -152,8 +153,8 @@ def test_a_long_document_comes_in_pieces_and_loses_nothing(
     text = f"{long}\n\nshort"
     lines = "".join(json.dumps({"text": it}) + "\n" for it in (long, "short"))
     path = write(tmp_path / "a", text if kind == "text" else lines)
-    reading = Reading()
-    *pieces, last = Corpus([path]).read(reading)
+    reading = Corpus([path]).read()
+    *pieces, last = reading
     assert reading.documents == 2
     assert last == ("short", False)
     assert [piece.continues for piece in pieces] == [False] + [True] * (len(pieces) - 1)
@@ -176,13 +177,11 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_offset(tmp_path: Path) -
 
 def test_bad_bytes_are_skipped_or_replaced_on_request_and_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"good\n\nbad \xff\xfe end\n\nnul \0 too\n\nfine")
-    reading = Reading()
-    skipping = Corpus([path], CorpusSettings(on_bad="skip"))
-    assert [document.text for document in skipping.read(reading)] == ["good", "fine"]
+    reading = Corpus([path], CorpusSettings(on_bad="skip")).read()
+    assert [document.text for document in reading] == ["good", "fine"]
     assert (reading.documents, reading.skipped, reading.replaced) == (2, 2, 0)
-    reading = Reading()
-    replacing = Corpus([path], CorpusSettings(on_bad="replace"))
-    assert [document.text for document in replacing.read(reading)] == [
+    reading = Corpus([path], CorpusSettings(on_bad="replace")).read()
+    assert [document.text for document in reading] == [
         "good",
         "bad \ufffd end",
         "nul \ufffd too",
@@ -225,14 +224,14 @@ def test_a_lone_surrogate_in_json_never_gets_through(tmp_path: Path) -> None:
 def test_a_bad_json_line_is_refused_with_its_number(tmp_path: Path, line: str, problem: str) -> None:
     path = write(tmp_path / "a.jsonl", f'{{"text": "one"}}\n\n{line}\n{{"text": "four"}}\n')
     message = refused(path)
-    assert f"{path}:3 {problem}" in message and "use --on-bad skip" in message
+    assert f"{path}:3 {problem}" in message and "set on_bad to skip" in message
     assert read(path, on_bad="skip") == ["one", "four"]
     first = write(tmp_path / "first.jsonl", f'{line}\n{{"text": "two"}}\n')
     assert f"{first}:1 {problem}" in refused(first)
 
 
 def test_an_endless_json_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module, "LONGEST_JSON_LINE", 1 << 20)
+    monkeypatch.setattr(files_module, "LONGEST_JSON_LINE", 1 << 20)
     path = write(tmp_path / "a.jsonl", '{"text": "' + "x" * (1 << 20) + '"}')
     assert f"{path}:1 is longer than 1 MiB" in refused(path)
 
@@ -270,11 +269,11 @@ def test_empty_files_among_others_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "")
     write(tmp_path / "b.txt", "text")
     write(tmp_path / "c.txt", "\n \n")
-    reading = Reading()
-    assert [document.text for document in Corpus([tmp_path]).read(reading)] == ["text"]
+    reading = Corpus([tmp_path]).read()
+    assert [document.text for document in reading] == ["text"]
     assert reading.empty_files == 2
 
 
 def test_archives_with_long_windows_open(shared_data: Path) -> None:
     for path in sorted((shared_data / "pretrain_en").glob("*.zst")):
-        assert len(next(Corpus([path]).read()).text) > 100
+        assert len(next(iter(Corpus([path]).read())).text) > 100

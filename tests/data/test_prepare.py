@@ -15,13 +15,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies
+from hypothesis import settings as hypothesis_settings
+from tokenizers import Tokenizer
 
 from electra.base.errors import DataError, ElectraError, MachineError, SettingsError
 from electra.data import prepare as prepare_module
-from electra.data.corpus import CorpusSettings
-from electra.data.prepare import PrepareSettings, prepare
+from electra.data.corpus import Corpus, CorpusSettings, unify_lines
+from electra.data.prepare import PrepareSettings, WordCache, prepare, words_are_independent
 from electra.data.shards import open_data, verify_shards
-from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, load_tokenizer, save_tokenizer
+from electra.data.tokenizer import (
+    SPECIAL_TOKENS,
+    TokenizerSettings,
+    adopt_vocabulary,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SMALL_UNITS = PrepareSettings(unit_bytes=20_000, heldout_share=0.1)
@@ -414,7 +424,7 @@ def test_a_line_of_200_megabytes_stays_small_in_memory(tokenizer: Path, tmp_path
 
 
 def test_workers_import_neither_torch_nor_pyarrow() -> None:
-    code = "import electra.data.units, sys; sys.exit(bool({'torch', 'pyarrow'} & set(sys.modules)))"
+    code = "import electra.data.prepare, sys; sys.exit(bool({'torch', 'pyarrow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -429,3 +439,60 @@ def test_an_interrupt_leaves_the_folder_ready_to_go_on(corpus: Path, tokenizer: 
     process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in process.communicate(timeout=20)[1]
     assert json.loads(next(iter((out / "units").glob("0*.json"))).read_text())["key"]
+
+
+def trained(folder: Path, **named: object) -> Tokenizer:
+    (folder / "in.txt").write_text("Der Zug fährt, 日本語 がぎ 한국어 x-y z. " * 50, "utf-8")
+    return train_tokenizer(Corpus([folder / "in.txt"]), TokenizerSettings(vocab_size=300, **named))
+
+
+@pytest.fixture(scope="module", params=[True, False])
+def wordpiece(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    tokenizer = trained(
+        tmp_path_factory.mktemp("encoder"), lowercase=request.param, strip_accents=request.param
+    )
+    assert words_are_independent(tokenizer)
+    return tokenizer
+
+
+def ids(packed: list[bytes], dtype: np.dtype) -> list[list[int]]:
+    return [np.frombuffer(line, dtype).tolist() for line in packed]
+
+
+@given(
+    lines=strategies.lists(
+        strategies.text(
+            strategies.characters(exclude_categories=["Cs"]) | strategies.sampled_from("Zug \t\xa0日.[MASK]")
+        )
+    )
+)
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_words_one_by_one_give_the_ids_of_the_line(wordpiece: Tokenizer, lines: list[str]) -> None:
+    cache = WordCache(wordpiece)
+    lines = [unify_lines(line).replace("\n", " ") for line in lines]
+    expected = [wordpiece.encode(line, add_special_tokens=False).ids for line in lines]
+    for _ in range(2):
+        assert ids(cache.encode(lines), cache.dtype) == expected
+
+
+def test_the_memory_for_words_is_bounded(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_module, "_REMEMBERED_CHARACTERS", 100)
+    cache = WordCache(wordpiece)
+    for number in range(100):
+        cache.encode([f"word{number} Zug"])
+    assert len(cache) < 30
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_other_kinds_get_whole_lines(tmp_path: Path, kind: str) -> None:
+    tokenizer = trained(tmp_path, kind=kind)
+    assert not words_are_independent(tokenizer)
+    cache = WordCache(tokenizer)
+    line = "Der  Zug\tfährt"
+    assert ids(cache.encode([line]), cache.dtype) == [tokenizer.encode(line, add_special_tokens=False).ids]
+
+
+def test_a_tokenizer_with_words_of_its_own_gets_whole_lines(wordpiece: Tokenizer) -> None:
+    copy = Tokenizer.from_str(wordpiece.to_str())
+    copy.add_tokens(["two words"])
+    assert not words_are_independent(copy)

@@ -49,7 +49,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "tokenizer",
         PrepareSettings(unit_bytes=2000),
         1,
-        False,
     )
     return folder / "out"
 

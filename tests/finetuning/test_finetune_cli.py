@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.data.table_writer import TableWriter
-from electra.data.tables import read_rows
+from electra.data.tables import TableWriter, read_rows
 from electra.finetuning.folder import load_task_folder
 from helpers import command, environment
 from helpers import electra as electra_process

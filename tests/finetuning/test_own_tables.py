@@ -4,14 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from electra.base.errors import DataError
-from electra.data.columns import guess_kind
-from electra.data.table_writer import TableWriter
-from electra.data.tables import parquet_schema, read_rows
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import make_plan
@@ -53,55 +48,6 @@ def test_the_only_row_of_a_class_stays_in_train(problems, kind):
         assert problems([*common, *rare], kind=kind) == []
 
 
-def test_an_empty_cell_is_a_row_where_there_is_one_column(tmp_path):
-    for name, text in (("a.csv", 'text\nx\n""\ny\n'), ("a.tsv", "text\nx\n\ny\n")):
-        (tmp_path / name).write_text(text)
-        assert [row["text"] for row in read_rows(tmp_path / name)] == ["x", "", "y"]
-    (tmp_path / "b.csv").write_text('text,label\nx,1\n""\n\ny,2\n')
-    assert [row["text"] for row in read_rows(tmp_path / "b.csv")] == ["x", "y"]
-
-
-def test_columns_of_a_parquet_file_keep_their_types(tmp_path):
-    """Also where the first rows say nothing about them, or too little."""
-    kinds = pa.schema([("n", pa.int32()), ("list", pa.list_(pa.int64())), ("real", pa.float64())])
-    rows = [{"n": None, "list": [], "real": 1}, {"n": 7, "list": [3], "real": 1.5}]
-    pq.write_table(pa.Table.from_pylist(rows, schema=kinds), tmp_path / "a.parquet")
-    with TableWriter(tmp_path / "b.parquet", schema=parquet_schema(tmp_path / "a.parquet")) as writer:
-        for row in read_rows(tmp_path / "a.parquet"):
-            writer.write([{**row, "prediction": "x"}])
-    written = pq.read_table(tmp_path / "b.parquet")
-    assert written.schema.field("n").type == pa.int32() and written.select(kinds.names).to_pylist() == rows
-
-
-def test_parquet_that_cannot_hold_the_rows_names_the_way_round(tmp_path):
-    with (
-        pytest.raises(DataError, match=r"rows 2 to 2 .* --out a\.jsonl"),
-        TableWriter(tmp_path / "a.parquet") as writer,
-    ):
-        writer.write([{"n": 1}])
-        writer.write([{"n": "one"}])
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
-def test_a_column_is_never_dropped(tmp_path, kind):
-    with TableWriter(tmp_path / f"a.{kind}") as writer:
-        writer.write([{"a": "1"}, {"a": "2", "b": "3"}])
-    assert [row["b"] or None for row in read_rows(tmp_path / f"a.{kind}")] == [None, "3"]
-    with (
-        pytest.raises(DataError, match=r"'b' .* --out c\.jsonl"),
-        TableWriter(tmp_path / f"c.{kind}") as writer,
-    ):
-        writer.write([{"a": "1"}])
-        writer.write([{"a": "2", "b": "3"}])
-
-
-def test_numbers_of_the_file_are_written_exactly_and_ours_with_six_digits(tmp_path):
-    with TableWriter(tmp_path / "a.csv") as writer:
-        writer.write([{"id": 1234567.25, "probability": 0.123456789}], answers={"probability"})
-    assert list(read_rows(tmp_path / "a.csv")) == [{"id": "1234567.25", "probability": "0.123457"}]
-
-
 @pytest.mark.parametrize("words", [{}, {"text": "text", "label": "label"}, {"kind": "classification"}])
 @pytest.mark.parametrize(("rows", "said"), [("", "no rows"), ("a text,yes\n", "one row")])
 def test_a_table_without_two_rows_says_so(tmp_path, rows, said, words):
@@ -132,12 +78,6 @@ def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
         "train: one class only",
         "dev row 1 is also train row 1",
     ]
-
-
-def test_names_with_a_separator_between_them_are_several_labels():
-    assert guess_kind(["a|b", "a", None]) == "multilabel"
-    assert guess_kind(["a;b", "a"]) == guess_kind(["|", "a|"]) == "classification"
-    assert guess_kind(["a;b", "a"], ";") == "multilabel"
 
 
 def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from electra.data.table_writer import TableWriter
-from electra.data.tables import read_rows
+from electra.data.tables import TableWriter, read_rows
 from electra.finetuning.folder import load_task_folder
 from electra.finetuning.plan import make_plan
 from electra.finetuning.squad_metrics import squad1

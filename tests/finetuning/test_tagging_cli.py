@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from electra.base.errors import DataError
-from electra.data.conll import read_conll
-from electra.data.table_writer import TableWriter
-from electra.data.tables import read_rows
+from electra.data.tables import TableWriter, read_conll, read_rows
 from electra.finetuning.plan import guess_shape
 from helpers import electra_inside as electra
 

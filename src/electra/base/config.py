@@ -7,7 +7,7 @@ knows none of them.
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, time
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ from electra.base.errors import SettingsError
 
 
 class Settings(BaseModel):
-    """Base of every part of the tree: frozen, no unknown keys. A folder may be called 2024."""
+    """Base of every part of the tree: frozen; unknown keys are errors; numbers are accepted as text (data=2024)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
@@ -142,37 +142,34 @@ def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
 
 
 def describe(problem: Any, kind: type[BaseModel]) -> str:
-    known = sorted(known_keys(kind))
+    known = known_keys(kind)
     unknown = problem["type"] == "extra_forbidden"
     path = without_tags([str(part) for part in problem["loc"]], known, keep_last=unknown)
     section, _, name = path.rpartition(".")
+    if unknown and path in known:
+        return f"{path} is for {section}.kind={' or '.join(known[path])}: add that, or drop {path}."
     if unknown:
-        if path in known:
-            owners = " or ".join(kinds_with(kind, section, name))
-            return f"{path} is for {section}.kind={owners}: add that, or drop {path}."
-        near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(
-            path.rpartition(".")[2], [key.rpartition(".")[2] for key in known], n=1
-        )
-        nearest = next(
-            (key for key in known if near and (key == near[0] or key.endswith(f".{near[0]}"))), None
-        )
-        return f"unknown key {path}." + (f" Did you mean {nearest}?" if nearest else "")
+        by_name = {key.rpartition(".")[2]: key for key in sorted(known, reverse=True)}
+        near = difflib.get_close_matches(path, known, n=1) or [
+            by_name[match] for match in difflib.get_close_matches(name, by_name, n=1)
+        ]
+        return f"unknown key {path}." + (f" Did you mean {near[0]}?" if near else "")
     if problem["type"] == "missing":
         return f"{path} is not set. Give it in the recipe or as {path}=… on the command line."
     if problem["type"] == "union_tag_invalid":
         expected = problem["ctx"]["expected_tags"].replace("'", "")
         return f"{path}.kind: {problem['ctx']['tag']!r} is none of {expected}."
-    inside = [key for key in known if key.startswith(f"{path}.")]
+    inside = sorted(key for key in known if key.startswith(f"{path}."))
     if inside and problem["type"] in ("model_type", "model_attributes_type"):
         is_kind = isinstance(problem["input"], str) and f"{path}.kind" in known
-        chosen = f"{path}.kind={problem['input']}" if is_kind else f"{inside[0]}=…"
-        return f"{path} is a section of settings (got {problem['input']!r}). Did you mean {chosen}?"
+        remedy = f"{path}.kind={problem['input']}" if is_kind else f"{inside[0]}=…"
+        return f"{path} is a section of settings (got {problem['input']!r}). Did you mean {remedy}?"
     message = problem["msg"].removeprefix("Value error, ")
     value = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
     return f"{path}: {message}{value}." if path else f"{message}."
 
 
-def without_tags(parts: list[str], known: list[str], keep_last: bool) -> str:
+def without_tags(parts: list[str], known: Collection[str], keep_last: bool) -> str:
     """A choice between kinds puts the kind into the location of a problem; it is not part of the key. An unknown key, which
     is always last, stays."""
     kept: list[str] = []
@@ -184,23 +181,18 @@ def without_tags(parts: list[str], known: list[str], keep_last: bool) -> str:
     return ".".join(kept)
 
 
-def kinds_with(root: type[BaseModel], section: str, name: str) -> list[str]:
-    """The kinds of a section that have a key of this name."""
-    models = [root]
-    for part in section.split("."):
-        fields = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = [nested for field in fields for nested in nested_models(field.annotation)]
-    return [str(model.model_fields["kind"].default) for model in models if name in model.model_fields]
-
-
-def known_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in kind.model_fields.items():
-        parts = [part for part in nested_models(field.annotation)]
-        if parts:
-            for part in parts:
-                yield from known_keys(part, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
+def known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, list[str]]:
+    """Every key of a tree, and the kinds of its section that have it."""
+    known: dict[str, list[str]] = {}
+    kind = model.model_fields["kind"].default if "kind" in model.model_fields else ""
+    for name, field in model.model_fields.items():
+        sections = list(nested_models(field.annotation))
+        if not sections:
+            known[f"{prefix}{name}"] = [str(kind)]
+        for section in sections:
+            for key, kinds in known_keys(section, f"{prefix}{name}.").items():
+                known[key] = [*known.get(key, []), *kinds]
+    return known
 
 
 def nested_models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -49,7 +49,7 @@ def rerank_command(
     weight: Annotated[float, typer.Option(help="total = score + weight * pseudo-log-likelihood")] = 1.0,
 ) -> None:
     """Sort n-best lists by their scores plus the model's pseudo-log-likelihood."""
-    from electra.data.table_writer import whole_file
+    from electra.data.files import whole_file
     from electra.inspector import load
     from electra.inspector.detect import rerank
 

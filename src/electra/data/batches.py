@@ -5,17 +5,27 @@ its places of every global batch, so any number of processes sees the same data 
 compute whole batches ahead, so their number changes nothing. The only state is the step.
 """
 
+import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from electra.base.batch import Batch
-from electra.base.errors import DataError
+from electra.base.errors import DataError, MachineError
+from electra.base.jobs import cpu_count
 from electra.base.randomness import mix, permute
-from electra.data.rows import Rows
+from electra.data.rows import Rows, cumulated
+from electra.data.shards import token_dtype
+
+CorpusPlace = Literal["auto", "device", "stream"]
+FREE_MEMORY_DIVISOR = 4  # a quarter: the rest is for what is trained
+ROWS_AT_ONCE = 2048
+STEPS_AHEAD = 64  # `permute` takes hardly longer for many steps than for one
 
 
 class Loader:
@@ -100,3 +110,104 @@ class HeldOut:
 
     def __len__(self) -> int:
         return len(self.parts)
+
+
+def place_corpus(
+    loader: Loader, vocab_size: int, where: CorpusPlace, device: torch.device
+) -> tuple["Loader | Resident", str]:
+    """The loader to use, and a line about it. `auto` is for GPUs: next to a processor the disk's cache does the same."""
+    rows = f"corpus: {len(loader.rows):,} rows"
+    if where == "stream" or (where == "auto" and device.type != "cuda"):
+        return loader, f"{rows}, streamed from disk"
+    offsets = row_offsets(loader.rows)
+    needed, free = resident_bytes(loader.rows, offsets, vocab_size), free_bytes(device)
+    if where == "auto" and needed > free // FREE_MEMORY_DIVISOR:
+        sizes = f"{readable(needed)} is more than a quarter of the {readable(free)} free on {device}"
+        return loader, f"{rows}, streamed from disk ({sizes})"
+    if needed > free:
+        raise MachineError(
+            f"train.corpus=device needs {readable(needed)}, {readable(free)} are free on {device}. "
+            "Use train.corpus=stream."
+        )
+    return Resident(loader, offsets, vocab_size, device), f"{rows}, {readable(needed)} on {device}"
+
+
+class Resident:
+    """The batches of `loader`, bit for bit, gathered on `device`: a step moves four numbers per row instead of its tokens.
+
+    All rows lie in one tensor, one behind the other, special tokens included and padding not, in 16 bits per token where
+    the vocabulary allows. The host works out which rows a step takes and where they begin (cycle walking in `permute` has
+    no fixed length, which a device is bad at); the device does the rest. Nothing waits for the device."""
+
+    def __init__(self, loader: Loader, offsets: np.ndarray, vocab_size: int, device: torch.device):
+        self.loader, self.rows, self.offsets, self.device = loader, loader.rows, offsets, device
+        self.dtype = np.dtype(token_dtype(vocab_size))
+        # torch's integers are signed, so a large id comes back negative: `bits` makes it positive again.
+        self.bits = (1 << 8 * self.dtype.itemsize) - 1
+        # The last row is read to its full length, too.
+        size, signed = int(offsets[-1]) + self.rows.length, getattr(torch, f"int{8 * self.dtype.itemsize}")
+        self.tokens = torch.zeros(size, dtype=signed, device=device)
+        self.places = torch.arange(self.rows.length, device=device)
+        with ThreadPoolExecutor(cpu_count()) as pool:
+            list(pool.map(self._load, chunks(self.rows)))
+
+    def _load(self, indices: np.ndarray) -> None:
+        _, real = self.rows.lengths(indices)
+        ids = self.rows.ids(indices)[np.arange(self.rows.length) < real[:, None]].astype(self.dtype)
+        begin = int(self.offsets[indices[0]])
+        self.tokens[begin : begin + len(ids)] = torch.from_numpy(ids.view(f"i{self.dtype.itemsize}"))
+
+    def batch_at(self, step: int) -> Batch:
+        return next(self._block(range(step, step + 1)))
+
+    def batches(self, first_step: int) -> Iterator[Batch]:
+        """The batch of every step from `first_step` to the last."""
+        for begin in range(first_step, self.loader.steps, STEPS_AHEAD):
+            yield from self._block(range(begin, min(begin + STEPS_AHEAD, self.loader.steps)))
+
+    def _block(self, steps: range) -> Iterator[Batch]:
+        """`padded` comes from the host's table, so that nobody has to ask the device."""
+        samples = np.concatenate([self.loader.samples(step) for step in steps])
+        indices = self.loader.row_indices(samples)
+        first, real = self.rows.lengths(indices)
+        padded = real.reshape(len(steps), -1).min(axis=1) < self.rows.length
+        table = np.stack([samples, self.offsets[indices], first, real]).reshape(4, len(steps), -1)
+        moved = self._move(torch.from_numpy(table))
+        for number, step in enumerate(steps):
+            yield self._gather(moved[:, number], bool(padded[number]), step / self.loader.steps)
+
+    def _move(self, table: Tensor) -> Tensor:
+        pinned = table.pin_memory() if self.device.type == "cuda" else table
+        return pinned.to(self.device, non_blocking=True)
+
+    def _gather(self, table: Tensor, padded: bool, progress: float) -> Batch:
+        samples, offsets, first, real = table
+        ids = self.tokens[offsets[:, None] + self.places].long() & self.bits
+        ids.masked_fill_(self.places >= real[:, None], self.rows.special.pad)
+        return lay_out(ids, first, real, samples, mix(self.loader.seed, "corruption"), padded, progress)
+
+
+def chunks(rows: Rows) -> Iterator[np.ndarray]:
+    for begin in range(0, len(rows), ROWS_AT_ONCE):
+        yield np.arange(begin, min(begin + ROWS_AT_ONCE, len(rows)))
+
+
+def row_offsets(rows: Rows) -> np.ndarray:
+    """Where each row begins when all lie one behind the other, and where the last one ends."""
+    return cumulated(np.concatenate([rows.lengths(indices)[1] for indices in chunks(rows)]))
+
+
+def resident_bytes(rows: Rows, offsets: np.ndarray, vocab_size: int) -> int:
+    return (int(offsets[-1]) + rows.length) * np.dtype(token_dtype(vocab_size)).itemsize
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:  # macOS does not say
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def readable(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

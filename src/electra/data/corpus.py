@@ -6,31 +6,23 @@ system wrote it. What cannot be used is never passed over in silence: `on_bad` s
 """
 
 import codecs
-import json
-import lzma
 import re
-import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any, Literal, NamedTuple
 
 from electra.base.config import Settings
 from electra.base.errors import DataError
-from electra.data.files import OpenSource, Source, find_sources, open_source
-from electra.data.text import cut_at_whitespace, unify_lines
+from electra.data.files import OpenSource, bad_bytes, find_sources, json_lines, open_parquet, opened
 
 # A longer document is cut: an encoder needs about 150 times the memory of the text that it is given at once.
 LONGEST_DOCUMENT = 1 << 20
-LONGEST_JSON_LINE = 1 << 28
 _BLOCK = 1 << 20
 _BLANK_LINE = re.compile(r"\n(?:[^\S\n]*\n)+")
 _SPACES = re.compile(r"\s*")
 _BAD = re.compile("[\x00\ud800-\udfff]+")
-_REMEDY = "Repair it, or use --on-bad skip or --on-bad replace"
+_ODD_SEPARATOR = re.compile("[\r\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
+_REMEDY = "Repair it, or set on_bad to skip or replace"
 
 
 class CorpusSettings(Settings):
@@ -47,22 +39,6 @@ class Document(NamedTuple):
     continues: bool = False  # a further piece of the document before it, which was too long for one
 
 
-@dataclass
-class Reading:
-    """What one pass over a corpus has seen so far."""
-
-    documents: int = 0
-    skipped: int = 0
-    replaced: int = 0
-    empty_files: int = 0
-    finished_bytes: int = 0
-    position: Callable[[], int] = field(default=lambda: 0, repr=False)
-
-    @property
-    def bytes_read(self) -> int:
-        return self.finished_bytes + self.position()
-
-
 class Corpus:
     """The documents of files and folders. `read` gives them from the start, as often as it is called."""
 
@@ -72,60 +48,61 @@ class Corpus:
         self.sources = find_sources(inputs)
         self.size = sum(source.size for source in self.sources)
 
-    def read(self, reading: Reading | None = None) -> Iterator[Document]:
-        reading = reading or Reading()
-        for source in self.sources:
-            before = reading.documents + reading.skipped
-            yield from _Reader(source, self.settings, reading).documents()
-            reading.empty_files += reading.documents + reading.skipped == before
-        if not reading.documents:
-            names = ", ".join(str(path) for path in self.inputs[:3]) + (", …" if len(self.inputs) > 3 else "")
-            if reading.skipped:
+    def read(self) -> "Reading":
+        return Reading(self)
+
+
+class Reading:
+    """One pass over the documents of a corpus, and what it has seen so far."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus, self.settings = corpus, corpus.settings
+        self.stop = self.settings.on_bad == "stop"
+        self.decoding = (
+            "strict" if self.stop else "surrogateescape"
+        )  # lone surrogates are for `_clean` to find
+        self.documents = self.skipped = self.replaced = self.empty_files = 0
+        self.bytes_in_finished_files = self.bytes_in_this_file = 0
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of files, not of text: compressed files hold more."""
+        return self.bytes_in_finished_files + self.bytes_in_this_file
+
+    def __iter__(self) -> Iterator[Document]:
+        for source in self.corpus.sources:
+            before = self.documents + self.skipped
+            with opened(source.path) as file:
+                yield from self._documents(file, source.size)
+            self.bytes_in_finished_files += source.size
+            self.bytes_in_this_file = 0
+            self.empty_files += self.documents + self.skipped == before
+        if not self.documents:
+            inputs = self.corpus.inputs
+            names = ", ".join(map(str, inputs[:3])) + (", …" if len(inputs) > 3 else "")
+            if self.skipped:
                 raise DataError(
-                    f"{names}: nothing left, all {reading.skipped} documents were skipped as unusable."
+                    f"{names}: nothing left, all {self.skipped} documents were skipped as unusable."
                 )
             raise DataError(
                 f"{names}: no text, every file is empty or only whitespace. Give files with text."
             )
 
+    def _documents(self, file: OpenSource, size: int) -> Iterator[Document]:
+        match file.format:
+            case "text":
+                yield from self._text(file)
+            case "jsonl":
+                yield from self._json_lines(file)
+            case "parquet":
+                yield from self._parquet(file, size)
+            case "arrow-file" | "arrow-stream":
+                yield from self._arrow(file)
 
-class _Reader:
-    def __init__(self, source: Source, settings: CorpusSettings, reading: Reading) -> None:
-        self.source, self.settings, self.reading = source, settings, reading
-        self.stop = settings.on_bad == "stop"
-
-    def documents(self) -> Iterator[Document]:
-        path = self.source.path
-        try:
-            opened = open_source(self.source)
-            with opened.raw, opened.stream:
-                self.reading.position = opened.raw.tell
-                match opened.format:
-                    case "text":
-                        yield from self._text(opened)
-                    case "jsonl":
-                        yield from self._json_lines(opened)
-                    case "parquet":
-                        yield from self._parquet(opened)
-                    case "arrow-file":
-                        table = pa.ipc.open_file(opened.raw)
-                        batches = (table.get_batch(index) for index in range(table.num_record_batches))
-                        yield from self._table(table.schema, batches)
-                    case "arrow-stream":
-                        table = pa.ipc.open_stream(opened.stream)
-                        yield from self._table(table.schema, table)
-        except (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
-            raise DataError(
-                f"{path} is cut off or damaged ({' '.join(str(error).split())}). Fetch it again."
-            ) from None
-        finally:
-            self.reading.position = lambda: 0
-            self.reading.finished_bytes += self.source.size
-
-    def _text(self, opened: OpenSource) -> Iterator[Document]:
+    def _text(self, file: OpenSource) -> Iterator[Document]:
         """Documents of plain text. What was read but not yet given out is never longer than a document and a block."""
         rest, continues = "", False
-        for block in self._blocks(opened):
+        for block in self._blocks(file):
             rest += block
             match self.settings.documents:
                 case "blank-line":
@@ -135,31 +112,31 @@ class _Reader:
                 case "file":
                     complete = []
             for text in complete:
-                yield from self._pieces(text, continues)
+                yield from self._pieces(text, continues, str(file.path))
                 continues = False
             if not continues:
                 rest = rest.lstrip()
             # Trailing blanks may turn out to end the document, and then they do not count towards its length.
             while len(rest.rstrip()) > LONGEST_DOCUMENT:
                 cut = cut_at_whitespace(rest, 0, LONGEST_DOCUMENT)
-                continues = yield from self._pieces(rest[:cut], continues)
+                continues = yield from self._pieces(rest[:cut], continues, str(file.path))
                 rest = rest[cut:].lstrip()
-        yield from self._pieces(rest, continues)
+        yield from self._pieces(rest, continues, str(file.path))
 
-    def _blocks(self, opened: OpenSource) -> Iterator[str]:
-        """Decoded blocks. Bad bytes stop at once with their offset, or stay as lone surrogates for `_clean` to find."""
-        decoder = codecs.getincrementaldecoder("utf-8")("strict" if self.stop else "surrogateescape")
-        offset, carriage_return = opened.start, ""
+    def _blocks(self, file: OpenSource) -> Iterator[str]:
+        """Decoded blocks. Bad bytes stop at once with their offset, or stay as lone surrogates."""
+        decoder = codecs.getincrementaldecoder("utf-8")(self.decoding)
+        offset, carriage_return = file.start, ""
         while True:
-            block = opened.stream.read(_BLOCK)
+            block = file.stream.read(_BLOCK)
+            self.bytes_in_this_file = file.raw.tell()
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                self._refuse_bytes(
-                    "bytes that are not UTF-8", offset + len(block) - len(error.object) + error.start, block
-                )
+                where = offset + len(block) - len(error.object) + error.start
+                raise bad_bytes(file.path, "bytes that are not UTF-8", where, block, _REMEDY) from None
             if self.stop and b"\0" in block:
-                self._refuse_bytes("a NUL byte", offset + block.index(b"\0"), block)
+                raise bad_bytes(file.path, "a NUL byte", offset + block.index(b"\0"), block, _REMEDY)
             offset += len(block)
             text = carriage_return + text
             carriage_return = "\r" if text.endswith("\r") and block else ""
@@ -167,63 +144,43 @@ class _Reader:
             if not block:
                 return
 
-    def _refuse_bytes(self, what: str, offset: int, around: bytes) -> NoReturn:
-        path, remedy = self.source.path, _REMEDY
-        if around.startswith((b"\xff\xfe", b"\xfe\xff")) or around.count(0) > len(around) // 4:
-            remedy = f'It looks like UTF-16: convert it with "iconv -f UTF-16 -t UTF-8 {path.name}"'
-        raise DataError(f"{path} has {what} at byte {offset}. {remedy}.")
+    def _json_lines(self, file: OpenSource) -> Iterator[Document]:
+        key = self.settings.text_key
+        for number, row, problem in json_lines(file, self.decoding, _REMEDY):
+            self.bytes_in_this_file = file.raw.tell()
+            if not problem and key not in row:
+                problem = f"has no key {key!r} (it has {', '.join(map(repr, row))})"
+            yield from self._row(f"{file.path}:{number}", row.get(key), problem)
 
-    def _json_lines(self, opened: OpenSource) -> Iterator[Document]:
-        number, offset = 0, opened.start
-        while line := opened.stream.readline(LONGEST_JSON_LINE + 1):
-            number += 1
-            where = f"{self.source.path}:{number}"
-            if len(line) > LONGEST_JSON_LINE:
-                raise DataError(
-                    f"{where} is longer than {LONGEST_JSON_LINE >> 20} MiB. Split it into several lines."
-                )
-            if line.strip():
-                try:
-                    row = json.loads(line.decode("utf-8", "surrogateescape" if not self.stop else "strict"))
-                    problem = None if isinstance(row, dict) else f"is {type(row).__name__}, not a JSON object"
-                except UnicodeDecodeError as error:
-                    self._refuse_bytes("bytes that are not UTF-8", offset + error.start, line)
-                except (ValueError, RecursionError) as error:
-                    problem = f"is not valid JSON ({error})"
-                if problem is None and self.settings.text_key not in row:
-                    problem = f"has no key {self.settings.text_key!r} (it has {', '.join(map(repr, row))})"
-                yield from self._row(where, None if problem else row[self.settings.text_key], problem)
-            offset += len(line)
+    def _parquet(self, file: OpenSource, size: int) -> Iterator[Document]:
+        with open_parquet(file) as table:
+            self._check_column(file, table.schema_arrow)
+            rows = 0
+            for batch in table.iter_batches(batch_size=256, columns=[self.settings.text_key]):
+                yield from self._column(file, batch, rows)
+                rows += len(batch)
+                self.bytes_in_this_file = rows * size // table.metadata.num_rows
 
-    def _parquet(self, opened: OpenSource) -> Iterator[Document]:
-        with pq.ParquetFile(opened.raw, pre_buffer=False) as table:
-            total = max(1, table.metadata.num_rows)
-            first = self.reading.documents + self.reading.skipped
-            self.reading.position = lambda: (
-                min(total, self.reading.documents + self.reading.skipped - first) * self.source.size // total
-            )
-            self._check_column(table.schema_arrow)
-            columns = [self.settings.text_key]
-            yield from self._table(table.schema_arrow, table.iter_batches(batch_size=256, columns=columns))
+    def _arrow(self, file: OpenSource) -> Iterator[Document]:
+        import pyarrow as pa
 
-    def _table(self, schema: Any, batches: Any) -> Iterator[Document]:
-        self._check_column(schema)
-        number = 0
+        if file.format == "arrow-stream":
+            stream = pa.ipc.open_stream(file.stream)
+            schema, batches = stream.schema, iter(stream)
+        else:
+            table = pa.ipc.open_file(file.raw)
+            schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
+        self._check_column(file, schema)
+        rows = 0
         for batch in batches:
-            # As bytes: Arrow does not check that its strings are UTF-8.
-            for value in batch.column(self.settings.text_key).cast(pa.large_binary()):
-                number += 1
-                where = f"{self.source.path} row {number}"
-                text, problem = value.as_py(), None
-                if text is not None:
-                    try:
-                        text = text.decode("utf-8", "surrogateescape" if not self.stop else "strict")
-                    except UnicodeDecodeError as error:
-                        problem = f"has bytes that are not UTF-8 at byte {error.start} of its text"
-                yield from self._row(where, text, problem)
+            yield from self._column(file, batch, rows)
+            rows += len(batch)
+            self.bytes_in_this_file = file.raw.tell()
 
-    def _check_column(self, schema: Any) -> None:
-        key, path = self.settings.text_key, self.source.path
+    def _check_column(self, file: OpenSource, schema: Any) -> None:
+        import pyarrow as pa
+
+        key, path = self.settings.text_key, file.path
         if key not in schema.names:
             raise DataError(f"{path} has no column {key!r} (it has {', '.join(schema.names)}). Set text_key.")
         kind = schema.field(key).type
@@ -233,17 +190,28 @@ class _Reader:
                 f"{path}: column {key!r} holds {kind}, not text. Set text_key to a column of strings."
             )
 
-    def _row(self, where: str, text: Any, problem: str | None) -> Iterator[Document]:
-        if problem is None and not isinstance(text, str):
+    def _column(self, file: OpenSource, batch: Any, rows_before: int) -> Iterator[Document]:
+        """As bytes: Arrow does not check that its strings are UTF-8."""
+        for number, value in enumerate(batch.column(self.settings.text_key).cast("large_binary"), 1):
+            text, problem = value.as_py(), ""
+            if text is not None:
+                try:
+                    text = text.decode("utf-8", self.decoding)
+                except UnicodeDecodeError as error:
+                    problem = f"has bytes that are not UTF-8 at byte {error.start} of its text"
+            yield from self._row(f"{file.path} row {rows_before + number}", text, problem)
+
+    def _row(self, where: str, text: Any, problem: str) -> Iterator[Document]:
+        if not problem and not isinstance(text, str):
             problem = f"has {type(text).__name__} for {self.settings.text_key!r}, not text"
-        if problem is None:
+        if not problem:
             yield from self._pieces(unify_lines(text), False, where)
         elif self.stop:
-            raise DataError(f"{where} {problem}. Repair it, or use --on-bad skip.")
+            raise DataError(f"{where} {problem}. Repair it, or set on_bad to skip.")
         else:
-            self.reading.skipped += 1
+            self.skipped += 1
 
-    def _pieces(self, text: str, continues: bool, where: str = "") -> Generator[Document, None, bool]:
+    def _pieces(self, text: str, continues: bool, where: str) -> Generator[Document, None, bool]:
         """A document, in several pieces where it is too long; nothing but whitespace is lost between them. Returns
         whether more text would continue it."""
         text = text.strip()
@@ -253,7 +221,7 @@ class _Reader:
             end = cut_at_whitespace(text, start, LONGEST_DOCUMENT) if too_long else len(text)
             piece = self._clean(text[start:end].strip(), where)
             if piece:
-                self.reading.documents += not continues
+                self.documents += not continues
                 yield Document(piece, continues)
                 continues = True
             start = _SPACES.match(text, end).end()  # type: ignore[union-attr]
@@ -264,16 +232,14 @@ class _Reader:
         if _is_clean(text):
             return text
         if self.stop:
-            found = _BAD.search(text)
-            assert found
-            what = (
-                "a NUL character" if found[0][0] == "\0" else f"a lone surrogate (\\u{ord(found[0][0]):04x})"
-            )
-            raise DataError(f"{where or self.source.path} has {what} in its text. {_REMEDY}.")
+            bad = _BAD.search(text)
+            assert bad
+            name = "a NUL character" if bad[0][0] == "\0" else f"a lone surrogate (\\u{ord(bad[0][0]):04x})"
+            raise DataError(f"{where} has {name} in its text. {_REMEDY}.")
         if self.settings.on_bad == "skip":
-            self.reading.skipped += 1
+            self.skipped += 1
             return ""
-        self.reading.replaced += 1
+        self.replaced += 1
         return _BAD.sub("\ufffd", text)
 
 
@@ -284,3 +250,16 @@ def _is_clean(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
+
+
+def unify_lines(text: str) -> str:
+    """LF ends a line and nothing else does: CRLF becomes LF, any other separator a space."""
+    return _ODD_SEPARATOR.sub(" ", text.replace("\r\n", "\n")) if _ODD_SEPARATOR.search(text) else text
+
+
+def cut_at_whitespace(text: str, start: int, limit: int) -> int:
+    """Where a piece of at most `limit` characters from `start` ends: before its last whitespace, or, where it has
+    none, anywhere. Whitespace stays with what follows, so that no tokenizer sees a word differently for the cut."""
+    piece = text[start : start + limit]
+    words = piece.rsplit(None, 1)
+    return start + (len(words[0]) if len(words) == 2 else len(piece))

@@ -1,5 +1,7 @@
-"""Files and folders as open streams. What a file holds is recognised by its first bytes, never by its name alone:
-names lie, and a text reader let loose on a gzip file trains a model on noise.
+"""Files of text and tables as open streams, plain or compressed. What a file holds is recognised by its first bytes,
+never by its name alone: names lie, and a text reader let loose on a gzip file trains a model on noise.
+
+pyarrow is imported where it is needed: it takes a quarter of a second, which every worker of `prepare` would pay.
 """
 
 import bz2
@@ -7,20 +9,26 @@ import gzip
 import io
 import json
 import lzma
+import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from electra.base.errors import DataError, MachineError
+from electra.base.files import sync_folder
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 Format = Literal["text", "jsonl", "parquet", "arrow-file", "arrow-stream"]
 
 # What `datasets` writes beside its tables.
 _DATASETS_NOTES = {"state.json", "dataset_info.json", "dataset_dict.json"}
+LONGEST_JSON_LINE = 1 << 28
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -31,6 +39,7 @@ class Source(NamedTuple):
 
 
 class OpenSource(NamedTuple):
+    path: Path
     raw: BinaryIO  # the bytes on disk; its position is the progress
     stream: io.BufferedReader  # the same, decompressed
     format: Format
@@ -42,14 +51,12 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
     sources: list[Source] = []
     for path in inputs:
         if path.is_dir():
-            found = [
-                Source(file, str(file.relative_to(path)), file.stat().st_size) for file in _walk(path, set())
-            ]
-            if not found:
+            files = list(_walk(path, set()))
+            if not files:
                 raise DataError(
                     f"{path} has no file to read. Give a folder of .txt, .jsonl, .parquet or .arrow files."
                 )
-            sources += found
+            sources += [Source(file, str(file.relative_to(path)), file.stat().st_size) for file in files]
         elif not path.exists():
             raise DataError(f"{path} does not exist. Check the path.")
         elif not path.is_file():
@@ -99,16 +106,31 @@ def _datasets_tables(folder: Path) -> list[Path]:
     return tables
 
 
-def open_source(source: Source) -> OpenSource:
+@contextmanager
+def opened(path: Path) -> Iterator[OpenSource]:
+    """What goes wrong while the file is read is reported as a fault of the file."""
     try:
-        raw: BinaryIO = source.path.open("rb")
+        raw: BinaryIO = path.open("rb")
     except OSError as error:
-        raise MachineError(f"{source.path} cannot be read: {error.strerror}.") from None
-    stream = _decompressed(raw)
-    head = stream.peek(4096)
-    start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
-    stream.read(start)
-    return OpenSource(raw, stream, _format(head[start:], source, stream.raw is raw), start)
+        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+    try:
+        with raw, _decompressed(raw) as stream:
+            head = stream.peek(4096)
+            start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
+            stream.read(start)
+            yield OpenSource(path, raw, stream, _format(head[start:], path, stream.raw is raw), start)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
+    except _damage() as error:
+        problem = " ".join(str(error).split())
+        raise DataError(f"{path} is cut off or damaged ({problem}). Fetch it again.") from None
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """Called only when something was raised."""
+    import pyarrow as pa
+
+    return EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException
 
 
 def _decompressed(raw: BinaryIO) -> io.BufferedReader:
@@ -122,19 +144,89 @@ def _decompressed(raw: BinaryIO) -> io.BufferedReader:
         case _ if magic.startswith(b"\xfd7zXZ\x00"):
             unpacked = lzma.open(raw)  # noqa: SIM115
         case _ if magic.startswith(b"\x28\xb5\x2f\xfd") or re.match(rb"[\x50-\x5f]\x2a\x4d\x18", magic):
+            import pyarrow as pa
+
             unpacked = pa.CompressedInputStream(raw, "zstd")
         case _:
             unpacked = raw
     return io.BufferedReader(unpacked, 1 << 20)
 
 
-def _format(head: bytes, source: Source, seekable: bool) -> Format:
+def _format(head: bytes, path: Path, seekable: bool) -> Format:
     if head.startswith((b"PAR1", b"ARROW1\x00\x00")):
         if not seekable:
-            raise DataError(f"{source.path} is a table inside an archive. Unpack it first.")
+            raise DataError(f"{path} is a table inside an archive. Unpack it first.")
         return "parquet" if head.startswith(b"PAR1") else "arrow-file"
     if head.startswith(b"\xff\xff\xff\xff"):
         return "arrow-stream"
     # A broken first line must not turn JSON lines into prose, so here the name has a say as well.
-    named_json = re.search(r"\.(jsonl|ndjson|json)(\.\w+)?$", source.name)
+    named_json = re.search(r"\.(jsonl|ndjson|json)(\.\w+)?$", path.name)
     return "jsonl" if head.lstrip().startswith(b"{") or (named_json and head.strip()) else "text"
+
+
+def bad_bytes(path: Path, problem: str, offset: int, around: bytes, remedy: str) -> DataError:
+    if around.startswith((b"\xff\xfe", b"\xfe\xff")) or around.count(0) > len(around) // 4:
+        remedy = f'It looks like UTF-16: convert it with "iconv -f UTF-16 -t UTF-8 {path.name}"'
+    return DataError(f"{path} has {problem} at byte {offset}. {remedy}.")
+
+
+def json_lines(source: OpenSource, errors: str, remedy: str) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """(line number, row, problem) of every line that is not blank; a row is empty where there is a problem. `errors` says
+    what to do with bytes that are not UTF-8, as for `bytes.decode`."""
+    number, offset = 0, source.start
+    while line := source.stream.readline(LONGEST_JSON_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_JSON_LINE:
+            limit = f"{LONGEST_JSON_LINE >> 20} MiB"
+            raise DataError(f"{source.path}:{number} is longer than {limit}. Split it into several lines.")
+        if line.strip():
+            try:
+                row, problem = json.loads(line.decode("utf-8", errors)), ""
+                if not isinstance(row, dict):
+                    row, problem = {}, f"is {type(row).__name__}, not a JSON object"
+            except UnicodeDecodeError as error:
+                where = offset + error.start
+                raise bad_bytes(source.path, "bytes that are not UTF-8", where, line, remedy) from None
+            except (ValueError, RecursionError) as error:
+                row, problem = {}, f"is not valid JSON ({error})"
+            yield number, row, problem
+        offset += len(line)
+
+
+def open_parquet(source: OpenSource) -> "pq.ParquetFile":
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(source.raw, pre_buffer=False)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Any]:
+    """A stream of bytes, compressed as the name says; the file gets its name when the last byte is on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _compressed(temporary, path.suffix)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be written: {error.strerror}. Choose another place.") from None
+    try:
+        with file:
+            yield file
+        temporary.replace(path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _compressed(path: Path, ending: str) -> Any:
+    match ending.lower():
+        case ".gz":
+            return gzip.open(path, "wb")
+        case ".bz2":
+            return bz2.open(path, "wb")
+        case ".xz":
+            return lzma.open(path, "wb")
+        case ".zst":
+            import pyarrow as pa
+
+            return pa.CompressedOutputStream(str(path), "zstd")
+    return path.open("wb")

@@ -1,28 +1,36 @@
 """Text to token shards. The main process reads documents in order and cuts them into units; workers do the units.
 
-Which documents form a unit depends on the text alone, so the output does not depend on the number of workers, and a
-run that was killed goes on with the units that are missing (`units.py` says when one is done). The manifest is written
-last: a folder that has one is complete.
+Which documents form a unit depends on the text alone, so the output does not depend on the number of workers. A unit is
+done when its entry exists and carries the right key: a hash of its text, the split of each document, the tokenizer. A run
+that was killed goes on with the units that are missing. The manifest is written last: a folder that has one is complete.
+
+Workers import this module: it must load neither torch nor pyarrow, so that they start in a tenth of a second.
 """
 
 import errno
 import hashlib
+import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from pydantic import Field, ValidationError
+from safetensors.numpy import save
+from tokenizers import Tokenizer
 
 from electra.base.config import Settings, dump, flatten
 from electra.base.errors import DataError, MachineError, SettingsError
 from electra.base.files import lock, remove_leftovers, write_atomically
 from electra.base.jobs import cpu_count, run_jobs
 from electra.base.progress import Progress
-from electra.data.corpus import Corpus, CorpusSettings, Reading
+from electra.data.corpus import Corpus, CorpusSettings, Reading, cut_at_whitespace
 from electra.data.shards import (
     MANIFEST,
     SPLITS,
@@ -35,12 +43,15 @@ from electra.data.shards import (
     token_dtype,
 )
 from electra.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_hash, vocabulary_size
-from electra.data.units import Unit, UnitEntry, UnitResult, entry_path, run_unit, start_worker
 
 log = logging.getLogger(__name__)
 
 _HASHES = 1 << 64
 _SECONDS_BETWEEN_LINES = 5.0
+# The tokenizers library needs about 150 bytes for each byte of text that it encodes at once.
+_BATCH = 1 << 19
+_LONGEST_LINE = 1 << 16
+_REMEMBERED_CHARACTERS = 1 << 21
 
 
 class PrepareSettings(Settings):
@@ -50,6 +61,35 @@ class PrepareSettings(Settings):
     corpus: CorpusSettings = CorpusSettings()
     heldout_share: float = Field(default=0.01, ge=0, le=0.5)
     unit_bytes: int = Field(default=4 << 20, ge=1)
+
+
+class UnitEntry(Settings):
+    key: str
+    shards: dict[Split, ShardEntry]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """UTF-8 text, for each document the split that it belongs to, and how many bytes of input files it comes from."""
+
+    number: int
+    documents: list[bytes]
+    splits: list[Split]
+    input_bytes: int
+
+    def key(self, tokenizer_sha256: str) -> str:
+        digest = hashlib.sha256(f"1 {tokenizer_sha256}".encode())
+        for split, document in zip(self.splits, self.documents, strict=True):
+            digest.update(f"\n{split} {len(document)}\n".encode())
+            digest.update(document)
+        return digest.hexdigest()
+
+
+class UnitResult(NamedTuple):
+    number: int
+    entry: UnitEntry
+    input_bytes: int
+    encoded_bytes: int
 
 
 def prepare(
@@ -64,7 +104,7 @@ def prepare(
     workers = cpu_count() if workers is None else workers
     if workers < 1:
         raise SettingsError(f"{workers} workers cannot work. Give at least 1.")
-    encoder = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer)
     corpus = Corpus(inputs, settings.corpus)
     for path in inputs:
         if out.resolve().is_relative_to(path.resolve()):
@@ -73,54 +113,47 @@ def prepare(
     if out.is_dir() and not ours and any(out.iterdir()):
         raise SettingsError(f"{out} is not empty and not made by prepare. Choose another folder.")
     with lock(out):
-        plan = _Plan(out, corpus, settings, tokenizer_hash(encoder), vocabulary_size(encoder))
+        preparation = _Preparation(out, corpus, settings, tokenizer_hash(loaded), vocabulary_size(loaded))
         if (out / MANIFEST).exists():
-            manifest = plan.finished()
+            manifest = preparation.finished()
             log.info("%s is already prepared: nothing to do.", out)
         else:
             try:
-                plan.check_space()
+                preparation.check_space()
                 (out / "units").mkdir(exist_ok=True)
                 for folder in (out, out / "units"):
                     remove_leftovers(folder)
-                save_tokenizer(encoder, out)
-                manifest = plan.run(workers)
+                save_tokenizer(loaded, out)
+                manifest = preparation.run(workers)
                 write_atomically(out / MANIFEST, (manifest.model_dump_json(indent=1) + "\n").encode())
             except OSError as error:
-                raise plan.explained(error) from None
-        plan.tidy(manifest)
+                raise preparation.explained(error) from None
+        preparation.tidy(manifest)
     return manifest
 
 
 @dataclass
-class _Pass:
-    """One reading of the corpus. The extreme hashes of documents tell how to mend a split that stayed empty."""
+class _Preparation:
+    """One run of `prepare`, and how far it is."""
 
-    reading: Reading = field(default_factory=Reading)
-    entries: dict[int, UnitEntry] = field(default_factory=dict)
-    smallest: int = _HASHES
-    largest: int = -1
-
-    def shards(self, split: Split) -> list[ShardEntry]:
-        entries = [self.entries[number] for number in sorted(self.entries)]
-        return [entry.shards[split] for entry in entries if split in entry.shards]
-
-
-@dataclass
-class _Plan:
     out: Path
     corpus: Corpus
     settings: PrepareSettings
     tokenizer_sha256: str
     vocab_size: int
-    input_bytes_done: int = 0
-    output_bytes_done: int = 0
+    entries: dict[int, UnitEntry] = field(default_factory=dict)
+    input_bytes: int = 0
+    encoded_bytes: int = 0
 
     @property
     def inputs(self) -> InputsEntry:
         names = "".join(f"{source.name}\0{source.size}\n" for source in self.corpus.sources)
         digest = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
         return InputsEntry(files=len(self.corpus.sources), bytes=self.corpus.size, sha256=digest)
+
+    def shards(self, *splits: Split) -> list[ShardEntry]:
+        entries = [self.entries[number] for number in sorted(self.entries)]
+        return [entry.shards[split] for entry in entries for split in splits if split in entry.shards]
 
     def finished(self) -> Manifest:
         """The manifest that is there, if it is what this run would write."""
@@ -130,13 +163,11 @@ class _Plan:
         for name, value in manifest.inputs:
             there[f"inputs.{name}"], here[f"inputs.{name}"] = value, getattr(self.inputs, name)
         keys = sorted(there.keys() | here.keys())
-        if differing := [
-            f"{key}: {there.get(key)!r} -> {here.get(key)!r}"
-            for key in keys
-            if there.get(key) != here.get(key)
-        ]:
+        differing = [key for key in keys if there.get(key) != here.get(key)]
+        if differing:
+            changes = "; ".join(f"{key}: {there.get(key)!r} -> {here.get(key)!r}" for key in differing)
             raise SettingsError(
-                f"{self.out} already holds other shards ({'; '.join(differing)}). Choose another folder, or delete it."
+                f"{self.out} already holds other shards ({changes}). Choose another folder, or delete it."
             )
         return manifest
 
@@ -153,33 +184,32 @@ class _Plan:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return MachineError(f"{error.filename or self.out} cannot be written: {error.strerror}.")
         free = shutil.disk_usage(self.out).free
-        left = self.corpus.size - self.input_bytes_done
-        needed = (
-            left * self.output_bytes_done // self.input_bytes_done if self.input_bytes_done else left // 3
-        )
+        left = self.corpus.size - self.input_bytes
+        written = sum(shard.bytes for shard in self.shards(*SPLITS))
+        needed = left * written // self.input_bytes if self.input_bytes else left // 3
         return MachineError(
             f"{self.out} is full ({error.strerror}): about {needed:,} more bytes needed, {free:,} free. "
             "What is done is kept: free some space and run the same command again."
         )
 
     def run(self, workers: int) -> Manifest:
-        """A document is held out if its hash is below a threshold. A corpus of few documents may leave one split empty;
-        then the threshold moves just past the nearest document, and the few units that this changes are done again."""
-        threshold = int(self.settings.heldout_share * _HASHES)
-        done = self._pass(workers, threshold)
-        if self.settings.heldout_share and done.smallest < done.largest:
-            if done.smallest >= threshold:
-                done = self._pass(workers, done.smallest + 1)
-            elif done.largest < threshold:
-                done = self._pass(workers, done.largest)
+        reading = self.corpus.read()
+        started = time.monotonic()
+        with Progress("prepare", self.corpus.size, 0, "bytes", _SECONDS_BETWEEN_LINES) as progress:
+            missing = self._missing(reading, self._heldout_threshold())
+            for result in run_jobs(_run_unit, missing, workers, start=partial(start_worker, self.out)):
+                self._note(result)
+                self._report(progress, time.monotonic() - started)
+            self._report(progress, time.monotonic() - started)
         splits = {}
         for split in SPLITS:
-            shards = done.shards(split)
-            totals = {
-                name: sum(getattr(shard, name) for shard in shards)
-                for name in ("tokens", "documents", "lines")
-            }
-            splits[split] = SplitEntry(shards=tuple(shards), **totals)
+            shards = self.shards(split)
+            splits[split] = SplitEntry(
+                shards=tuple(shards),
+                tokens=sum(shard.tokens for shard in shards),
+                documents=sum(shard.documents for shard in shards),
+                lines=sum(shard.lines for shard in shards),
+            )
         if not splits["train"].tokens:
             raise DataError(
                 f"{self.corpus.inputs[0]}: nothing left, the tokenizer finds no token in the text."
@@ -190,77 +220,78 @@ class _Plan:
             dtype=token_dtype(self.vocab_size),
             settings=dump(self.settings),
             inputs=self.inputs,
-            skipped_documents=done.reading.skipped,
-            replaced_documents=done.reading.replaced,
-            empty_files=done.reading.empty_files,
+            skipped_documents=reading.skipped,
+            replaced_documents=reading.replaced,
+            empty_files=reading.empty_files,
             splits=splits,
         )
 
-    def _pass(self, workers: int, threshold: int) -> _Pass:
-        done = _Pass()
-        encoded_bytes = tokens = 0
-        started = time.monotonic()
-        with Progress("prepare", self.corpus.size, 0, "bytes", _SECONDS_BETWEEN_LINES) as progress:
+    def _heldout_threshold(self) -> int:
+        """A document is held out if its hash is below this. Few documents may all be on one side of the wanted share; then
+        the threshold moves just past the nearest one. Reading ends as soon as both sides have a document, mostly after a
+        few hundred."""
+        wanted = int(self.settings.heldout_share * _HASHES)
+        smallest, largest = _HASHES, -1
+        for text, continues in self.corpus.read() if wanted else ():
+            if not continues:
+                value = _hash(text.encode())
+                smallest, largest = min(smallest, value), max(largest, value)
+                if smallest < wanted <= largest:
+                    return wanted
+        if smallest >= largest:  # no two different documents
+            return wanted
+        return smallest + 1 if smallest >= wanted else largest
 
-            def record(unit: UnitResult) -> None:
-                nonlocal encoded_bytes, tokens
-                done.entries[unit.number] = unit.entry
-                shards = unit.entry.shards.values()
-                self.input_bytes_done += unit.input_bytes
-                self.output_bytes_done += sum(shard.bytes for shard in shards)
-                encoded_bytes += unit.encoded_bytes
-                tokens += sum(shard.tokens for shard in shards)
-                # the rate is of text, of which compressed files hold more than their size
-                seconds = time.monotonic() - started
-                progress.advance(progress.done + unit.input_bytes)
-                left = seconds * (self.corpus.size - progress.done) / max(1, progress.done)
-                progress.report(
-                    f"{encoded_bytes / 1e6 / max(1e-9, seconds):.1f} MB/s · {tokens:,} tokens", left
-                )
+    def _missing(self, reading: Reading, threshold: int) -> Iterator[tuple[Unit, str]]:
+        """The units to be done, each with its key; those that an earlier run finished are noted."""
+        for unit in self._units(reading, threshold):
+            key = unit.key(self.tokenizer_sha256)
+            if entry := self._entry(unit.number, key):
+                self._note(UnitResult(unit.number, entry, unit.input_bytes, 0))
+            else:
+                yield unit, key
 
-            def missing() -> Iterator[tuple[Unit, str, int]]:
-                before = 0
-                for unit in self._units(done, threshold):
-                    key = unit.key(self.tokenizer_sha256)
-                    input_bytes, before = done.reading.bytes_read - before, done.reading.bytes_read
-                    if entry := self._entry(unit.number, key):
-                        record(UnitResult(unit.number, entry, input_bytes, 0))
-                    else:
-                        yield unit, key, input_bytes
-
-            for result in run_jobs(run_unit, missing(), workers, start=partial(start_worker, self.out)):
-                record(result)
-        return done
-
-    def _units(self, done: _Pass, threshold: int) -> Iterator[Unit]:
+    def _units(self, reading: Reading, threshold: int) -> Iterator[Unit]:
         documents: list[bytes] = []
         splits: list[Split] = []
-        number = size = 0
+        number = size = input_bytes = 0
         split: Split = "train"
-        for text, continues in self.corpus.read(done.reading):
+        for text, continues in reading:
             document = text.encode()
             if not continues:
-                value = int.from_bytes(hashlib.blake2b(document, digest_size=8).digest(), "little")
-                split = "heldout" if value < threshold else "train"
-                done.smallest, done.largest = min(done.smallest, value), max(done.largest, value)
+                split = "heldout" if _hash(document) < threshold else "train"
             if documents and size + len(document) > self.settings.unit_bytes:
-                yield Unit(number, documents, splits)
+                yield Unit(number, documents, splits, reading.bytes_read - input_bytes)
+                input_bytes = reading.bytes_read
                 documents, splits, size, number = [], [], 0, number + 1
             documents.append(document)
             splits.append(split)
             size += len(document)
-        yield Unit(number, documents, splits)
+        yield Unit(number, documents, splits, reading.bytes_read - input_bytes)
 
     def _entry(self, number: int, key: str) -> UnitEntry | None:
         """The entry of a unit that an earlier run finished, if it was the same unit and its shards are still there."""
         try:
-            entry = UnitEntry.model_validate_json(entry_path(self.out, number).read_bytes())
+            entry = UnitEntry.model_validate_json(_entry_path(self.out, number).read_bytes())
             whole = all(
                 (self.out / shard.file).stat().st_size == shard.bytes for shard in entry.shards.values()
             )
         except (OSError, ValidationError):
             return None
         return entry if entry.key == key and whole else None
+
+    def _note(self, result: UnitResult) -> None:
+        self.entries[result.number] = result.entry
+        self.input_bytes += result.input_bytes
+        self.encoded_bytes += result.encoded_bytes
+
+    def _report(self, progress: Progress, seconds: float) -> None:
+        """The remaining time goes by bytes of files, the rate by bytes of text, of which compressed files hold more."""
+        progress.advance(self.input_bytes)
+        tokens = sum(shard.tokens for shard in self.shards(*SPLITS))
+        rate = self.encoded_bytes / 1e6 / max(1e-9, seconds)
+        left = seconds * (self.corpus.size - self.input_bytes) / max(1, self.input_bytes)
+        progress.report(f"{rate:.1f} MB/s · {tokens:,} tokens", left)
 
     def tidy(self, manifest: Manifest) -> None:
         """Nothing stays that the manifest does not name."""
@@ -269,3 +300,132 @@ class _Plan:
         for path in [*self.out.glob("train-*.safetensors"), *self.out.glob("heldout-*.safetensors")]:
             if path.name not in named:
                 path.unlink()
+
+
+def _hash(document: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(document, digest_size=8).digest(), "little")
+
+
+def _entry_path(folder: Path, number: int) -> Path:
+    return folder / "units" / f"{number:05d}.json"
+
+
+# What follows runs in worker processes. Both are set once in each, by start_worker.
+_folder: Path
+_words: "WordCache"
+
+
+def start_worker(folder: Path) -> None:
+    global _folder, _words
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _folder = folder
+    _words = WordCache(load_tokenizer(folder))
+
+
+def _run_unit(unit: Unit, key: str) -> UnitResult:
+    shards: dict[Split, ShardEntry] = {}
+    for split in dict.fromkeys(unit.splits):
+        texts = [text for text, its in zip(unit.documents, unit.splits, strict=True) if its == split]
+        if shard := _write_shard(f"{split}-{unit.number:05d}.safetensors", texts):
+            shards[split] = shard
+    entry = UnitEntry(key=key, shards=shards)
+    write_atomically(_entry_path(_folder, unit.number), entry.model_dump_json(indent=1).encode())
+    return UnitResult(unit.number, entry, unit.input_bytes, sum(map(len, unit.documents)))
+
+
+def _write_shard(name: str, texts: list[bytes]) -> ShardEntry | None:
+    tokens, lines, documents = _encode([text.decode() for text in texts])
+    if not len(tokens):
+        return None
+    data = save({"tokens": tokens, "documents": documents, "lines": lines})
+    write_atomically(_folder / name, data)
+    return ShardEntry(
+        file=name,
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        tokens=len(tokens),
+        documents=len(documents),
+        lines=len(lines),
+    )
+
+
+def _encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, ends of lines, ends of documents. Lines and documents without a token leave no trace."""
+    encoded: list[bytes] = []
+    parts = [part for number, text in enumerate(texts) for part in _parts(number, text)]
+    for batch in _batches([text for _, _, text in parts]):
+        encoded += _words.encode(batch)
+    ends = np.cumsum([len(ids) // _words.dtype.itemsize for ids in encoded], dtype=np.int64)
+    documents, lines = (np.array([part[place] for part in parts]) for place in (0, 1))
+    ends_document = np.append(np.diff(documents) != 0, True)
+    ends_line = ends_document | np.append(np.diff(lines) != 0, True)
+    tokens = np.frombuffer(b"".join(encoded), _words.dtype)
+    return tokens, _distinct(ends[ends_line]), _distinct(ends[ends_document])
+
+
+def _distinct(ends: np.ndarray) -> np.ndarray:
+    return np.unique(ends[ends > 0])
+
+
+def _parts(document: int, text: str) -> Iterator[tuple[int, int, str]]:
+    """(document, line, text): a very long line comes in parts, cut before a whitespace, where no token is divided."""
+    for number, line in enumerate(text.split("\n")):
+        start = 0
+        while len(line) - start > _LONGEST_LINE:
+            end = cut_at_whitespace(line, start, _LONGEST_LINE)
+            yield document, number, line[start:end]
+            start = end
+        yield document, number, line[start:]
+
+
+def _batches(texts: list[str]) -> Iterator[list[str]]:
+    start, size = 0, 0
+    for stop, text in enumerate(texts):
+        if size + len(text) > _BATCH and stop > start:
+            yield texts[start:stop]
+            start, size = stop, 0
+        size += len(text)
+    if texts:
+        yield texts[start:]
+
+
+class WordCache(dict[str, bytes]):
+    """Text to ids, as the tokenizers library does it and several times as fast where that is possible.
+
+    Text repeats its words: BERT's normaliser looks at single characters and its pre-tokeniser always splits at
+    whitespace, so the ids of a line are the ids of its words one after the other, and a word that was seen needs no
+    second look. With other kinds of tokenizers whitespace may matter, and the library gets whole lines. Ids come without
+    [CLS] and [SEP], as bytes of `dtype`: joining those costs nothing."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.dtype = np.dtype(token_dtype(vocabulary_size(tokenizer))).newbyteorder("<")
+        self.words_are_independent = words_are_independent(tokenizer)
+        self.characters = 0
+
+    def encode(self, lines: list[str]) -> list[bytes]:
+        if not self.words_are_independent:
+            encodings = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+            return [self.pack(encoding.ids) for encoding in encodings]
+        if self.characters > _REMEMBERED_CHARACTERS:
+            self.clear()
+            self.characters = 0
+        return [b"".join(map(self.__getitem__, line.split())) for line in lines]
+
+    def __missing__(self, word: str) -> bytes:
+        self[word] = ids = self.pack(self.tokenizer.encode(word, add_special_tokens=False).ids)
+        self.characters += len(word)
+        return ids
+
+    def pack(self, ids: list[int]) -> bytes:
+        return np.array(ids, self.dtype).tobytes()
+
+
+def words_are_independent(tokenizer: Tokenizer) -> bool:
+    parts = json.loads(tokenizer.to_str())
+    kinds = [(parts[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
+    return (
+        kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+        and parts["normalizer"]["clean_text"]
+        and all(token["special"] for token in parts["added_tokens"])
+    )

@@ -7,7 +7,9 @@ The manifest is written last and holds the size and sha256 of every shard; a fol
 import hashlib
 import json
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,15 +142,7 @@ def open_data(folder: Path, split: Split = "train", verify: bool = True) -> Toke
             f"{folder} has no {split} documents. Prepare more text, or another share of held-out documents."
         )
     _allow_open_files(len(entries))
-    shards = []
-    for entry in entries:
-        data = _map(folder / entry.file, entry)
-        if verify:
-            _check_content(folder / entry.file, entry, data)
-        shard = _parse(folder / entry.file, entry, data, manifest.dtype)
-        if verify:
-            _check_arrays(folder / entry.file, shard, manifest.vocab_size)
-        shards.append(shard)
+    shards = (_open_shard(folder, entry, manifest, verify) for entry in entries)
     return TokenData(folder, split, tuple(shards), manifest)
 
 
@@ -158,32 +152,38 @@ def verify_shards(folder: Path) -> list[str]:
         manifest = read_manifest(folder)
     except (DataError, CorruptError, MachineError) as error:
         return [str(error)]
-    problems = []
-    try:
-        _check_tokenizer(folder, manifest)
-    except CorruptError as error:
-        problems.append(str(error))
+    checks: list[Callable[[], object]] = [partial(_check_tokenizer, folder, manifest)]
     for split in manifest.splits.values():
-        for entry in split.shards:
-            path = folder / entry.file
-            try:
-                data = _map(path, entry)
-                _check_content(path, entry, data)
-                _check_arrays(path, _parse(path, entry, data, manifest.dtype), manifest.vocab_size)
-            except CorruptError as error:
-                problems.append(str(error))
+        checks += [partial(_open_shard, folder, entry, manifest, True) for entry in split.shards]
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except CorruptError as error:
+            problems.append(str(error))
     return problems
+
+
+def _open_shard(folder: Path, entry: ShardEntry, manifest: Manifest, verify: bool) -> Shard:
+    path = folder / entry.file
+    data = _map(path, entry)
+    if verify and (digest := hashlib.sha256(data.data).hexdigest()) != entry.sha256:
+        raise _damaged(path, f"expected sha256 {entry.sha256}, found {digest}")
+    shard = _parse(path, entry, data, manifest.dtype)
+    if verify:
+        _check_arrays(path, shard, manifest.vocab_size)
+    return shard
 
 
 def _check_tokenizer(folder: Path, manifest: Manifest) -> None:
     path = folder / TOKENIZER
     try:
-        found = json_hash(path.read_text("utf-8"))
+        digest = json_hash(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise CorruptError(f'{path} cannot be used ({error}). Run "electra prepare" again.') from None
-    if found != manifest.tokenizer_sha256:
+    if digest != manifest.tokenizer_sha256:
         raise CorruptError(
-            f"{path} is not the tokenizer of these shards: expected {manifest.tokenizer_sha256}, found {found}. "
+            f"{path} is not the tokenizer of these shards: expected {manifest.tokenizer_sha256}, found {digest}. "
             f'Put the right one back, or run "electra prepare" again.'
         )
 
@@ -215,12 +215,6 @@ def _map(path: Path, entry: ShardEntry) -> np.ndarray:
         raise _damaged(path, "the file is missing") from None
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _check_content(path: Path, entry: ShardEntry, data: np.ndarray) -> None:
-    found = hashlib.sha256(data.data).hexdigest()
-    if found != entry.sha256:
-        raise _damaged(path, f"expected sha256 {entry.sha256}, found {found}")
 
 
 def _parse(path: Path, entry: ShardEntry, data: np.ndarray, dtype: str) -> Shard:

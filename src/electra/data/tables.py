@@ -1,27 +1,29 @@
-"""Tables as streams of rows: csv, tsv, JSON lines, a JSON list and parquet, plain or compressed.
+"""Tables as streams of rows: csv, tsv, JSON lines, a JSON list, parquet and the column files of CoNLL, plain or compressed;
+writing them; and guessing which column is the text and which the label.
 
-What a file holds is told by its content (data/sources.py); only csv and tsv, which look alike, go by the name and then
-by the first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files; csv is quoted as usual.
+What a file holds is told by its content (files.py); only csv and tsv, which look alike, go by the name and then by the
+first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files; csv is quoted as usual.
 """
 
 import csv
 import io
 import json
-import lzma
+import math
 import re
 import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from electra.base.errors import DataError, SettingsError
-from electra.data.files import OpenSource, Source, open_source
+from electra.data.files import OpenSource, json_lines, open_parquet, opened, whole_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 Row = Mapping[str, Any]
 """One line of a table: column name -> value."""
@@ -52,24 +54,6 @@ def table_format(path: Path) -> Format:
     return "jsonl" if kind == "ndjson" else kind  # type: ignore[return-value]
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[OpenSource]:
-    """A file of examples, unpacked; what goes wrong while it is read is said as a fault of the file."""
-    if not path.is_file():
-        raise DataError(f"{path} is not a file. Check the path.")
-    try:
-        source = open_source(Source(path, path.name, path.stat().st_size))
-        with source.raw, source.stream:
-            yield source
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
-    except csv.Error as error:
-        raise DataError(f"{path} is not valid csv ({error}). Repair it.") from None
-    except (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
-        problem = " ".join(str(error).split())
-        raise DataError(f"{path} is cut off or damaged ({problem}). Fetch it again.") from None
-
-
 def read_rows(
     path: Path, header: Sequence[str] = (), malformed: dict[int, str] | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -82,35 +66,48 @@ def read_rows(
             raise DataError(f"{path} row {number} {problem}")
         malformed[number] = problem
 
-    with opened(path) as source:
-        match content_format(path, source):
+    with open_table(path) as source:
+        match content_format(source):
             case "csv":
-                yield from _cells(path, csv.reader(_text(source), strict=True), header, refuse)
+                try:
+                    yield from _cells(path, csv.reader(_text(source), strict=True), header, refuse)
+                except csv.Error as error:
+                    raise DataError(f"{path} is not valid csv ({error}). Repair it.") from None
             case "tsv":
                 lines = (line.rstrip("\r\n").split("\t") for line in _text(source, newline="\n"))
                 yield from _cells(path, lines, header, refuse)
             case "jsonl":
-                yield from _json_lines(source, refuse)
+                rows = json_lines(source, "strict", "Convert it")
+                for number, (_, row, problem) in enumerate(rows, 1):
+                    if problem:
+                        refuse(number, f"{problem}. Repair it.")
+                    yield row
             case "json":
-                yield from _json_list(path, source, refuse)
+                yield from _json_list(source, refuse)
             case "parquet":
-                with pq.ParquetFile(source.raw, pre_buffer=False) as table:
+                with open_parquet(source) as table:
                     for batch in table.iter_batches(batch_size=1024):
                         yield from batch.to_pylist()
 
 
-def parquet_schema(path: Path) -> pa.Schema | None:
+def open_table(path: Path) -> AbstractContextManager[OpenSource]:
+    if not path.is_file():
+        raise DataError(f"{path} is not a file. Check the path.")
+    return opened(path)
+
+
+def parquet_schema(path: Path) -> "pa.Schema | None":
     """The columns' types, where the file has them."""
-    with opened(path) as source:
-        if content_format(path, source) != "parquet":
+    with open_table(path) as source:
+        if content_format(source) != "parquet":
             return None
-        with pq.ParquetFile(source.raw, pre_buffer=False) as table:
+        with open_parquet(source) as table:
             return table.schema_arrow
 
 
-def content_format(path: Path, opened: OpenSource) -> Format:
-    head = opened.stream.peek(1 << 16)[: 1 << 16].lstrip()
-    match opened.format:
+def content_format(source: OpenSource) -> Format:
+    path, head = source.path, source.stream.peek(1 << 16)[: 1 << 16].lstrip()
+    match source.format:
         case "parquet":
             return "parquet"
         case "jsonl" | "text" if head.startswith(b"["):
@@ -127,9 +124,9 @@ def content_format(path: Path, opened: OpenSource) -> Format:
     raise DataError(f"{path} is an arrow file. Give csv, tsv, jsonl, json or parquet.")
 
 
-def _text(opened: OpenSource, newline: str = "") -> io.TextIOWrapper:
+def _text(source: OpenSource, newline: str = "") -> io.TextIOWrapper:
     csv.field_size_limit(sys.maxsize)
-    return io.TextIOWrapper(opened.stream, encoding="utf-8", newline=newline)
+    return io.TextIOWrapper(source.stream, encoding="utf-8", newline=newline)
 
 
 Refuse = Callable[[int, str], None]
@@ -155,18 +152,9 @@ def _cells(
             yield dict.fromkeys(names)
 
 
-def _json_lines(opened: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate((line for line in opened.stream if line.strip()), 1):
-        try:
-            yield _mapping(number, json.loads(line), refuse)
-        except (json.JSONDecodeError, RecursionError) as error:
-            refuse(number, f"is not valid JSON ({error}). Repair it.")
-            yield {}
-
-
-def _json_list(path: Path, opened: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
+def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
     """One item after the other: a list of any length is never in memory as a whole."""
-    text = io.TextIOWrapper(opened.stream, encoding="utf-8")
+    text = io.TextIOWrapper(source.stream, encoding="utf-8")
     decoder, buffer, number = json.JSONDecoder(), text.read(_BLOCK).lstrip()[1:], 0
     while True:
         buffer = buffer.lstrip(" \t\r\n,")
@@ -177,16 +165,357 @@ def _json_list(path: Path, opened: OpenSource, refuse: Refuse) -> Iterator[dict[
         except ValueError as error:
             block = text.read(_BLOCK)
             if not block:
-                raise DataError(f"{path} row {number + 1} is not valid JSON ({error}). Repair it.") from None
+                raise DataError(
+                    f"{source.path} row {number + 1} is not valid JSON ({error}). Repair it."
+                ) from None
             buffer += block
             continue
         number += 1
-        yield _mapping(number, row, refuse)
+        if not isinstance(row, dict):
+            refuse(number, f"is {type(row).__name__}, not a JSON object. Repair it.")
+        yield row if isinstance(row, dict) else {}
         buffer = buffer[end:]
 
 
-def _mapping(number: int, row: Any, refuse: Refuse) -> dict[str, Any]:
-    if isinstance(row, dict):
-        return row
-    refuse(number, f"is {type(row).__name__}, not an object with columns.")
-    return {}
+# Writing
+
+
+class TableWriter:
+    """Writes rows as they come. `sample` has an example of columns whose first values may all be empty lists, of which
+    parquet could not tell the type; `schema` has the types of columns that come from a parquet file. The columns are
+    those of the first rows written, and one that comes later is refused where the format has no place for it."""
+
+    def __init__(
+        self, path: Path, sample: Mapping[str, Any] | None = None, schema: "pa.Schema | None" = None
+    ) -> None:
+        self.path, self.sample = path, dict(sample or {})
+        self.schema = schema
+        self.format = table_format(path)
+        self.rows = 0
+        self.columns: list[str] = []
+        self.parquet: pq.ParquetWriter | None = None
+        self.stack = ExitStack()
+
+    def write(self, rows: Sequence[dict[str, Any]], answers: Collection[str] = ()) -> None:
+        """`answers` are columns of ours, whose numbers have six digits in csv and tsv; others are written exactly."""
+        if not rows:
+            return
+        if self.format in ("csv", "tsv", "parquet"):
+            self._check_columns(rows)
+        match self.format:
+            case "csv" | "tsv":
+                self._write_cells(rows, answers)
+            case "jsonl":
+                lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+                self.file.write("".join(f"{line}\n" for line in lines).encode())
+            case "json":
+                lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+                self.file.write((",\n" if self.rows else "[\n").encode() + ",\n".join(lines).encode())
+            case "parquet":
+                self._write_parquet(rows)
+        self.rows += len(rows)
+
+    def _check_columns(self, rows: Sequence[dict[str, Any]]) -> None:
+        names = dict.fromkeys(name for row in rows for name in row)
+        self.columns = self.columns or list(names)
+        if late := [name for name in names if name not in self.columns]:
+            raise DataError(
+                f"{self.path.name}: column {late[0]!r} appears first after row {self.rows}, too late for a "
+                f"{self.format} file. Write JSON lines: {stem(self.path)}.jsonl."
+            )
+
+    def _write_cells(self, rows: Sequence[dict[str, Any]], answers: Collection[str]) -> None:
+        buffer = io.StringIO()
+        table = [[_cell(row.get(name), name in answers) for name in self.columns] for row in rows]
+        if not self.rows:
+            table.insert(0, self.columns)
+        if self.format == "csv":
+            csv.writer(buffer, lineterminator="\n").writerows(table)
+        else:
+            for cells in table:
+                buffer.write("\t".join(re.sub(r"[\t\r\n]", " ", cell) for cell in cells) + "\n")
+        self.file.write(buffer.getvalue().encode())
+
+    def _write_parquet(self, rows: Sequence[dict[str, Any]]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            if self.parquet is None:
+                fields = [self._field(name, [row.get(name) for row in rows]) for name in self.columns]
+                self.parquet = self.stack.enter_context(pq.ParquetWriter(self.file, pa.schema(fields)))
+            self.parquet.write_table(pa.Table.from_pylist(list(rows), schema=self.parquet.schema))
+        except pa.ArrowException as error:
+            problem = " ".join(str(error).split())
+            raise DataError(
+                f"{self.path.name}: rows {self.rows + 1} to {self.rows + len(rows)} do not fit a parquet file "
+                f"({problem}). Write JSON lines: {stem(self.path)}.jsonl."
+            ) from None
+
+    def _field(self, name: str, values: list[Any]) -> "pa.Field":
+        import pyarrow as pa
+
+        if self.schema is not None and name in self.schema.names:
+            return self.schema.field(name)
+        kind = pa.array([*values, self.sample.get(name)]).type
+        return pa.field(name, pa.string() if pa.types.is_null(kind) else kind)
+
+    def __enter__(self) -> "TableWriter":
+        self.file = self.stack.enter_context(whole_file(self.path))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.format == "json":
+            self.file.write(b"\n]\n" if self.rows else b"[]\n")
+        self.stack.__exit__(kind, error, trace)
+
+
+def _cell(value: Any, is_answer: bool) -> str:
+    match value:
+        case None:
+            return ""
+        case float():
+            return f"{value:.6g}" if is_answer else repr(float(value))
+        case list() | dict():
+            return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+# Column files of the CoNLL shared tasks
+
+_DOCUMENT = "-DOCSTART-"
+CONLL_U = 10
+_NO_WORD = re.compile(r"\d+[-.]\d+")
+
+
+class Line(NamedTuple):
+    """One line of a column file, which has a word per line and a blank line after each sentence; `cells` is None where it
+    is no word.
+
+    Columns are separated by tabs if the first line of words has one (words may then contain spaces), by spaces otherwise.
+    Left out are -DOCSTART- lines, comments (a # at the start of a line that has not as many columns as the others: where
+    it has, # is a word), and of CoNLL-U, which has ten columns, multi-word ranges (1-2) and empty nodes (1.1)."""
+
+    text: str
+    cells: Sequence[str] | None
+
+
+def read_conll(path: Path, columns: Mapping[str, int]) -> list[dict[str, Any]]:
+    """One row a sentence: for each name in `columns` the list of what stands in that column, counted from 0, or from the
+    end where negative. `{"tokens": 0, "tags": -1}` reads most files of named entities. Plain or compressed."""
+    rows = [row for lines in sentences(path, columns.values()) if (row := row_of(lines, columns))]
+    if not rows:
+        raise DataError(f"{path} has no words. Give a file with a word a line.")
+    return rows
+
+
+def row_of(lines: Sequence[Line], columns: Mapping[str, int]) -> dict[str, Any] | None:
+    words = [line.cells for line in lines if line.cells is not None]
+    return {name: [cells[place] for cells in words] for name, place in columns.items()} if words else None
+
+
+def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
+    """All lines, in groups that end with a blank one. Joined by line ends they are the file again."""
+    group: list[Line] = []
+    width, split = 0, spaces
+    for number, line in enumerate(_lines(path), 1):
+        if not width and line.strip(" \t") and not line.startswith(("#", _DOCUMENT)):
+            split = tabs if "\t" in line else spaces
+            width = len(split(line))
+            refuse_columns(path, line, width, list(places))
+        cells = split(line)
+        if not line.strip(" \t"):
+            yield [*group, Line(line, None)]
+            group = []
+        elif is_no_word(cells, width):
+            group.append(Line(line, None))
+        elif len(cells) == width:
+            group.append(Line(line, cells))
+        else:
+            raise DataError(
+                f"{path}:{number} has {len(cells)} columns, the first word {width} ({line[:60]!r}). Repair it."
+            )
+    if group:
+        yield group
+
+
+def refuse_columns(path: Path, line: str, width: int, places: Sequence[int]) -> None:
+    """Two names for one column are words that are their own tags: what -1 means in a file of words alone."""
+    needed = max(place + 1 if place >= 0 else -place for place in places)
+    needed = max(needed, len(places))
+    if width < needed or len({place % width for place in places}) < len(places):
+        raise DataError(
+            f"{path} has {width} columns ({line[:60]!r}), not {needed}. Set token_column and tag_column to those it has."
+        )
+
+
+def is_no_word(cells: Sequence[str], width: int) -> bool:
+    if len(cells) == width == CONLL_U:
+        return bool(_NO_WORD.fullmatch(cells[0]))
+    return cells[0] == _DOCUMENT or (len(cells) != width and cells[0].startswith("#"))
+
+
+def with_tags(lines: Sequence[Line], tags: Sequence[str]) -> Iterator[str]:
+    """The lines with one more column. So that programs which count columns, conlleval among them, can read the result,
+    the line of a document has one too."""
+    answers = iter(tags)
+    for text, cells in lines:
+        separator = "\t" if "\t" in text else " "
+        if cells is not None:
+            yield f"{text}{separator}{next(answers)}"
+        else:
+            yield f"{text}{separator}O" if text.startswith(_DOCUMENT) else text
+
+
+def tabs(line: str) -> list[str]:
+    return line.split("\t")
+
+
+def spaces(line: str) -> list[str]:
+    """Not `line.split()`: a no-break space is part of its word."""
+    return re.split("[ \t]+", line.strip(" \t"))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    number = 1
+    with open_table(path) as source:
+        if source.format not in ("text", "jsonl"):  # a first word may well be "{"
+            raise DataError(f"{path} is a table ({source.format}), not a column file.")
+        try:
+            for line in source.stream:
+                yield line.decode("utf-8").rstrip("\r\n")
+                number += 1
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}:{number} has bytes that are not UTF-8 ({error.reason}). Convert it."
+            ) from None
+
+
+# Columns and their values, when nobody named them. A guess is always shown.
+
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+)
+TEXTS = ("text", "sentence", "review", "document", "content", "comment", "body", "message", "tweet", "title")
+LABELS = (
+    "label",
+    "labels",
+    "class",
+    "category",
+    "target",
+    "gold_label",
+    "sentiment",
+    "stars",
+    "rating",
+    "score",
+)
+MOST_CLASSES = 200
+
+
+def pick(columns: Sequence[str], name: str) -> str | None:
+    """The first of `a|b|c` that exists: the same set has other column names in other places."""
+    return next((option for option in [name, *name.split("|")] if option in columns), None)
+
+
+def column_of(name: str, row: Row) -> str:
+    return name if name in row else pick(list(row), name) or name
+
+
+def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
+    """(text columns, label column) of a table of which nothing is known. Known names first; then the label is the
+    column with the fewest values, the text the one with the longest."""
+    columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
+    low = {name.lower(): name for name in columns}
+    sample = rows[:2000]
+
+    def mean_length(name: str) -> float:
+        return sum(len(str(row.get(name) or "")) for row in sample) / max(1, len(sample))
+
+    label = next((low[name] for name in LABELS if name in low), None)
+    if label is None:
+        counts = {name: len({str(row.get(name)) for row in sample}) for name in columns}
+        few = [name for name in columns if 2 <= counts[name] <= min(MOST_CLASSES, len(sample) // 2)]
+        label = min(few, key=lambda name: counts[name], default=None)
+    pair = next((pair for pair in PAIRS if set(pair) <= low.keys()), None)
+    if pair:
+        texts: tuple[str, ...] = tuple(low[name] for name in pair)
+    else:
+        named = [low[name] for name in TEXTS if name in low and low[name] != label]
+        strings = [
+            name
+            for name in columns
+            if name != label and any(isinstance(row.get(name), str) for row in sample)
+        ]
+        texts = tuple(named[:1]) or tuple(sorted(strings, key=mean_length)[-1:])
+    if label is None or not texts:
+        raise DataError(
+            f"which column is the text and which the label? Name them with text and label (there are "
+            f"{', '.join(columns) or 'none'})."
+        )
+    return texts, label
+
+
+def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
+    """Lists are several labels, and so are names with a separator between them; many different numbers, or numbers with a fraction, are a quantity; the rest is names."""
+    joined = (value.split(separator) for value in values if isinstance(value, str) and separator in value)
+    if any(isinstance(value, list) for value in values) or any(
+        all(map(str.strip, names)) for names in joined
+    ):
+        return "multilabel"
+    numbers = [number(value) for value in values if value is not None and value != ""]
+    if not numbers or None in numbers:
+        return "classification"
+    real = [value for value in numbers if value is not None]
+    distinct = len(set(real))
+    return "regression" if distinct > 20 or any(value % 1 for value in real) else "classification"
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also one that is written as text; None for anything else."""
+    try:
+        real = float(value)
+    except (TypeError, ValueError):
+        return None
+    return real if math.isfinite(real) and not isinstance(value, bool) else None
+
+
+def label_name(value: Any) -> str:
+    """1, 1.0 and "1" are one label: formats differ in what they make of a number."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case float() if value.is_integer():
+            return str(int(value))
+    return str(value)
+
+
+def label_list(value: Any, separator: str) -> list[str]:
+    """Several labels of one row: a list, a list written as JSON, or names with a separator between them."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = [value]
+    elif isinstance(value, str):
+        value = [part.strip() for part in value.split(separator) if part.strip()]
+    return [label_name(part) for part in (value if isinstance(value, list) else [value])]
+
+
+def is_missing(value: Any) -> bool:
+    return (
+        value is None
+        or (isinstance(value, str) and not value.strip())
+        or (isinstance(value, float) and math.isnan(value))
+    )
+
+
+def read_label(row: Mapping[str, Any], column: str) -> Any:
+    value = row.get(column)
+    return None if is_missing(value) else value

@@ -19,8 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.data.columns import column_of, is_missing, label_list, label_name, number, pick, read_label
-from electra.data.tables import Row
+from electra.data.tables import Row, column_of, is_missing, label_list, label_name, number, pick, read_label
 from electra.data.tokenizer import special_ids
 from electra.finetuning import (
     Example,

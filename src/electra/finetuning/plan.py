@@ -13,8 +13,7 @@ from pydantic import Field
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
-from electra.data.columns import guess_columns, guess_kind, read_label
-from electra.data.tables import Row, is_table, read_rows, stem
+from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
 from electra.finetuning import Splits, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.method import MethodSettings

@@ -12,10 +12,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from electra.base.errors import DataError, SettingsError
-from electra.data.columns import column_of, pick
-from electra.data.conll import row_of, sentences, with_tags
-from electra.data.table_writer import TableWriter, whole_file
-from electra.data.tables import Row, parquet_schema, read_rows, stem, table_format
+from electra.data.files import whole_file
+from electra.data.tables import (
+    Row,
+    TableWriter,
+    column_of,
+    parquet_schema,
+    pick,
+    read_rows,
+    row_of,
+    sentences,
+    stem,
+    table_format,
+    with_tags,
+)
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Problem, Task, short
 from electra.finetuning.folder import TaskModel, load_task_folder

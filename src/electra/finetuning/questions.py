@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.errors import DataError, SettingsError
-from electra.data.tables import Row, opened
+from electra.data.tables import Row, open_table
 from electra.data.tokenizer import special_ids
 from electra.finetuning import (
     OTHER,
@@ -292,14 +292,14 @@ def target_in(
 def is_nested(path: Path) -> bool:
     """Whether a file has SQuAD's own layout, articles of paragraphs of questions, and not one question a row. Inside a
     text the quotes of `"data"` would be written as \\"."""
-    with opened(path) as source:
+    with open_table(path) as source:
         head = source.stream.peek(1 << 16)[: 1 << 16].lstrip()
         return head.startswith(b"{") and re.search(rb'"data"\s*:\s*\[', head) is not None
 
 
 def read_squad(path: Path) -> list[Row]:
     """The questions of SQuAD's own JSON (1.1 or 2.0), plain or compressed."""
-    with opened(path) as source:
+    with open_table(path) as source:
         text = source.stream.read().decode("utf-8")
     try:
         content = json.loads(text)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import write_atomically, write_json
-from electra.data.table_writer import TableWriter
+from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Problem, Splits, Task, report
 from electra.finetuning.method import FREE_TO_CHANGE, MethodSettings
 from electra.finetuning.plan import Plan, describe_files

@@ -31,8 +31,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.errors import DataError, SettingsError
-from electra.data.conll import read_conll
-from electra.data.tables import Row, is_table, table_format
+from electra.data.tables import Row, is_table, read_conll, table_format
 from electra.data.tokenizer import special_ids
 from electra.finetuning import (
     Example,

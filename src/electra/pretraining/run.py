@@ -22,8 +22,7 @@ from electra.base.batch import SpecialIds
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import lock, remove_leftovers, write_atomically, write_json
 from electra.base.jobs import Signals
-from electra.data.batches import HeldOut, Loader
-from electra.data.resident import Resident, place_corpus
+from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import NoRows, Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash

@@ -11,9 +11,8 @@ from test_rows import corpora, make_data, same
 
 from conftest import SPECIAL
 from electra.base.errors import MachineError
-from electra.data import resident
-from electra.data.batches import Loader
-from electra.data.resident import STEPS_AHEAD, Resident, place_corpus
+from electra.data import batches as batches_module
+from electra.data.batches import STEPS_AHEAD, Loader, Resident, place_corpus
 from electra.data.rows import RowsSettings, build_rows
 from electra.data.shards import Shard
 from electra.pretraining.run import pretrain
@@ -79,8 +78,8 @@ def test_a_corpus_is_placed_where_it_fits(monkeypatch):
     loader = make_loader("segments")
     needed = on(CPU, loader).tokens.nbytes
     free = {"bytes": 4 * needed}
-    monkeypatch.setattr(resident, "free_bytes", lambda device: free["bytes"])
-    monkeypatch.setattr(resident.Resident, "__init__", lambda *arguments: None)
+    monkeypatch.setattr(batches_module, "free_bytes", lambda device: free["bytes"])
+    monkeypatch.setattr(Resident, "__init__", lambda *arguments: None)
     gpu = torch.device("cuda")
 
     def placed(where, device=gpu):
