@@ -29,16 +29,15 @@ ASKED = 1.5
 
 def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> dict[str, float]:
     from electra.base.jobs import Signals
-    from electra.finetuning.plan import make_plan
-    from electra.finetuning.start import build_model, load_start, prepare_task
+    from electra.finetuning.run import build_model, load_start, plan_task, prepare_task
     from electra.finetuning.training import Dev, infer, train_task
     from electra.train.loop import Run
 
     start = load_start(Path(arguments.model))
     method = {"lr": LR, "batch": BATCH, "layer_decay": 1.0, "bias_correction": True, "schedule": "linear"}
     overrides = {"data": str(Path(arguments.data) / "glue"), "length": LENGTH, "evaluations": 1, **method}
-    plan, _ = make_plan(arguments.task, overrides | {"device": "cpu"}, {})
-    prepared = prepare_task(plan, {"train": train, "dev": dev}, start)
+    plan, task = plan_task(arguments.task, overrides | {"device": "cpu"}, start)
+    prepared = prepare_task(task, {"train": train, "dev": dev}, start)
     model = build_model(plan, prepared.task, start, arguments.seed)
     part = prepared.others["dev"]
     alone = replace(prepared, others={"dev": Dev(dev[:1], part.examples[:1])})

@@ -135,7 +135,7 @@ def finetune(
     >>> result.results["tasks"]["my-table"]["metric"]
     'accuracy'
     """
-    from electra.finetuning.results import run_folder
+    from electra.finetuning.report import run_folder
     from electra.finetuning.run import finetune as train
 
     items = [tasks] if isinstance(tasks, str | Path) else list(tasks)

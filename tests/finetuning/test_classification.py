@@ -167,7 +167,7 @@ def test_the_headline_comes_first_and_predictions_carry_probabilities(tokenizer)
     outputs = [{"logits": np.array(pair, np.float32)} for pair in ((2, 0), (0, 1), (1, 0))]
     predictions = task.predict(rows, [], outputs)
     assert [p["prediction"] for p in predictions] == ["no", "yes", "no"]
-    assert predictions[0]["_probability_no"] == pytest.approx(1 / (1 + math.exp(-2)))
+    assert predictions[0]["probability_no"] == pytest.approx(1 / (1 + math.exp(-2)))
     scores = task.scores(rows, predictions)
     assert next(iter(scores)) == "mcc" and scores["accuracy"] == pytest.approx(2 / 3)
     assert task.tables(rows, predictions)["confusion"] == [[1, 0], [1, 1]]

@@ -66,7 +66,7 @@ def test_a_table_is_a_task_and_the_results_say_everything(finished):
 def test_the_ensemble_averages_the_logits_of_the_seeds(finished):
     from safetensors.numpy import load_file
 
-    from electra.finetuning.results import unpack
+    from electra.finetuning.report import unpack
 
     folders = [finished / "my" / f"seed-{seed}" for seed in range(2)]
     first, second = (unpack(load_file(folder / "outputs-dev.safetensors")) for folder in folders)
@@ -97,7 +97,7 @@ def test_the_model_folder_loads_in_transformers_with_its_label_map(finished):
     for row, prediction in zip(sample, said, strict=True):
         theirs = classify(row["review"])[0]
         assert theirs["label"] == prediction["prediction"]
-        assert theirs["score"] == pytest.approx(prediction[f"_probability_{theirs['label']}"], abs=1e-5)
+        assert theirs["score"] == pytest.approx(prediction[f"probability_{theirs['label']}"], abs=1e-5)
 
 
 def test_the_same_command_keeps_what_is_finished_and_more_seeds_add_to_it(finished, toy_model, table):
@@ -147,9 +147,7 @@ def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
     process.send_signal(signal.SIGTERM)
     rest = process.stderr.read()
     process.stderr.close()
-    assert (
-        process.wait(60) == 75 and "finished runs are kept" in rest and "to go on: electra finetune" in rest
-    )
+    assert process.wait(60) == 75 and "everything is saved" in rest and "to go on: electra finetune" in rest
 
 
 def test_processes_side_by_side_give_the_same_weights(finished, toy_model, table, tmp_path):
@@ -298,7 +296,7 @@ def test_glue_files_are_found_and_named(shared_data, toy_model, tmp_path):
 
 
 def test_a_fine_tuned_model_is_a_start_for_another_task(finished, toy_model, table, tmp_path):
-    from electra.finetuning.start import load_start
+    from electra.finetuning.run import load_start
 
     start = load_start(finished / "my" / "seed-0")
     model = load_task_folder(finished / "my" / "seed-0").model

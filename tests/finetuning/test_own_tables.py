@@ -24,9 +24,9 @@ def problems(toy_model, tmp_path):
     """What is wrong with a table, without a network."""
 
     def find(rows: list[dict], **settings: Any) -> list[str]:
-        plan, splits = make_plan(str(write(tmp_path / "t.jsonl", rows)), settings, {})
-        task = plan.task.build(load_tokenizer(toy_model), 24, splits)
-        return list(map(str, task.problems(splits)))
+        plan = make_plan(str(write(tmp_path / "t.jsonl", rows)), settings, {})
+        task = plan.task.build(load_tokenizer(toy_model), 24, plan.splits)
+        return list(map(str, task.problems(plan.splits)))
 
     return find
 

@@ -9,7 +9,14 @@ import pyarrow as pa
 import pytest
 
 from electra.base.errors import DataError
-from electra.finetuning.questions import Answer, answers_of, by_id, find_problems, is_nested, read_squad
+from electra.finetuning.questions import (
+    TrueAnswer,
+    answers_of,
+    by_id,
+    is_nested,
+    question_problems,
+    read_squad,
+)
 
 CONTEXT = "Anna lives in Rome. Rome is old."
 GOOD = {
@@ -48,7 +55,7 @@ UNPACKED = [
 
 
 def problems(splits, has_unanswerable):
-    return list(map(str, find_problems(splits, has_unanswerable)))
+    return list(map(str, question_problems(splits, has_unanswerable)))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_answers_of_both_layouts_and_of_none():
-    assert answers_of(GOOD) == [Answer("Rome", 14)] and answers_of(GOOD)[0].end == 18
+    assert answers_of(GOOD) == [TrueAnswer("Rome", 14)] and answers_of(GOOD)[0].end == 18
     assert (
         answers_of({**GOOD, "answers": {"text": ["Rome", "Rome"], "answer_start": [14, 20]}})[1].start == 20
     )

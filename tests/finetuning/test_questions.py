@@ -21,11 +21,11 @@ from electra.base.errors import SettingsError
 from electra.data.corpus import Corpus
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, special_ids, train_tokenizer
 from electra.finetuning import Task, question_heads
-from electra.finetuning.question_heads import JointHead, PlainHead, Window, pointable, span_loss
+from electra.finetuning.question_heads import ContextWindow, JointHead, PlainHead, pointable, span_loss
 from electra.finetuning.questions import (
-    Answer,
     SpanSettings,
     SpanTask,
+    TrueAnswer,
     answers_of,
     read_squad,
     target_in,
@@ -164,7 +164,7 @@ def test_answers_come_back_exactly_with_every_kind_of_tokenizer(kind, tmp_path):
         start, end = example.target
         unknown = task.special.unk in example.ids[start : end + 1]  # may reach further than the answer
         assert told["prediction"] == text or (kind == "unigram" and unknown and text in told["prediction"])
-        assert context[told["_n_best"][0]["start"] : told["_n_best"][0]["end"]] == told["prediction"]
+        assert context[told["n_best"][0]["start"] : told["n_best"][0]["end"]] == told["prediction"]
 
 
 def certain(example, start: int, end: int) -> dict[str, np.ndarray]:
@@ -204,8 +204,8 @@ def test_an_answer_gets_the_tokens_it_shares_a_character_with():
         ("nale", 6, (2, 3)),
         (" a", 3, (2, 2)),
     ):
-        assert token_span(offsets, Answer(text, start)) == expected
-    assert token_span(offsets, Answer(" ", 3)) is None
+        assert token_span(offsets, TrueAnswer(text, start)) == expected
+    assert token_span(offsets, TrueAnswer(" ", 3)) is None
 
 
 # Heads
@@ -378,11 +378,11 @@ def test_plain_decoding_finds_the_best_of_all_allowed_spans(tokenizer):
                             (output["start_logits"][s] + output["end_logits"][e], context[begin:end])
                         )
         best = sorted(spans, reverse=True)[:5]
-        assert [answer["text"] for answer in told["_n_best"]] == [text for _, text in best]
-        assert sum(answer["probability"] for answer in told["_n_best"]) == pytest.approx(1)
-        ratio = told["_n_best"][0]["probability"] / told["_n_best"][4]["probability"]
+        assert [answer["text"] for answer in told["n_best"]] == [text for _, text in best]
+        assert sum(answer["probability"] for answer in told["n_best"]) == pytest.approx(1)
+        ratio = told["n_best"][0]["probability"] / told["n_best"][4]["probability"]
         assert ratio == pytest.approx(np.exp(best[0][0] - best[4][0]), rel=1e-5)
-        assert told["prediction"] == best[0][1] and told["score"] == told["_n_best"][0]["probability"]
+        assert told["prediction"] == best[0][1] and told["score"] == told["n_best"][0]["probability"]
 
 
 def test_a_token_in_two_windows_is_judged_by_the_one_that_sees_more(tokenizer):
@@ -407,17 +407,17 @@ def test_the_same_text_is_listed_once_with_its_best_place(tokenizer):
     position = example.notes.position
     outputs = certain(example, position + 3, position + 4)
     (told,) = task.predict([row(context)], [example], [outputs])
-    assert told["_n_best"][0] == pytest.approx(
+    assert told["n_best"][0] == pytest.approx(
         {"text": "red tree", "start": 13, "end": 21, "probability": told["score"], "logit": 20}
     )
-    texts = [answer["text"] for answer in told["_n_best"]]
+    texts = [answer["text"] for answer in told["n_best"]]
     assert len(texts) == len(set(texts)) and all(
-        context[a["start"] : a["end"]] == a["text"] for a in told["_n_best"]
+        context[a["start"] : a["end"]] == a["text"] for a in told["n_best"]
     )
 
 
 def test_the_beam_gives_up_spans_that_cannot_be():
-    window = Window(4, np.array([[0, 3], [4, 8], [9, 12]]), np.array([True, False, True]))
+    window = ContextWindow(4, np.array([[0, 3], [4, 8], [9, 12]]), np.array([True, False, True]))
     outputs = {
         "starts": np.array([0, 4, 5, 6]),
         "ends": np.array([[0, 4], [4, 6], [5, 6], [5, 6]]),
@@ -446,10 +446,10 @@ def test_a_plain_null_score_is_that_of_the_window_least_sure_of_it(tokenizer):
     outputs[0]["start_logits"][6] = 4
     (told,) = task.predict([row(context)], examples, outputs)
     assert told["null_score_difference"] == pytest.approx(7 - 4)
-    assert told["prediction"] == "" and told["_span"] == told["_n_best"][0]["text"] != ""
+    assert told["prediction"] == "" and told["span"] == told["n_best"][0]["text"] != ""
     lenient = task_of(tokenizer, length=20, has_unanswerable=True, null_threshold=3.5)
     (kept,) = lenient.predict([row(context)], examples, outputs)
-    assert kept["prediction"] == told["_span"]
+    assert kept["prediction"] == told["span"]
 
 
 def test_a_joint_null_score_is_the_smallest_logit_of_the_classifier(tokenizer):
@@ -468,7 +468,7 @@ def test_where_nothing_can_be_cut_there_is_no_answer(tokenizer):
     rows = [row("\u200b"), row("red")]
     examples, _ = task.encode(rows)
     told = task.predict(rows, examples, [certain(example, 0, 0) for example in examples])
-    assert (told[0]["prediction"], told[0]["_n_best"], told[0]["score"]) == ("", [], 0)
+    assert (told[0]["prediction"], told[0]["n_best"], told[0]["score"]) == ("", [], 0)
     assert told[0]["null_score_difference"] == question_heads.NOTHING_FOUND
     assert json.loads(json.dumps(told)) == told
     assert "null_score_difference" not in task_of(tokenizer).predict(rows, [], [])[0]
@@ -477,8 +477,8 @@ def test_where_nothing_can_be_cut_there_is_no_answer(tokenizer):
 def test_scores_put_the_headline_first_and_use_the_threshold(tokenizer):
     rows = [row("red tree", "tree"), row("old hill", is_impossible=True)]
     told = [
-        {"prediction": "red tree", "_span": "red tree", "null_score_difference": -1.0},
-        {"prediction": "", "_span": "hill", "null_score_difference": 1.0},
+        {"prediction": "red tree", "span": "red tree", "null_score_difference": -1.0},
+        {"prediction": "", "span": "hill", "null_score_difference": 1.0},
     ]
     scores = task_of(tokenizer, metric="exact", has_unanswerable=True).scores(rows, told)
     assert next(iter(scores)) == "exact" and scores["exact"] == 0.5
@@ -506,7 +506,7 @@ def test_an_ensemble_averages_probabilities():
 
     members = [member(1, x=0.6, y=0.4), member(-2, y=0.9, z=0.1)]
     (told,) = question_heads.average(members, most=2, threshold=0.0)
-    assert [(answer["text"], answer["probability"]) for answer in told["_n_best"]] == [
+    assert [(answer["text"], answer["probability"]) for answer in told["n_best"]] == [
         ("y", pytest.approx(0.65)),
         ("x", pytest.approx(0.3)),
     ]

@@ -189,7 +189,7 @@ def test_an_ensemble_of_beams_is_made_of_answers(second):
     """Positions have no mean: two joint heads look at different spans."""
     from safetensors.numpy import load_file
 
-    from electra.finetuning.results import unpack
+    from electra.finetuning.report import unpack
 
     folders = [second / "mine" / f"seed-{seed}" for seed in range(2)]
     task = load_task_folder(folders[0]).task
@@ -202,8 +202,8 @@ def test_an_ensemble_of_beams_is_made_of_answers(second):
         nulls = one["null_score_difference"], other["null_score_difference"]
         if task.settings.head == "joint":
             assert both["null_score_difference"] == pytest.approx(sum(nulls) / 2)
-        texts = {answer["text"] for answer in one["_n_best"] + other["_n_best"]}
-        assert both["_span"] in texts
+        texts = {answer["text"] for answer in one["n_best"] + other["n_best"]}
+        assert both["span"] in texts
 
 
 def test_questions_about_one_paragraph_stay_on_one_side(tmp_path):
@@ -212,7 +212,8 @@ def test_questions_about_one_paragraph_stay_on_one_side(tmp_path):
         for row in questions(20, 6)
         for n in range(3)
     ]
-    plan, splits = make_plan(str(write_table(tmp_path / "mine.jsonl", rows)), {}, {})
+    plan = make_plan(str(write_table(tmp_path / "mine.jsonl", rows)), {}, {})
+    splits = plan.splits
     assert plan.task.kind == "span" and len(splits["dev"]) == 6 and len(splits["train"]) == 54
     assert not {row["context"] for row in splits["dev"]} & {row["context"] for row in splits["train"]}
 

@@ -317,8 +317,8 @@ def test_labels_that_make_no_legal_spans_are_repaired_as_conlleval_reads_them(to
 def test_probabilities_are_by_word(tokenizer: Tokenizer) -> None:
     task = build(tokenizer)
     answer, _ = answers(task, ROWS)
-    assert len(answer["_probabilities"]) == 4
-    for tag, shares in zip(ROWS[0]["tags"], answer["_probabilities"], strict=True):
+    assert len(answer["probabilities"]) == 4
+    for tag, shares in zip(ROWS[0]["tags"], answer["probabilities"], strict=True):
         assert tuple(shares) == task.labels and sum(shares.values()) == pytest.approx(1)
         assert max(shares, key=shares.__getitem__) == tag
     assert json.loads(json.dumps(answer)) == answer
@@ -333,7 +333,7 @@ def test_rows_without_tags_and_empty_sentences_can_be_predicted(tokenizer: Token
     assert (task.targets(examples, 5)["tags"] == IGNORED).all()
     outputs = [{"logits": np.eye(8, len(task.labels), dtype=np.float32)}]
     empty, london = task.predict(rows, examples, outputs)
-    assert empty["prediction"] == [] and empty["spans"] == [] and empty["_probabilities"] == []
+    assert empty["prediction"] == [] and empty["spans"] == [] and empty["probabilities"] == []
     assert len(london["prediction"]) == 1
 
 

@@ -90,7 +90,7 @@ def test_the_ensemble_is_made_of_mean_logits(out):
     from safetensors.numpy import load_file
 
     from electra.finetuning.folder import load_task_folder
-    from electra.finetuning.results import unpack
+    from electra.finetuning.report import unpack
 
     loaded = load_task_folder(out / "my_ner" / "seed-0")
     rows = [{"tokens": row["tokens"]} for row in sentences(30, 2)]
@@ -100,7 +100,7 @@ def test_the_ensemble_is_made_of_mean_logits(out):
     _, positions = examples[0].notes
     mean = np.mean([run[0]["logits"][positions] for run in runs], axis=0)
     shares = np.exp(mean) / np.exp(mean).sum(1, keepdims=True)
-    for word, share in zip(said[0]["_probabilities"], shares, strict=True):
+    for word, share in zip(said[0]["probabilities"], shares, strict=True):
         assert list(word.values()) == pytest.approx(share, abs=1e-5)
 
 

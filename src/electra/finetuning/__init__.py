@@ -13,7 +13,7 @@ in transformers) and a recipe in `recipes/tasks`.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -172,6 +172,7 @@ class Task(Protocol):
     """The settings' one or the positions of the network, whichever is less."""
     labels: Sequence[str] = ()
     """The names behind the outputs, in their order; empty where outputs have no names."""
+    columns_written: Collection[str] = ("prediction",)
     architecture: str
     """The class of transformers that reads the export, without the encoder's name before it ("ForTokenClassification"),
     or "" where none has this head."""
@@ -202,8 +203,8 @@ class Task(Protocol):
     def predict(
         self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[Outputs]
     ) -> list[dict[str, Any]]:
-        """One prediction per row, as the columns that go into the answer file; keys starting with "_" are for `scores` and
-        for ensembles (logits) and are not written unless asked for."""
+        """One prediction per row, as the columns of an answer file: `columns_written` and, where people ask for
+        probabilities, all others."""
 
     @abstractmethod
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -257,7 +258,7 @@ class Task(Protocol):
         return {"id2label": {str(index): name for name, index in numbers.items()}, "label2id": numbers}
 
 
-class LabelHead(nn.Module):
+class LabelOutputs(nn.Module):
     """A label head of an encoder (`electra.model`) as the head of a task: for every token, or for the first alone."""
 
     def __init__(self, label: nn.Module, reads_first_only: bool = False):

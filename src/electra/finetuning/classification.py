@@ -23,7 +23,7 @@ from electra.data.tables import Row, column_of, is_missing, label_list, label_na
 from electra.data.tokenizer import special_ids
 from electra.finetuning import (
     Example,
-    LabelHead,
+    LabelOutputs,
     Outputs,
     Problem,
     Splits,
@@ -36,7 +36,7 @@ from electra.model.electra import Linear
 from electra.model.heads import in_float32
 
 Metric = Literal["accuracy", "f1", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "mse"]
-METRICS: dict[str, tuple[Metric, ...]] = {
+METRICS_OF_KINDS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "f1", "f1_macro", "f1_micro", "mcc"),
     "multilabel": ("f1_micro", "f1_macro", "accuracy"),
     "regression": ("spearman", "pearson", "mse"),
@@ -83,9 +83,9 @@ class ClassificationSettings(TaskSettings):
 
     @model_validator(mode="after")
     def parts_agree(self) -> "ClassificationSettings":
-        if self.metric and self.metric not in METRICS[self.kind]:
+        if self.metric and self.metric not in METRICS_OF_KINDS[self.kind]:
             raise ValueError(
-                f"metric={self.metric} is not one of {self.kind}: {', '.join(METRICS[self.kind])}"
+                f"metric={self.metric} is not one of {self.kind}: {', '.join(METRICS_OF_KINDS[self.kind])}"
             )
         if self.double_unordered and len(self.text) == 1:
             raise ValueError("double_unordered=true needs two text columns")
@@ -154,7 +154,7 @@ class Classification(Task):
     # Rows -> examples
 
     def problems(self, splits: Splits) -> list[Problem]:
-        return list(table_problems(self.settings, splits, self.guessed))
+        return list(class_problems(self.settings, splits, self.guessed))
 
     def training_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Both orders of every pair, where order has no meaning."""
@@ -200,7 +200,7 @@ class Classification(Task):
         outputs = 1 if self.settings.kind == "regression" else len(self.labels)
         match self.settings.head:
             case "transformers":
-                return LabelHead(sequence_label_head(encoder, outputs), reads_first_only=True)
+                return LabelOutputs(sequence_label_head(encoder, outputs), reads_first_only=True)
             case "linear":
                 return LinearHead(encoder, outputs)
 
@@ -236,7 +236,7 @@ class Classification(Task):
                 answers = [[n for n, p in zip(self.labels, row, strict=True) if p > 0.5] for row in shares]
         return [
             {"prediction": answer}
-            | {f"_probability_{name}": float(p) for name, p in zip(self.labels, row, strict=True)}
+            | {f"probability_{name}": float(p) for name, p in zip(self.labels, row, strict=True)}
             for answer, row in zip(answers, shares, strict=True)
         ]
 
@@ -249,7 +249,7 @@ class Classification(Task):
                 scores = multilabel_scores(gold, predicted)
             case "classification":
                 scores = class_scores(gold, predicted, len(self.labels))
-        headline = self.settings.metric or METRICS[self.settings.kind][0]
+        headline = self.settings.metric or METRICS_OF_KINDS[self.settings.kind][0]
         return {headline: scores[headline]} | scores
 
     def gold_and_predicted(
@@ -364,7 +364,7 @@ def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, floa
 # What can be wrong with rows
 
 
-def table_problems(
+def class_problems(
     settings: ClassificationSettings, splits: Splits, guessed: bool = False
 ) -> Iterator[Problem]:
     """Everything, split by split, then what all rows say together, of columns that are there."""

@@ -3,6 +3,7 @@ and its files. Everything that was found or guessed is said in words."""
 
 import difflib
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +15,16 @@ from pydantic import Field
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
-from electra.finetuning import Splits, TaskSettings
+from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.method import MethodSettings
 from electra.finetuning.questions import SpanSettings, is_nested
 from electra.finetuning.tagging import TaggingSettings, is_texts
 
+log = logging.getLogger(__name__)
 TASKS = "recipes/tasks"
-SPLITS = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
+PROBLEMS_SHOWN = 20
+SPLIT_PREFIXES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 KINDS = ("classification", "multilabel", "regression", "tagging", "span")
 DEV_SHARE = 10
 SPLIT_OFF = "a tenth of train"
@@ -50,28 +53,38 @@ class SourceSettings(config.Settings):
 
 @dataclass(frozen=True)
 class Plan:
-    """`malformed` are rows that could not be read, by split and number. `numbers` are the places that the rows of each
-    split have in the one file they come from, where dev was split off."""
+    """What to do and on which rows. `item` is the word it was made from. `malformed` are rows that could not be read, by
+    split and number. `numbers` are the places that the rows of each split have in the one file they come from, where dev
+    was split off."""
 
+    item: str
     name: str
     task: TaskSettings
     method: MethodSettings
     source: SourceSettings
     files: Mapping[str, Path]
+    splits: Splits
     notes: tuple[str, ...] = ()
     malformed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
+    def is_official(self, split: str) -> bool | None:
+        """Whether a split has as many rows as the official one; None where that is not known."""
+        official = self.source.rows.get(split)
+        return None if official is None else official == len(self.splits[split])
 
-def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Plan, Splits]:
+
+def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
     """`overrides` come from the command line and win; `defaults` fit the model and lose to a TOML file."""
-    path = Path(item)
+    path, notes = Path(item), list[str]()
     kind = settings_class(overrides["kind"]) if "kind" in overrides else None
-    if item in config.recipe_names(TASKS) or (path.suffix == ".toml" and path.is_file()):
-        given = config.read_recipe(item, TASKS) | dict(overrides)
-        name, guessed = path.stem, False
+
+    # what the item is: a task, whose settings are known, or files, whose settings are guessed
+    is_task = item in config.recipe_names(TASKS) or (path.suffix == ".toml" and path.is_file())
+    if is_task:
+        tree, name = config.read_recipe(item, TASKS) | dict(overrides), path.stem
     elif is_table(path) or path.is_dir() or (path.is_file() and kind and not kind.guesses_columns):
-        given, name, guessed = {"data": item} | dict(overrides), stem(path), True
+        tree, name = {"data": item} | dict(overrides), stem(path)
     elif path.suffix and not path.exists():
         raise DataError(f"{item} does not exist. Give a file that does, a folder, or the name of a task.")
     else:
@@ -79,120 +92,125 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
             f"{item!r} is neither a task ({', '.join(config.recipe_names(TASKS))}), a TOML file, a table (.csv, .tsv, "
             ".jsonl, .json, .parquet, also compressed), a file with a word a line (say kind=tagging) nor a folder."
         )
-    given = config.nest(config.flatten(given))
-    source_tree = {key: given.pop(key) for key in list(given) if key in SourceSettings.model_fields}
-    source = config.validate(SourceSettings, source_tree)
+    tree = config.nest(config.flatten(tree))
+
+    # the files
+    source_keys = [key for key in tree if key in SourceSettings.model_fields]
+    source = config.validate(SourceSettings, {key: tree.pop(key) for key in source_keys})
     data = Path(source.data) if source.data else None
-    wanted = given.get("files", {})
+    names = tree.get("files", {})
     if data and data.is_file():  # the names that a task gives are for folders
-        wanted = {split: file for split, file in wanted.items() if f"files.{split}" in overrides}
-    kind = settings_class(given["kind"]) if "kind" in given else None
-    files = find_files(name, data, wanted, kind is not None and kind.any_file)
-    notes: list[str] = []
-    read: dict[str, tuple[list[Row], dict[int, str]]] = {}
-    if guessed and "kind" not in given:
-        notes += guess_shape(given, files["train"])
-    if guessed and settings_class(given.get("kind", "classification")).guesses_columns:
-        unread: dict[int, str] = {}
-        read["train"] = list(read_rows(files["train"], given.get("header", ()), unread)), unread
-        if not read["train"][0]:
+        names = {split: file for split, file in names.items() if f"files.{split}" in overrides}
+    kind = settings_class(tree["kind"]) if "kind" in tree else None
+    files = find_files(name, data, names, kind is not None and kind.any_file)
+
+    # the settings, with what can be guessed from the training file
+    contents: dict[str, tuple[list[Row], dict[int, str]]] = {}
+    if not is_task and kind is None:
+        notes += guess_shape(tree, files["train"])
+    if not is_task and settings_class(tree.get("kind", "classification")).guesses_columns:
+        malformed_train: dict[int, str] = {}
+        rows: list[Row] = list(read_rows(files["train"], tree.get("header", ()), malformed_train))
+        if not rows:
             raise DataError(f"{files['train']} has no rows. At least two different ones are needed.")
-        notes += guess(given, read["train"][0])
-    task, method = place(given, defaults)
+        notes += guess(tree, rows)
+        contents["train"] = rows, malformed_train
+    task, method = place(tree, defaults)
+
+    # the rows
     splits: dict[str, Sequence[Row]] = {}
-    malformed: dict[str, dict[int, str]] = {}
+    malformed: dict[str, Mapping[int, str]] = {}
     for split, file in files.items():
-        rows, wrong = read[split] if split in read else task.read(file)
-        if wrong and task.drops_broken_rows:
-            rows = [row for number, row in enumerate(rows, 1) if number not in wrong]
-            notes.append(f"{split}: {len(wrong):,} broken rows are left out")
-            wrong = {}
-        splits[split], malformed[split] = rows, wrong
-    notes += task.notes
-    plan = Plan(task.name or name, task, method, source, files, tuple(notes), malformed)
-    if "dev" not in files:
-        if len(splits["train"]) < 2:
-            count = "one row" if splits["train"] else "no rows"
-            raise DataError(
-                f"{files['train']} has {count}. At least two different ones are needed, one of them for dev."
-            )
-        parts, numbers = split_dev(task, splits)
-        return replace(plan, numbers=numbers), parts
-    return plan, splits
+        splits[split], malformed[split] = contents.get(split) or task.read(file)
+        if malformed[split] and task.drops_broken_rows:
+            notes.append(f"{split}: {len(malformed[split]):,} broken rows are left out")
+            numbered = enumerate(splits[split], 1)
+            splits[split] = [row for number, row in numbered if number not in malformed[split]]
+            malformed[split] = {}
+    plan = Plan(
+        item, task.name or name, task, method, source, files, splits, (*notes, *task.notes), malformed
+    )
+    if "dev" in files:
+        return plan
+    if len(splits["train"]) < 2:
+        count = "one row" if splits["train"] else "no rows"
+        raise DataError(
+            f"{files['train']} has {count}. At least two different ones are needed, one of them for dev."
+        )
+    parts, numbers = split_dev(task, splits)
+    return replace(plan, splits=parts, numbers=numbers)
 
 
-def guess_shape(given: dict[str, Any], file: Path) -> list[str]:
+def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:
     """Questions about contexts and lists of words are known by their columns; everything else is classification."""
     nested = is_nested(file)
     row: Row = {} if nested else next(read_rows(file, malformed={}), {})
-    if nested or ({"question", "context", "answers"} <= row.keys() and not given.keys() & {"text", "label"}):
-        given["kind"] = "span"
+    if nested or ({"question", "context", "answers"} <= row.keys() and not tree.keys() & {"text", "label"}):
+        tree["kind"] = "span"
         return ["kind (guessed): span, questions answered by a part of their context"]
     lists = [name for name, value in row.items() if is_texts(value)]
-    words = next((name for name in given.get("text", ("tokens", "words")) if name in lists), None)
+    words = next((name for name in tree.get("text", ("tokens", "words")) if name in lists), None)
     tags = [name for name in lists if words and name != words and len(row[name]) == len(row[words])]
-    preferred = (
-        (given["label"],) if "label" in given else ("tags", "labels", *(tags if len(tags) == 1 else ()))
-    )
+    preferred = (tree["label"],) if "label" in tree else ("tags", "labels", *(tags if len(tags) == 1 else ()))
     chosen = next((name for name in preferred if name in tags), None)
     if words and chosen:
-        given |= {"kind": "tagging", "tokens": words, "tags": chosen}
-        for key in given.keys() & {"text", "label"}:
-            del given[key]
+        tree |= {"kind": "tagging", "tokens": words, "tags": chosen}
+        for key in tree.keys() & {"text", "label"}:
+            del tree[key]
         return [f"kind (guessed): tagging, {words} with their {chosen}"]
     if words and tags:
         raise DataError(f"{file}: which of {', '.join(tags)} are the tags of {words}? Say label=NAME.")
     return []
 
 
-def place(given: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettings, MethodSettings]:
+def place(tree: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettings, MethodSettings]:
     """Keys are flat for people: each belongs to the kind of task or to the method, by its name."""
-    kind = settings_class(given.get("kind", "classification"))
-    given = kind.named_columns(given)
+    kind = settings_class(tree.get("kind", "classification"))
+    tree = kind.named_columns(tree)
     known = [*kind.model_fields, *MethodSettings.model_fields, *SourceSettings.model_fields]
-    unknown = [key for key in given if key not in known]
+    unknown = [key for key in tree if key not in known]
     if unknown:
         lines = []
         for key in unknown:
             near = difflib.get_close_matches(key, known, n=1)
             lines.append(f"unknown key {key}." + (f" Did you mean {near[0]}?" if near else ""))
         raise SettingsError("\n".join(lines))
-    task = config.validate(kind, {key: value for key, value in given.items() if key in kind.model_fields})
-    method_tree = {key: value for key, value in given.items() if key in MethodSettings.model_fields}
+    task = config.validate(kind, {key: value for key, value in tree.items() if key in kind.model_fields})
+    method_tree = {key: value for key, value in tree.items() if key in MethodSettings.model_fields}
     return task, config.validate(MethodSettings, {**defaults, **method_tree})
 
 
-def guess(given: dict[str, Any], rows: Sequence[Row]) -> list[str]:
-    """Fills in columns and kind that were not given, and says what it chose."""
+def guess(tree: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+    """Fills in columns and kind that are not set, and says what it chose."""
     notes: list[str] = []
     texts: tuple[str, ...] = ()
     label = ""
-    if rows and not ("text" in given and "label" in given):
+    if rows and not ("text" in tree and "label" in tree):
         texts, label = guess_columns(rows)
-    if "text" not in given:
-        given["text"] = [name for name in texts if name != given.get("label")]
-        notes.append(f"text column{'s' * (len(texts) > 1)} (guessed): {', '.join(given['text'])}")
-    if "label" not in given:
-        given["label"] = label
+    if "text" not in tree:
+        tree["text"] = [name for name in texts if name != tree.get("label")]
+        notes.append(f"text column{'s' * (len(texts) > 1)} (guessed): {', '.join(tree['text'])}")
+    if "label" not in tree:
+        tree["label"] = label
         notes.append(f"label column (guessed): {label}")
-    if "kind" not in given and "labels" not in given:
-        values = [read_label(row, given["label"]) for row in rows]
-        given["kind"] = guess_kind(values, str(given.get("separator") or "|"))
-        notes.append(f"kind (guessed from the labels): {given['kind']}")
+    if "kind" not in tree and "labels" not in tree:
+        values = [read_label(row, tree["label"]) for row in rows]
+        tree["kind"] = guess_kind(values, str(tree.get("separator") or "|"))
+        notes.append(f"kind (guessed from the labels): {tree['kind']}")
     return notes
 
 
 def find_files(
-    name: str, data: Path | None, wanted: Mapping[str, str], any_file: bool = False
+    name: str, data: Path | None, names: Mapping[str, str], any_file: bool = False
 ) -> dict[str, Path]:
-    """split -> file. A file is wanted by its path, by its name, or by the beginning of its name, `a|b` meaning b where
+    """split -> file. A file is named by its path, by its name, or by the beginning of its name, `a|b` meaning b where
     there is no a; of several that begin so, none is chosen for the user. Column files may be called anything."""
     if data is None:
         raise SettingsError(
             f"where are the files of {name}? Add data=FOLDER, with train, dev and test files in it."
         )
     if data.is_file():
-        found, folder = {"train": data}, data.parent
+        files, folder = {"train": data}, data.parent
         tables: list[Path] = []
     else:
         if not data.is_dir():
@@ -204,23 +222,23 @@ def find_files(
             for path in folder.iterdir()
             if is_table(path) or (any_file and path.is_file() and not path.name.startswith("."))
         )
-        found = {}
-    for split in dict.fromkeys([*wanted, *SPLITS]):
-        if split in found and split not in wanted:
+        files = {}
+    for split in dict.fromkeys([*names, *SPLIT_PREFIXES]):
+        if split in files and split not in names:
             continue
-        prefixes = wanted[split].split("|") if split in wanted else SPLITS[split]
-        left = [path for path in tables if path not in found.values()]
+        prefixes = names[split].split("|") if split in names else SPLIT_PREFIXES[split]
+        left = [path for path in tables if path not in files.values()]
         file = find_file(split, prefixes, folder, left)
-        if file is None and split in wanted and not tables:
-            raise DataError(f"{wanted[split]} does not exist.")
+        if file is None and split in names and not tables:
+            raise DataError(f"{names[split]} does not exist.")
         if file is not None:
-            found[split] = file
-    if "train" not in found:
+            files[split] = file
+    if "train" not in files:
         listed = ", ".join(path.name for path in tables) or "no table at all"
         raise DataError(
             f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME."
         )
-    return {split: found[split] for split in dict.fromkeys([*SPLITS, *wanted]) if split in found}
+    return {split: files[split] for split in dict.fromkeys([*SPLIT_PREFIXES, *names]) if split in files}
 
 
 def plain(name: str) -> str:
@@ -252,9 +270,7 @@ def split_dev(task: TaskSettings, splits: Splits) -> tuple[Splits, dict[str, lis
         return hashlib.blake2b(task.row_key(row).encode("utf-8", "replace"), digest_size=8).digest()
 
     places = [place_of(row) for row in splits["train"]]
-    if (
-        len(set(places)) < 2
-    ):  # all alike, or their columns are not there, which is said with all other problems
+    if len(set(places)) < 2:  # all alike, or their columns are missing, which is said with all other problems
         places = [number.to_bytes(8) for number in range(len(places))]
     different = sorted(set(places))
     classes: dict[bytes, set[str]] = {place: set() for place in different}
@@ -262,10 +278,9 @@ def split_dev(task: TaskSettings, splits: Splits) -> tuple[Splits, dict[str, lis
         classes[place] |= task.row_classes(row)
     left = Counter(name for names in classes.values() for name in names)
     chosen: set[bytes] = set()
+    most = max(1, len(different) // DEV_SHARE)
     for place in different:
-        if len(chosen) < max(1, len(different) // DEV_SHARE) and all(
-            left[name] > 1 for name in classes[place]
-        ):
+        if len(chosen) < most and all(left[name] > 1 for name in classes[place]):
             chosen.add(place)
             left.subtract(classes[place])
     chosen = chosen or {different[0]}
@@ -273,26 +288,22 @@ def split_dev(task: TaskSettings, splits: Splits) -> tuple[Splits, dict[str, lis
         "train": [number for number, place in enumerate(places, 1) if place not in chosen],
         "dev": [number for number, place in enumerate(places, 1) if place in chosen],
     }
-    parts = {split: [splits["train"][number - 1] for number in mine] for split, mine in numbers.items()}
+    parts = {split: [splits["train"][number - 1] for number in numbers[split]] for split in numbers}
     return parts | {name: rows for name, rows in splits.items() if name != "train"}, numbers
 
 
-def describe_files(plan: Plan, splits: Splits) -> list[dict[str, Any]]:
+def describe_files(plan: Plan) -> list[dict[str, Any]]:
     """Each split with its file and rows, and whether that is the official set's size."""
-    described = []
-    for split, rows in splits.items():
-        file = plan.files.get(split)
-        official = plan.source.rows.get(split)
-        described.append(
-            {
-                "split": split,
-                "file": file.name if file else SPLIT_OFF,
-                "rows": len(rows),
-                "official_rows": official,
-                "official": None if official is None else official == len(rows),
-            }
-        )
-    return described
+    return [
+        {
+            "split": split,
+            "file": plan.files[split].name if split in plan.files else SPLIT_OFF,
+            "rows": len(rows),
+            "official_rows": plan.source.rows.get(split),
+            "official": plan.is_official(split),
+        }
+        for split, rows in plan.splits.items()
+    ]
 
 
 def file_line(entry: Mapping[str, Any]) -> str:
@@ -300,3 +311,43 @@ def file_line(entry: Mapping[str, Any]) -> str:
     if entry["official"] is False:
         line += f", NOT the official set of {entry['official_rows']:,}"
     return line + (", the official set's size" if entry["official"] else "")
+
+
+# What is wrong with rows
+
+
+def table_problems(
+    task: Task,
+    splits: Splits,
+    malformed: Mapping[str, Mapping[int, str]],
+    numbers: Mapping[str, Sequence[int]],
+) -> list[Problem]:
+    """Rows that could not be read, then what is wrong with the others, each by the number it has in its file."""
+    unread = {
+        (split, number): Problem(split, number, "", text)
+        for split, texts in malformed.items()
+        for number, text in texts.items()
+    }
+    others = (problem.renumbered(numbers) for problem in task.problems(splits))
+    return [*unread.values(), *(it for it in others if (it.split, it.row) not in unread)]
+
+
+def plan_problems(plan: Plan, task: Task) -> list[Problem]:
+    """What keeps a plan from being carried out. Official sets are used as they are: rows that they have in train and in dev
+    are said, and not refused."""
+    problems = table_problems(task, plan.splits, plan.malformed, plan.numbers)
+    official = {split for split in plan.splits if plan.is_official(split)}
+    shared = {
+        it for it in problems if it.other and it.split != it.other[0] and {it.split, it.other[0]} <= official
+    }
+    if shared:
+        text = "%s: %s rows of the official sets are in train and in another split (%s). They are used as they are."
+        log.warning(text, plan.name, f"{len(shared):,}", min(shared, key=lambda it: (it.split, it.row)))
+    return [problem for problem in problems if problem not in shared]
+
+
+def refuse(problems: Sequence[object]) -> None:
+    more = len(problems) - PROBLEMS_SHOWN
+    lines = [*map(str, problems[:PROBLEMS_SHOWN]), *([f"… and {more:,} more"] if more > 0 else [])]
+    count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
+    raise DataError(f"the data cannot be used as it is ({count}):\n  " + "\n  ".join(lines))

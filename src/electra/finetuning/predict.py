@@ -1,4 +1,4 @@
-"""Using a fine-tuned model: predictions for a file of any size, figures on a file with answers.
+"""Using a fine-tuned model: predictions for a file of any size, metrics on a file with answers.
 
 The answer to a row is in the column `prediction`, whatever the kind of task; what else is said has columns of its own, and
 a file that has such columns already is refused: nothing of the file is overwritten.
@@ -6,7 +6,7 @@ a file that has such columns already is refused: nothing of the file is overwrit
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,98 +29,111 @@ from electra.data.tables import (
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Problem, Task, short
 from electra.finetuning.folder import TaskModel, load_task_folder
+from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id, read_squad
-from electra.finetuning.results import all_problems, refuse
 from electra.finetuning.training import infer
 
 CHUNK = 4096
 Item = TypeVar("Item")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Predicted:
     """Where the answers are, how many, and how many rows had to be cut to fit, in words."""
 
     out: list[Path]
-    rows: int = 0
-    cut: int = 0
-    cut_words: str = ""
+    rows: int
+    cut: int
+    cut_words: str
 
 
-def load_for(model: Path, columns: Mapping[str, Any]) -> TaskModel:
-    """The model, with the columns of this file where they are called otherwise than in training."""
-    loaded = load_task_folder(model)
-    return replace(loaded, task=loaded.task.with_columns(columns)) if columns else loaded
+class Predictor:
+    """Answers rows, a chunk after the other, and counts them. `columns` are those of the rows at hand, where they are called
+    otherwise than in training."""
+
+    def __init__(self, loaded: TaskModel, columns: Mapping[str, Any] | None = None):
+        self.loaded = loaded
+        self.task = loaded.task.with_columns(columns) if columns else loaded.task
+        self.pad = special_ids(loaded.tokenizer).pad
+        self.rows = self.cut = 0
+
+    @property
+    def cut_words(self) -> str:
+        return self.task.settings.cut_words(self.task.length)
+
+    def __call__(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        if problems := input_problems(self.task, rows, self.rows):
+            refuse(problems)
+        examples, cut = self.task.encode(rows)
+        outputs = infer(self.loaded.model, self.task, examples, self.loaded.method, self.pad)
+        self.rows, self.cut = self.rows + len(rows), self.cut + cut
+        return self.task.predict(rows, examples, outputs)
 
 
 def predict_file(
     model: Path, file: Path, out: Path | None, probabilities: bool, columns: Mapping[str, Any]
 ) -> Predicted:
     """Each row with its prediction, in the order and the format of the file; a chunk at a time."""
-    loaded = load_for(model, columns)
-    settings = loaded.task.settings
+    predictor = Predictor(load_task_folder(model), columns)
     target = out or default_name(file)
     if target.exists() and target.samefile(file):
         raise SettingsError(f"{target} is the input itself. Choose another out.")
-    done = Predicted([target], cut_words=settings.cut_words(loaded.task.length))
-    match settings.layout(file):
+    written = [target]
+    match predictor.task.settings.layout(file):
         case "table":
-            predict_table(loaded, file, target, probabilities, done)
+            predict_table(predictor, file, target, probabilities)
         case "columns":
-            predict_columns(loaded, file, target, done)
+            predict_columns(predictor, file, target)
         case "squad":
-            predict_squad(loaded, file, target, probabilities, done)
-    return done
+            written = predict_squad(predictor, file, target, probabilities)
+    return Predicted(written, predictor.rows, predictor.cut, predictor.cut_words)
 
 
-def predict_table(loaded: TaskModel, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
-    with TableWriter(target, loaded.task.answer_sample(), parquet_schema(file)) as writer:
-        for rows in chunks(read_rows(file, loaded.task.settings.table_header)):
-            said = answers(loaded, rows, done)
-            written = [joined(file, *pair, probabilities) for pair in zip(rows, said, strict=True)]
-            writer.write(written, answers={name.removeprefix("_") for name in said[0]})
-        refuse_nothing(file, done)
+def predict_table(predictor: Predictor, file: Path, target: Path, probabilities: bool) -> None:
+    task = predictor.task
+    with TableWriter(target, task.answer_sample(), parquet_schema(file)) as writer:
+        for rows in in_chunks(read_rows(file, task.settings.table_header)):
+            predictions = predictor(rows)
+            names = [name for name in predictions[0] if probabilities or name in task.columns_written]
+            if twice := set(names) & {name for row in rows for name in row}:
+                raise DataError(
+                    f"{file} has a column {min(twice)!r} already, which would be overwritten. Rename it."
+                )
+            pairs = zip(rows, predictions, strict=True)
+            writer.write([{**row, **{name: it[name] for name in names}} for row, it in pairs], answers=names)
+        require_rows(file, predictor)
 
 
-def predict_columns(loaded: TaskModel, file: Path, target: Path, done: Predicted) -> None:
+def predict_columns(predictor: Predictor, file: Path, target: Path) -> None:
     """The lines of the file, with a last column for the tags."""
-    settings = loaded.task.settings
+    settings = predictor.task.settings
     words = {name: settings.file_columns[name] for name in settings.input_columns}
     with whole_file(target) as out:
-        for groups in chunks(sentences(file, words.values())):
-            found = [row_of(lines, words) for lines in groups]
-            said = iter(answers(loaded, [row for row in found if row], done))
-            for lines, row in zip(groups, found, strict=True):
-                tags = next(said)["prediction"] if row else []
+        for groups in in_chunks(sentences(file, words.values())):
+            rows = [row_of(lines, words) for lines in groups]
+            predictions = iter(predictor([row for row in rows if row]))
+            for lines, row in zip(groups, rows, strict=True):
+                tags = next(predictions)["prediction"] if row else []
                 out.write("".join(f"{line}\n" for line in with_tags(lines, tags)).encode())
-        refuse_nothing(file, done)
+        require_rows(file, predictor)
 
 
-def predict_squad(loaded: TaskModel, file: Path, target: Path, probabilities: bool, done: Predicted) -> None:
+def predict_squad(predictor: Predictor, file: Path, target: Path, probabilities: bool) -> list[Path]:
     """{id: answer}, as the official evaluators read it; the n-best lists, and the null score differences which the
     evaluator of 2.0 calls na-prob, are files beside it."""
     if table_format(target) != "json":
         raise SettingsError(f"{target}: answers to a file in SQuAD's layout are .json. Choose another out.")
     rows = read_squad(file)
-    said = answers(loaded, rows, done)
-    files = {target: by_id(rows, said)}
+    predictions = predictor(rows)
+    files = {target: by_id(rows, predictions)}
     if probabilities:
-        files[beside(target, "nbest")] = by_id(rows, said, "_n_best")
-        if "null_score_difference" in said[0]:
-            files[beside(target, "null")] = by_id(rows, said, "null_score_difference")
+        files[beside(target, "nbest")] = by_id(rows, predictions, "n_best")
+        if "null_score_difference" in predictions[0]:
+            files[beside(target, "null")] = by_id(rows, predictions, "null_score_difference")
     for path, content in files.items():
         with whole_file(path) as out:
             out.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-    done.out = list(files)
-
-
-def answers(loaded: TaskModel, rows: Sequence[Row], done: Predicted) -> list[dict[str, Any]]:
-    if found := input_problems(loaded.task, rows, done.rows):
-        refuse(found)
-    examples, cut = loaded.task.encode(rows)
-    outputs = infer(loaded.model, loaded.task, examples, loaded.method, special_ids(loaded.tokenizer).pad)
-    done.rows, done.cut = done.rows + len(rows), done.cut + cut
-    return loaded.task.predict(rows, examples, outputs)
+    return list(files)
 
 
 def input_problems(task: Task, rows: Sequence[Row], before: int) -> list[Problem]:
@@ -144,26 +157,15 @@ def input_problems(task: Task, rows: Sequence[Row], before: int) -> list[Problem
     return problems
 
 
-def refuse_nothing(file: Path, done: Predicted) -> None:
-    if not done.rows:
+def require_rows(file: Path, predictor: Predictor) -> None:
+    if not predictor.rows:
         raise DataError(f"{file} has no rows. Give a file with at least one.")
 
 
-def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+def in_chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
     source = iter(items)
     while chunk := list(islice(source, CHUNK)):
         yield chunk
-
-
-def joined(file: Path, row: Row, prediction: Mapping[str, Any], probabilities: bool) -> dict[str, Any]:
-    public = {
-        name.removeprefix("_"): value
-        for name, value in prediction.items()
-        if probabilities or not name.startswith("_")
-    }
-    if twice := public.keys() & row.keys():
-        raise DataError(f"{file} has a column {min(twice)!r} already, which would be overwritten. Rename it.")
-    return {**row, **public}
 
 
 def default_name(file: Path) -> Path:
@@ -179,13 +181,12 @@ def beside(path: Path, what: str) -> Path:
 
 
 def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
-    loaded = load_for(model, columns)
-    settings = loaded.task.settings
-    rows, malformed = settings.read(file)
-    if found := all_problems(loaded.task, {"dev": rows}, {"dev": malformed}, {}):
-        refuse(found)
-    done = Predicted([], cut_words=settings.cut_words(loaded.task.length))
-    predictions = answers(loaded, rows, done)
-    tables = loaded.task.tables(rows, predictions)
-    scores = loaded.task.scores(rows, predictions)
-    return {"rows": len(rows), "cut": done.cut, "cut_words": done.cut_words, "scores": scores, **tables}
+    """All metrics on a file with answers, and the tables of its classes."""
+    predictor = Predictor(load_task_folder(model), columns)
+    task = predictor.task
+    rows, malformed = task.settings.read(file)
+    if problems := table_problems(task, {"dev": rows}, {"dev": malformed}, {}):
+        refuse(problems)
+    predictions = predictor(rows)
+    counts = {"rows": len(rows), "cut": predictor.cut, "cut_words": predictor.cut_words}
+    return {**counts, "scores": task.scores(rows, predictions), **task.tables(rows, predictions)}

@@ -138,7 +138,7 @@ def cross_entropy(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], 
 
 
 @dataclass(frozen=True)
-class Window:
+class ContextWindow:
     """Part of a context in one sequence."""
 
     position: int
@@ -184,7 +184,7 @@ def owners(tokens: int, places: Sequence[tuple[int, int]]) -> Int[np.ndarray, "t
     return owner
 
 
-def independent_spans(window: Window, outputs: Outputs, longest: int, most: int) -> Candidates:
+def independent_spans(window: ContextWindow, outputs: Outputs, longest: int, most: int) -> Candidates:
     """score(s, e) = start_s + end_e over all spans of at most `longest` tokens. BERT tries the 20 best starts with the
     20 best ends; looking at every pair is as fast and cannot miss the best one."""
     tokens = len(window.offsets)
@@ -198,7 +198,7 @@ def independent_spans(window: Window, outputs: Outputs, longest: int, most: int)
     return candidates(window, scores[best], first, first + extra)
 
 
-def beam_spans(window: Window, outputs: Outputs, longest: int) -> Candidates:
+def beam_spans(window: ContextWindow, outputs: Outputs, longest: int) -> Candidates:
     """The spans of the beam that lie in the window and are not too long; as in the original, starts and ends outside
     the context, and ends before their start, are dropped only here."""
     beam = np.broadcast_to(outputs["starts"][:, None], outputs["ends"].shape)
@@ -209,19 +209,19 @@ def beam_spans(window: Window, outputs: Outputs, longest: int) -> Candidates:
     scores = outputs["scores"].ravel()
     fits = (starts >= 0) & (starts <= ends) & (ends < len(window.offsets)) & (ends - starts < longest)
     starts, ends, scores = starts[fits], ends[fits], scores[fits]
-    mine = window.owned[starts]
-    return candidates(window, scores[mine], starts[mine], ends[mine])
+    owned = window.owned[starts]
+    return candidates(window, scores[owned], starts[owned], ends[owned])
 
 
-def candidates(window: Window, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> Candidates:
+def candidates(window: ContextWindow, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> Candidates:
     real = np.isfinite(scores)
     return Candidates(scores[real], window.offsets[first[real], 0], window.offsets[last[real], 1])
 
 
-def n_best(context: str, found: Iterable[Candidates], most: int) -> list[dict[str, Any]]:
+def n_best(context: str, windows: Iterable[Candidates], most: int) -> list[dict[str, Any]]:
     """The best answers over all windows, each text once, with probabilities: a softmax over the scores of those kept.
     Some tokenizers count the space before a word to the word: whitespace at the ends is cut off."""
-    scores, begins, ends = (np.concatenate(part) for part in zip(*found, strict=True))
+    scores, begins, ends = (np.concatenate(part) for part in zip(*windows, strict=True))
     kept: dict[str, tuple[float, int]] = {}
     for at in np.lexsort((ends, begins, -scores)):
         raw = context[begins[at] : ends[at]]
@@ -248,11 +248,11 @@ def prediction(
     is "" if it exceeds the threshold. `_span` is the best answer whatever the threshold."""
     best = answers[0]["text"] if answers else ""
     refused = null_difference is not None and null_difference > threshold
-    told: dict[str, Any] = {"prediction": "" if refused else best}
-    told["score"] = answers[0]["probability"] if answers else 0.0
+    columns: dict[str, Any] = {"prediction": "" if refused else best}
+    columns["score"] = answers[0]["probability"] if answers else 0.0
     if null_difference is not None:
-        told["null_score_difference"] = null_difference
-    return {**told, "_span": best, "_n_best": answers}
+        columns["null_score_difference"] = null_difference
+    return {**columns, "span": best, "n_best": answers}
 
 
 def average(
@@ -262,15 +262,17 @@ def average(
     probabilities (0 where it is not among a member's n-best), the null score differences get theirs. Logits cannot be
     averaged here, because the beams of two joint heads hold different spans."""
     together = []
-    for told in zip(*members, strict=True):
+    for predictions in zip(*members, strict=True):
         sums: dict[str, dict[str, Any]] = {}
-        for member in told:
-            for answer in member["_n_best"]:
+        for member in predictions:
+            for answer in member["n_best"]:
                 entry = sums.setdefault(answer["text"], {**answer, "probability": 0.0})
-                entry["probability"] += answer["probability"] / len(told)
+                entry["probability"] += answer["probability"] / len(predictions)
         answers = sorted(sums.values(), key=lambda answer: -answer["probability"])[:most]
         answers = [{**answer, "logit": float(np.log(answer["probability"]))} for answer in answers]
-        nulls = [member["null_score_difference"] for member in told if "null_score_difference" in member]
+        nulls = [
+            member["null_score_difference"] for member in predictions if "null_score_difference" in member
+        ]
         difference = sum(nulls) / len(nulls) if nulls else None
         together.append(prediction(answers, difference, threshold))
     return together

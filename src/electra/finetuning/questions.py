@@ -29,7 +29,7 @@ from electra.finetuning import (
     question_heads,
     squad_metrics,
 )
-from electra.finetuning.question_heads import Candidates, JointHead, PlainHead, Window, span_loss
+from electra.finetuning.question_heads import Candidates, ContextWindow, JointHead, PlainHead, span_loss
 from electra.model import EncoderSettings, question_head
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -39,7 +39,7 @@ _CANDIDATES = 10
 """Spans kept of each window for one place in the n-best list: many spans have the same text."""
 
 
-class Answer(NamedTuple):
+class TrueAnswer(NamedTuple):
     text: str
     start: int  # of its first character in the context
 
@@ -114,6 +114,7 @@ class SpanTask(Task):
     """[CLS] question [SEP] window of the context [SEP], in as many windows as the context needs."""
 
     settings: SpanSettings
+    columns_written = ("prediction", "score", "null_score_difference")
 
     def __init__(self, settings: SpanSettings, tokenizer: Tokenizer, length: int):
         if length < settings.max_query_length + 4:
@@ -128,7 +129,7 @@ class SpanTask(Task):
         self.architecture = "ForQuestionAnswering" if settings.head == "plain" else ""
 
     def problems(self, splits: Splits) -> list[Problem]:
-        return list(find_problems(splits, self.settings.has_unanswerable))
+        return list(question_problems(splits, self.settings.has_unanswerable))
 
     def encode(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
         """Windows of all rows, and of how many rows the question was cut. Contexts are never cut."""
@@ -163,7 +164,7 @@ class SpanTask(Task):
         question: list[int],
         ids: list[int],
         offsets: Int[np.ndarray, "tokens 2"],
-        answers: list[Answer] | None,
+        answers: list[TrueAnswer] | None,
     ) -> Iterator[Example]:
         before = [self.special.cls, *question, self.special.sep]
         room = self.length - len(before) - 1
@@ -172,7 +173,7 @@ class SpanTask(Task):
         spans = None if answers is None else [token_span(offsets, answer) for answer in answers]
         for number, (first, size) in enumerate(places):
             here = slice(first, first + size)
-            window = Window(len(before), offsets[here], owner[here] == number)
+            window = ContextWindow(len(before), offsets[here], owner[here] == number)
             target = None if spans is None else target_in(spans, first, size, len(before))
             yield Example([*before, *ids[here], self.special.sep], len(before), row, target, window)
 
@@ -195,20 +196,22 @@ class SpanTask(Task):
     ) -> list[dict[str, Any]]:
         """prediction, score (its probability among the n-best), null_score_difference where there may be no answer. A
         context without tokens has no window, and so no answer."""
-        windows: list[list[tuple[Window, Outputs]]] = [[] for _ in rows]
+        windows: list[list[tuple[ContextWindow, Outputs]]] = [[] for _ in rows]
         for example, output in zip(examples, outputs, strict=True):
             windows[example.row].append((example.notes, output))
-        return [self._predict(row, mine) for row, mine in zip(rows, windows, strict=True)]
+        return [self._predict(row, its_windows) for row, its_windows in zip(rows, windows, strict=True)]
 
-    def _predict(self, row: Row, windows: Sequence[tuple[Window, Outputs]]) -> dict[str, Any]:
-        found = [self._candidates(window, outputs) for window, outputs in windows]
-        answers = question_heads.n_best(row["context"], found, self.settings.n_best) if found else []
+    def _predict(self, row: Row, windows: Sequence[tuple[ContextWindow, Outputs]]) -> dict[str, Any]:
+        candidates = [self._candidates(window, outputs) for window, outputs in windows]
+        answers = (
+            question_heads.n_best(row["context"], candidates, self.settings.n_best) if candidates else []
+        )
         difference = None
         if self.settings.has_unanswerable:
             difference = self._null_difference(answers, [outputs for _, outputs in windows])
         return question_heads.prediction(answers, difference, self.threshold)
 
-    def _candidates(self, window: Window, outputs: Outputs) -> Candidates:
+    def _candidates(self, window: ContextWindow, outputs: Outputs) -> Candidates:
         longest = self.settings.max_answer_length
         match self.settings.head:
             case "plain":
@@ -225,7 +228,7 @@ class SpanTask(Task):
         match self.settings.head:
             case "plain":
                 null = min(float(output["start_logits"][0] + output["end_logits"][0]) for output in outputs)
-                return null - answers[0]["logit"]
+                return null - float(answers[0]["logit"])
             case "joint":
                 return min(float(output["null"]) for output in outputs)
 
@@ -244,14 +247,14 @@ class SpanTask(Task):
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         truths = [[answer.text for answer in answers_of(row) or []] for row in rows]
         if self.settings.has_unanswerable:
-            nulls = [told["null_score_difference"] for told in predictions]
-            spans = [told["_span"] for told in predictions]
+            nulls = [it["null_score_difference"] for it in predictions]
+            spans = [it["span"] for it in predictions]
             scores = squad_metrics.squad2(spans, truths, nulls, self.threshold)
             if self.settings.null_threshold == "dev":
                 fitted = scores[f"best_{self.settings.metric}_threshold"]
                 scores = squad_metrics.squad2(spans, truths, nulls, fitted)
         else:
-            scores = squad_metrics.squad1([told["prediction"] for told in predictions], truths)
+            scores = squad_metrics.squad1([it["prediction"] for it in predictions], truths)
         return {self.settings.metric: scores[self.settings.metric], **scores}
 
     @property
@@ -268,7 +271,7 @@ class SpanTask(Task):
         return SpanTask(settings, self.tokenizer, self.length)
 
 
-def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: Answer) -> tuple[int, int] | None:
+def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: TrueAnswer) -> tuple[int, int] | None:
     """First and last of the tokens that share a character with the answer, or None. Where an answer begins or ends
     inside a token, "Japan" in "japanese", the whole token is taken."""
     first = int(np.searchsorted(offsets[:, 1], answer.start, "right"))
@@ -336,7 +339,7 @@ def _questions(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
         raise DataError(f"{path}: {where} is not laid out as SQuAD's files are. Correct it.") from None
 
 
-def answers_of(row: Row) -> list[Answer] | None:
+def answers_of(row: Row) -> list[TrueAnswer] | None:
     """The true answers; empty where the question has none, None where nothing is said about them. A list of
     {text, answer_start} as in SQuAD's files, or {text: […], answer_start: […]} as `datasets` has it."""
     answers = row.get("answers")
@@ -346,20 +349,20 @@ def answers_of(row: Row) -> list[Answer] | None:
         case None:
             return None if row.get("is_impossible") is None else []
         case {"text": texts, "answer_start": starts}:
-            return [Answer(text, start) for text, start in zip(texts, starts, strict=True)]
+            return [TrueAnswer(text, start) for text, start in zip(texts, starts, strict=True)]
         case _:
-            return [Answer(answer["text"], answer["answer_start"]) for answer in answers]
+            return [TrueAnswer(answer["text"], answer["answer_start"]) for answer in answers]
 
 
-def find_problems(splits: Splits, has_unanswerable: bool) -> Iterator[Problem]:
+def question_problems(splits: Splits, has_unanswerable: bool) -> Iterator[Problem]:
     """Each thing that is wrong, with its value and the remedy."""
     training: dict[tuple[str, str], int] = {}
     for split, rows in splits.items():
         seen: dict[str, int] = {}
         for number, row in enumerate(rows, 1):
-            found = [*_identity(row, split, number, seen), *_texts(row, split, number)]
-            yield from found
-            if found:
+            problems = [*_identity(row, split, number, seen), *_texts(row, split, number)]
+            yield from problems
+            if problems:
                 continue
             for text in _answers(row, split, has_unanswerable):
                 yield Problem(split, number, "answers", text)
@@ -416,7 +419,7 @@ def _answers(row: Row, split: str, has_unanswerable: bool) -> Iterator[str]:
         yield from _place(answer, row["context"])
 
 
-def _place(answer: Answer, context: str) -> Iterator[str]:
+def _place(answer: TrueAnswer, context: str) -> Iterator[str]:
     text, start = answer
     if not isinstance(text, str) or not text.strip():
         yield f"an answer is {text!r}. Remove it."
@@ -448,4 +451,4 @@ def by_id(
     rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]], column: str = "prediction"
 ) -> dict[str, Any]:
     """{id: answer}, what the official evaluators and the submission site read; "" is "no answer"."""
-    return {str(row["id"]): told[column] for row, told in zip(rows, predictions, strict=True)}
+    return {str(row["id"]): it[column] for row, it in zip(rows, predictions, strict=True)}

@@ -1,17 +1,146 @@
-"""Finished runs -> a table of results for people (Markdown, terminal) and for programs (JSON)."""
+"""Finished runs -> results.md for people, results.json for programs, curves and submissions; and what must not change under
+a folder of runs."""
 
+import hashlib
+import json
+import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from electra.finetuning.plan import file_line
+import numpy as np
+from safetensors.numpy import load_file
 
+from electra.base import config
+from electra.base.errors import SettingsError
+from electra.base.files import write_atomically, write_json
+from electra.data.tables import TableWriter
+from electra.finetuning import Outputs, Task
+from electra.finetuning.method import FREE_TO_CHANGE, MethodSettings
+from electra.finetuning.plan import Plan, describe_files, file_line
+from electra.finetuning.training import Dev
+from electra.train.log import plot_scores
+
+log = logging.getLogger(__name__)
+RESULT = "result.json"
+SETTINGS = "settings.json"
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 """The eight of the paper's mean: WNLI is left out."""
 
 
-def summary(seeds: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
-    """Over seeds, of the headline. `best` was chosen on the dev set that it is a score of."""
+def run_folder(out: Path, name: str, seed: int) -> Path:
+    return out / name / f"seed-{seed}"
+
+
+def common_settings(plan: Plan, model: str, model_sha256: str) -> dict[str, Any]:
+    """What all runs of a task must have in common."""
+    return {
+        "model": model,
+        "model_sha256": model_sha256,
+        "task": config.dump(plan.task),
+        "method": config.dump(plan.method),
+        "files": {
+            split: {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for split, path in plan.files.items()
+        },
+        "rows": {split: len(rows) for split, rows in plan.splits.items()},
+    }
+
+
+def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
+    path = folder / SETTINGS
+    if not path.is_file() or not list(folder.glob("seed-*")):
+        return
+    stored = json.loads(path.read_bytes())
+    # older ones lack newer keys
+    stored["method"] = config.dump(config.validate(MethodSettings, stored["method"]))
+    before = config.flatten(stored)
+    now = config.flatten(json.loads(json.dumps(settings)))
+    free = {"model", *(f"method.{key}" for key in FREE_TO_CHANGE)}
+    changed = [
+        f"{key.split('.', 1)[-1] if key.startswith(('task.', 'method.')) else key}: {before.get(key)!r} -> {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and key not in free
+    ]
+    if changed:
+        raise SettingsError(
+            f"{folder} holds runs with other settings ({'; '.join(changed)}). Use those, or another folder (out)."
+        )
+
+
+# The outputs of a run, for the ensemble
+
+
+def pack(outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
+    """Arrays of any shape, one after the other, with their shapes."""
+    packed = {}
+    for name in outputs[0] if outputs else ():
+        arrays = [np.asarray(output[name], np.float32) for output in outputs]
+        packed[f"{name}.values"] = np.concatenate([array.ravel() for array in arrays])
+        shapes = [array.shape for array in arrays]
+        packed[f"{name}.shapes"] = np.array(shapes, np.int64).reshape(len(arrays), arrays[0].ndim)
+    return packed
+
+
+def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
+    outputs: list[Outputs] = []
+    for name in (key.removesuffix(".values") for key in packed if key.endswith(".values")):
+        shapes = packed[f"{name}.shapes"]
+        ends = np.cumsum(shapes.prod(1))
+        outputs = outputs or [{} for _ in shapes]
+        for output, values, shape in zip(
+            outputs, np.split(packed[f"{name}.values"], ends[:-1]), shapes, strict=True
+        ):
+            output[name] = values.reshape(shape)
+    return outputs
+
+
+# Results
+
+
+def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Dev], model: str) -> dict[str, Any]:
+    """Over all finished seeds of a task: scores, those of the ensemble, curves and submissions. `others` are the splits that
+    were not trained on, dev the first."""
+    seeds = sorted(int(path.parent.name[5:]) for path in (out / plan.name).glob(f"seed-*/{RESULT}"))
+    folders = {seed: run_folder(out, plan.name, seed) for seed in seeds}
+    runs = {seed: json.loads((folder / RESULT).read_bytes()) for seed, folder in folders.items()}
+    first = runs[seeds[0]]
+    scores: dict[str, dict[str, Any]] = {
+        split: {f"seed {seed}": run["scores"][split] for seed, run in runs.items()}
+        for split in first["scores"]
+    }
+    tables: dict[str, Any] = {}
+    for split, part in others.items():
+        outputs = [unpack(load_file(folder / f"outputs-{split}.safetensors")) for folder in folders.values()]
+        predictions = task.ensemble(part.rows, part.examples, outputs)
+        if split in scores:
+            scores[split]["ensemble"] = task.scores(part.rows, predictions)
+        if split == "dev":
+            tables = task.tables(part.rows, predictions)
+            task = task.fitted(scores["dev"]["ensemble"])
+        if split in plan.source.submission:
+            submission = task.submission(part.rows, predictions)
+            write_submission(out / "submission" / plan.source.submission[split], submission)
+    headline = next(iter(first["scores"]["dev"]))
+    curves = {seed: run["curve"] for seed, run in runs.items()}
+    plot_scores(curves, headline, f"{plan.name}: dev {headline}", out / plan.name / "curves.png")
+    return {
+        "model": model,
+        **over_seeds({seed: run["scores"]["dev"] for seed, run in runs.items()}),
+        "ensemble": scores["dev"]["ensemble"],
+        "scores": scores,
+        "seconds": {seed: run["seconds"] for seed, run in runs.items()},
+        "files": describe_files(plan),
+        "notes": plan.notes,
+        "cut": first["cut"],
+        "cut_words": plan.task.cut_words(task.length),
+        **tables,
+    }
+
+
+def over_seeds(seeds: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
+    """Of the headline. `best` was chosen on the dev set that it is a score of."""
     headline = next(iter(next(iter(seeds.values()))))
     values = [scores[headline] for scores in seeds.values()]
     return {
@@ -23,6 +152,31 @@ def summary(seeds: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
         "best": max(values),
         "best_seed": max(seeds, key=lambda seed: seeds[seed][headline]),
     }
+
+
+def write_submission(path: Path, content: Sequence[dict[str, Any]] | Mapping[str, Any]) -> None:
+    if isinstance(content, Mapping):
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, content)
+        return
+    with TableWriter(path) as writer:
+        writer.write(content, answers={"prediction"})
+
+
+def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Every finished run of the folder: those of this command's tasks first, then what earlier commands said of theirs."""
+    results = dict(results)
+    path = out / "results.json"
+    earlier: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {"tasks": {}}
+    for name in sorted({path.parents[1].name for path in out.glob(f"*/seed-*/{RESULT}")} - results.keys()):
+        if name in earlier["tasks"]:
+            results[name] = {"model": earlier["model"], **earlier["tasks"][name]}
+        else:
+            log.info("%s: its finished runs are not in the results yet. Repeat its command to the end.", name)
+    whole = {"model": model, "tasks": results, "glue": glue_mean(results)}
+    write_atomically(out / "results.md", results_page(whole).encode())
+    write_json(path, whole)
+    return whole
 
 
 def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -38,8 +192,12 @@ def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None
     return {"mean": statistics.fmean(results[name]["median"] for name in GLUE), "not_official": wrong}
 
 
-def markdown(model: str, results: Mapping[str, Mapping[str, Any]], glue: Mapping[str, Any] | None) -> str:
-    lines = [f"# Fine-tuning {model}", "", *summary_rows(results)]
+# results.md
+
+
+def results_page(whole: Mapping[str, Any]) -> str:
+    model, results, glue = whole["model"], whole["tasks"], whole["glue"]
+    lines = [f"# Fine-tuning {model}", "", *summary_table(results)]
     if glue:
         lines += ["", f"GLUE mean of the eight medians (without WNLI): **{100 * glue['mean']:.2f}**"]
         if glue["not_official"]:
@@ -53,69 +211,55 @@ def markdown(model: str, results: Mapping[str, Mapping[str, Any]], glue: Mapping
             for split, (count, rows) in result["cut"].items()
             if count
         ]
-        lines += ["", *score_rows(result)]
+        for split, by_seed in result["scores"].items():  # every metric of every seed and of the ensemble
+            metrics = list(next(iter(by_seed.values())))
+            rows = ([seed, *(shown(scores[name]) for name in metrics)] for seed, scores in by_seed.items())
+            lines += ["", *markdown_table([split, *metrics], rows)]
         if result.get("confusion"):
             lines += ["", "Rows are the true classes, columns the answers of the ensemble:", ""]
-            lines += confusion_rows(result["labels"], result["confusion"])
+            counts = ([f"{count:,}" for count in row] for row in result["confusion"])
+            pairs = zip(result["labels"], counts, strict=True)
+            rows = ([f"**{escaped(label)}**", *cells] for label, cells in pairs)
+            lines += markdown_table(["", *map(escaped, result["labels"])], rows)
         if result.get("per_class"):
-            lines += ["", *per_class_rows(result["per_class"])]
+            keys = ("precision", "recall", "f1")
+            rows = (
+                [escaped(entry["label"]), *(shown(entry[key]) for key in keys), f"{entry['rows']:,}"]
+                for entry in result["per_class"]
+            )
+            lines += ["", *markdown_table(["class", "precision", "recall", "F1", "rows"], rows)]
         lines += ["", f"![dev score against steps]({name}/curves.png)"]
     return "\n".join(lines) + "\n"
 
 
-def summary_rows(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    rows = [
-        "| task | metric | median | mean | sd | best (chosen on dev) | ensemble | runs | dev |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def summary_table(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    header = ["task", "metric", "median", "mean", "sd", "best (chosen on dev)", "ensemble", "runs", "dev"]
+    rows, starred = [], False
     for name, result in results.items():
         dev = next(entry for entry in result["files"] if entry["split"] == "dev")
-        star = "*" if any(entry["official"] is False for entry in result["files"]) else ""
-        cells = (
-            f"{name}{star}",
-            result["metric"],
-            *(shown(result[key]) for key in ("median", "mean", "sd")),
-            f"{shown(result['best'])} (seed {result['best_seed']})",
-            shown(result["ensemble"][result["metric"]]),
-            str(result["runs"]),
-            f"{dev['file']} ({dev['rows']:,} rows)",
+        is_other = any(entry["official"] is False for entry in result["files"])
+        starred = starred or is_other
+        rows.append(
+            [
+                f"{name}{'*' * is_other}",
+                result["metric"],
+                *(shown(result[key]) for key in ("median", "mean", "sd")),
+                f"{shown(result['best'])} (seed {result['best_seed']})",
+                shown(result["ensemble"][result["metric"]]),
+                str(result["runs"]),
+                f"{dev['file']} ({dev['rows']:,} rows)",
+            ]
         )
-        rows.append("| " + " | ".join(cells) + " |")
-    if any("*" in row.split("|")[1] for row in rows[2:]):
-        rows += ["", "\\* not the official files: see below which and how many rows."]
-    return rows
+    note = ["", "\\* not the official files: see below which and how many rows."] if starred else []
+    return markdown_table(header, rows) + note
 
 
-def score_rows(result: Mapping[str, Any]) -> list[str]:
-    """Every metric of every seed and of the ensemble, for each set that has labels."""
-    rows = []
-    for split, by_seed in result["scores"].items():
-        columns = list(next(iter(by_seed.values())))
-        rows += [f"| {split} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-        for seed, scores in by_seed.items():
-            rows.append(f"| {seed} | " + " | ".join(shown(scores[name]) for name in columns) + " |")
-        rows.append("")
-    return rows[:-1]
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
+    return [lines[0], "|---" * len(header) + "|", *lines[1:]]
 
 
-def confusion_rows(labels: Sequence[str], matrix: Sequence[Sequence[int]]) -> list[str]:
-    head = ["| | " + " | ".join(map(cell, labels)) + " |", "|---" * (len(labels) + 1) + "|"]
-    return head + [
-        f"| **{cell(label)}** | " + " | ".join(f"{count:,}" for count in row) + " |"
-        for label, row in zip(labels, matrix, strict=True)
-    ]
-
-
-def per_class_rows(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    head = ["| class | precision | recall | F1 | rows |", "|---|---|---|---|---|"]
-    return head + [
-        f"| {cell(entry['label'])} | {entry['precision']:.4f} | {entry['recall']:.4f} | {entry['f1']:.4f} | "
-        f"{entry['rows']:,} |"
-        for entry in entries
-    ]
-
-
-def cell(text: str) -> str:
+def escaped(text: str) -> str:
     return text.replace("|", "\\|")
 
 

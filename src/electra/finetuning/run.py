@@ -1,4 +1,4 @@
-"""Tasks x seeds."""
+"""Tasks x seeds: what a run starts from, the runs one after the other or side by side, and their results."""
 
 import hashlib
 import json
@@ -13,36 +13,36 @@ from typing import Any
 
 import torch
 from safetensors.numpy import save
+from tokenizers import Tokenizer
+from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import SettingsError
 from electra.base.files import lock, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
-from electra.finetuning import Splits
+from electra.base.randomness import mix
+from electra.data.tokenizer import special_ids
+from electra.finetuning import Splits, Task
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
 from electra.finetuning.method import FREE_TO_CHANGE, size_defaults
-from electra.finetuning.plan import Plan, describe_files, file_line, make_plan
-from electra.finetuning.results import (
+from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, plan_problems, refuse
+from electra.finetuning.report import (
     RESULT,
     SETTINGS,
     common_settings,
     pack,
-    refuse_other_settings,
-    refuse_problems,
+    refuse_other_runs,
     run_folder,
+    task_result,
     write_results,
 )
-from electra.finetuning.start import (
-    Start,
-    build,
-    build_model,
-    load_start,
-    prepare_task,
-    usable_length,
-)
-from electra.finetuning.training import Prepared, infer, train_task
+from electra.finetuning.training import Dev, Finetuned, Prepared, infer, train_task
+from electra.interop.formats import own_tensors
+from electra.interop.read import warn_beyond
 from electra.interop.write import task_card
+from electra.model import EncoderSettings, encoder_alone, initialise
+from electra.pretraining.load import load_network
 from electra.train.device import explain_device, explain_memory
 from electra.train.loop import Run
 
@@ -50,16 +50,109 @@ log = logging.getLogger(__name__)
 TRAINING = "training"
 
 
+# What a run starts from
+
+
+@dataclass(frozen=True)
+class Start:
+    """The encoder that fine-tuning starts from, by our names."""
+
+    path: str
+    settings: EncoderSettings
+    vocab_size: int
+    tensors: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+    length: int | None = None
+    """How many positions pre-training had trained."""
+
+    @property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            digest.update(name.encode())
+            digest.update(self.tensors[name].detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load_start(model: Path) -> Start:
+    """A run folder, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned on another task."""
+    network = load_network(model, "encoder")
+    encoder = network.encoder
+    sizes = encoder.settings, len(encoder.embeddings.table)
+    return Start(str(model), *sizes, own_tensors(encoder), network.tokenizer, network.length)
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """A plan with its task, built once and shared by checks, runs and report; `settings` are those of settings.json."""
+
+    plan: Plan
+    task: Task
+    settings: Mapping[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all settings that a run must not change on the way."""
+        bound = {key: value for key, value in self.settings.items() if key != "model"}
+        method = self.settings["method"].items()
+        bound["method"] = {key: value for key, value in method if key not in FREE_TO_CHANGE}
+        return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+
+
+def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
+    plan = make_plan(item, overrides, size_defaults(start.settings))
+    length = min(plan.task.length, start.settings.positions)
+    return plan, plan.task.build(start.tokenizer, length, plan.splits)
+
+
+def prepare_task(task: Task, splits: Splits, start: Start) -> Prepared:
+    rows = task.training_rows(splits["train"])
+    train, cut = task.encode(rows)
+    longest = max((len(example.ids) for example in train), default=0)
+    warn_beyond(start.settings, start.length, longest)
+    others, cut_in_others = encode_others(task, splits)
+    labelled = tuple(
+        split
+        for split, part in others.items()
+        if part.examples and all(example.target is not None for example in part.examples)
+    )
+    pad = special_ids(start.tokenizer).pad
+    return Prepared(task, train, others, labelled, {"train": (cut, len(rows)), **cut_in_others}, pad)
+
+
+def encode_others(task: Task, splits: Splits) -> tuple[dict[str, Dev], dict[str, tuple[int, int]]]:
+    """Every split but train, and (how many rows were cut, of how many)."""
+    others, cut = {}, {}
+    for split, rows in splits.items():
+        if split != "train":
+            examples, count = task.encode(rows)
+            others[split], cut[split] = Dev(rows, examples), (count, len(rows))
+    return others, cut
+
+
+def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
+    """The pre-trained encoder under a head that depends on the seed alone."""
+    dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
+    settings = start.settings.model_copy(update=dropout)
+    encoder = encoder_alone(settings, start.vocab_size)
+    initialise(encoder, settings, mix(seed, "encoder"))
+    if plan.method.pretrained:
+        encoder.load_state_dict(start.tensors)
+    head = task.head(settings)
+    initialise(head, settings, mix(seed, "head"))
+    return Finetuned(encoder, head)
+
+
+# Runs
+
+
 @dataclass(frozen=True)
 class Job:
     """A (task, seed) that is not finished, and the folder that will hold it when it is."""
 
-    item: str
-    plan: Plan
-    splits: Splits
+    planned: PlannedTask
     seed: int
     folder: Path
-    fingerprint: str
 
 
 def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
@@ -114,7 +207,7 @@ def run_one(
         "kept": method.keep,
         "cut": dict(prepared.cut),
     }
-    more = {f"outputs-{split}.safetensors": save(pack(found)) for split, found in outputs.items()}
+    more = {f"outputs-{split}.safetensors": save(pack(arrays)) for split, arrays in outputs.items()}
     more[RESULT] = json.dumps(result, indent=1).encode()
     note = {"model": start.path, "seed": seed, "scores": scores}
     name = architecture(start.settings, task)
@@ -133,8 +226,8 @@ def _start(model: str) -> Start:
 
 @lru_cache(maxsize=1)
 def _prepared(model: str, item: str, overrides: str) -> tuple[Plan, Prepared]:
-    plan, splits = make_plan(item, json.loads(overrides), size_defaults(_start(model).settings))
-    return plan, prepare_task(plan, splits, _start(model))
+    plan, task = plan_task(item, json.loads(overrides), _start(model))
+    return plan, prepare_task(task, plan.splits, _start(model))
 
 
 def work(
@@ -158,63 +251,64 @@ def finetune(
     """Every task with every seed; returns what results.json holds. Nothing is written before all tables are known to be
     fine."""
     start = load_start(model)
-    plans: dict[str, tuple[str, Plan, Splits]] = {}
+    planned: dict[str, PlannedTask] = {}
+    problems: list[str] = []
     for item in items:
-        plan, splits = make_plan(item, overrides, size_defaults(start.settings))
-        if plan.name in plans:
+        plan, task = plan_task(item, overrides, start)
+        if plan.name in planned:
             raise SettingsError(f"two tasks are called {plan.name}. Give one another name with name=….")
-        plans[plan.name] = (item, plan, splits)
-    refuse_problems(plans, start)
+        prefix = f"{plan.name}: " if len(items) > 1 else ""
+        problems += [f"{prefix}{problem}" for problem in plan_problems(plan, task)]
+        planned[plan.name] = PlannedTask(plan, task, common_settings(plan, start.path, start.sha256))
+    if problems:
+        refuse(problems)
     with lock(out), Signals() as signals:
         # what is there already is kept, if it was made alike
         remove_leftovers(out)
         todo: list[Job] = []
-        settings = {name: common_settings(plan, splits, start) for name, (_, plan, splits) in plans.items()}
-        for name, (item, plan, splits) in plans.items():
-            for line in (*plan.notes, *map(file_line, describe_files(plan, splits))):
+        for name, it in planned.items():
+            for line in (*it.plan.notes, *map(file_line, describe_files(it.plan))):
                 log.info("%s: %s", name, line)
-            if not build(plan, splits, start).architecture:
+            if not it.task.architecture:
                 log.info(
                     "%s: transformers has no class for this head; it reads the encoder, electra reads all",
                     name,
                 )
-            refuse_other_settings(out / name, settings[name])
-            for seed in range(seeds):
-                folder = run_folder(out, name, seed)
-                if not folder.exists():
-                    todo.append(Job(item, plan, splits, seed, folder, fingerprint_of(settings[name])))
-        kept = len(plans) * seeds - len(todo)
+            refuse_other_runs(out / name, it.settings)
+            folders = {seed: run_folder(out, name, seed) for seed in range(seeds)}
+            todo += [Job(it, seed, folder) for seed, folder in folders.items() if not folder.exists()]
+        kept = len(planned) * seeds - len(todo)
         if kept:
             log.info("%d finished run%s kept", kept, "s" * (kept > 1))
-        for name in plans:
+        for name, it in planned.items():
             (out / name).mkdir(exist_ok=True)
             remove_leftovers(out / name)
-            write_json(out / name / SETTINGS, settings[name])
+            write_json(out / name / SETTINGS, it.settings)
 
         # the rest
         if jobs > 1 and len(todo) > 1:
             run_together(todo, start, overrides, jobs, signals)
-        else:
-            run_in_turn(todo, start, signals)
-        return write_results(out, plans, start, log.info)
-
-
-def fingerprint_of(settings: Mapping[str, Any]) -> str:
-    """Of all settings that a run must not change on the way."""
-    bound = {key: value for key, value in settings.items() if key != "model"}
-    bound["method"] = {key: value for key, value in settings["method"].items() if key not in FREE_TO_CHANGE}
-    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+            todo = []
+        results = {}
+        for name, it in planned.items():
+            others = run_in_turn(it, [job for job in todo if job.planned is it], start, signals)
+            results[name] = task_result(out, it.plan, it.task, others, start.path)
+        return write_results(out, start.path, results)
 
 
 def run_together(
     todo: Sequence[Job], start: Start, overrides: Mapping[str, Any], jobs: int, signals: Signals
 ) -> None:
     """The largest first, in several processes."""
-    ordered = sorted(todo, key=lambda job: -len(job.splits["train"]) * job.plan.task.epochs)
+    ordered = sorted(
+        todo, key=lambda job: -len(job.planned.plan.splits["train"]) * job.planned.plan.task.epochs
+    )
     threads = max(1, torch.get_num_threads() // jobs)
-    given = json.dumps(dict(overrides))
+    words = json.dumps(dict(overrides))
     arguments = [
-        (start.path, job.item, given, job.seed, str(job.folder), job.fingerprint, threads) for job in ordered
+        (start.path, it.plan.item, words, job.seed, str(job.folder), it.fingerprint, threads)
+        for job in ordered
+        for it in [job.planned]
     ]
     began = time.monotonic()
     for done, result in enumerate(run_jobs(work, arguments, jobs, signals), 1):
@@ -222,20 +316,22 @@ def run_together(
         log.info("%s; %d of %d done, ETA %s", result_line(result), done, len(todo), duration(left))
 
 
-def run_in_turn(todo: Sequence[Job], start: Start, signals: Signals) -> None:
-    """One after the other, here."""
-    prepared: dict[str, Prepared] = {}
-    for job in todo:
-        plan = job.plan
-        if plan.name not in prepared:
-            prepared = {plan.name: prepare_task(plan, job.splits, start)}
-            for split, (count, rows) in prepared[plan.name].cut.items():
-                if count:
-                    meaning = plan.task.cut_words(usable_length(plan, start))
-                    log.info("%s: %s of %s %s rows %s", plan.name, f"{count:,}", f"{rows:,}", split, meaning)
-        run = seed_run(job.folder.parent, plan.name, job.seed, job.fingerprint)
-        result = run_one(plan, prepared[plan.name], start, job.seed, job.folder, run, signals)
-        log.info(result_line(result))
+def run_in_turn(
+    planned: PlannedTask, jobs: Sequence[Job], start: Start, signals: Signals
+) -> Mapping[str, Dev]:
+    """The runs of one task that are left, one after the other, here. Returns the splits that are not trained on, encoded."""
+    plan, task = planned.plan, planned.task
+    if not jobs:
+        return encode_others(task, plan.splits)[0]
+    prepared = prepare_task(task, plan.splits, start)
+    for split, (count, rows) in prepared.cut.items():
+        if count:
+            meaning = plan.task.cut_words(task.length)
+            log.info("%s: %s of %s %s rows %s", plan.name, f"{count:,}", f"{rows:,}", split, meaning)
+    for job in jobs:
+        run = seed_run(job.folder.parent, plan.name, job.seed, planned.fingerprint)
+        log.info(result_line(run_one(plan, prepared, start, job.seed, job.folder, run, signals)))
+    return prepared.others
 
 
 def result_line(result: Mapping[str, Any]) -> str:

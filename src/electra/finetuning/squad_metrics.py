@@ -33,23 +33,23 @@ def normalise(text: str) -> str:
 
 def overlap(prediction: str, truth: str) -> float:
     """F1 = 2 |P ∩ T| / (|P| + |T|) of two normalised answers as bags of words; 0 where one is empty."""
-    ours, theirs = prediction.split(), truth.split()
-    shared = (Counter(ours) & Counter(theirs)).total()
-    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
+    words, true_words = prediction.split(), truth.split()
+    shared = (Counter(words) & Counter(true_words)).total()
+    return 2 * shared / (len(words) + len(true_words)) if shared else 0.0
 
 
 def score1(prediction: str, truths: Sequence[str]) -> Pair:
     """One question, evaluator 1.1. Every question has a true answer there."""
-    ours, theirs = normalise(prediction), [normalise(truth) for truth in truths]
-    return Pair(float(ours in theirs), max(overlap(ours, truth) for truth in theirs))
+    answer, accepted = normalise(prediction), [normalise(truth) for truth in truths]
+    return Pair(float(answer in accepted), max(overlap(answer, truth) for truth in accepted))
 
 
 def score2(prediction: str, truths: Sequence[str]) -> Pair:
     """One question, evaluator 2.0. No true answer: only the empty one is right."""
-    ours = normalise(prediction)
-    theirs = [short for truth in truths if (short := normalise(truth))] or [""]
-    exact = float(ours in theirs)
-    return Pair(exact, max(exact, *(overlap(ours, truth) for truth in theirs)))
+    answer = normalise(prediction)
+    accepted = [words for truth in truths if (words := normalise(truth))] or [""]
+    exact = float(answer in accepted)
+    return Pair(exact, max(exact, *(overlap(answer, truth) for truth in accepted)))
 
 
 def mean(pairs: Sequence[Pair]) -> Pair:
@@ -58,7 +58,7 @@ def mean(pairs: Sequence[Pair]) -> Pair:
 
 
 def squad1(predictions: Sequence[str], truths: Sequence[Sequence[str]]) -> dict[str, float]:
-    pairs = [score1(prediction, them) for prediction, them in zip(predictions, truths, strict=True)]
+    pairs = [score1(prediction, accepted) for prediction, accepted in zip(predictions, truths, strict=True)]
     return mean(pairs)._asdict()
 
 
@@ -71,16 +71,16 @@ def squad2(
     """`predictions` are the best answers found; where `null_scores` exceeds the threshold, "no answer" is predicted
     instead. `best_…` says what the best threshold for these very questions would have given: an upper bound, unless
     the threshold is then used for other questions."""
-    raw = [score2(prediction, them) for prediction, them in zip(predictions, truths, strict=True)]
-    has_answer = [bool(them) for them in truths]
+    raw = [score2(prediction, accepted) for prediction, accepted in zip(predictions, truths, strict=True)]
+    has_answer = [bool(accepted) for accepted in truths]
     final = [
         Pair(float(not has), float(not has)) if null > threshold else pair
         for pair, has, null in zip(raw, has_answer, null_scores, strict=True)
     ]
     scores = dict(mean(final)._asdict())
-    for name, wanted in (("has_answer", True), ("no_answer", False)):
-        if group := [pair for pair, has in zip(final, has_answer, strict=True) if has is wanted]:
-            scores |= {f"{name}_{key}": value for key, value in mean(group)._asdict().items()}
+    for name, value in (("has_answer", True), ("no_answer", False)):
+        if group := [pair for pair, has in zip(final, has_answer, strict=True) if has is value]:
+            scores |= {f"{name}_{key}": score for key, score in mean(group)._asdict().items()}
     for key in Pair._fields:
         best, at = best_threshold([getattr(pair, key) for pair in raw], has_answer, null_scores)
         scores |= {f"best_{key}": best, f"best_{key}_threshold": at}

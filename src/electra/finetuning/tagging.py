@@ -35,7 +35,7 @@ from electra.data.tables import Row, is_table, read_conll, table_format
 from electra.data.tokenizer import special_ids
 from electra.finetuning import (
     Example,
-    LabelHead,
+    LabelOutputs,
     Layout,
     Outputs,
     Problem,
@@ -76,10 +76,10 @@ class TaggingSettings(TaskSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def metric_follows_scheme(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("scheme") == "none":
-            return {"metric": "accuracy", **given}
-        return given
+    def metric_follows_scheme(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and tree.get("scheme") == "none":
+            return {"metric": "accuracy", **tree}
+        return tree
 
     @model_validator(mode="after")
     def parts_fit(self) -> "TaggingSettings":
@@ -166,6 +166,7 @@ class TaggingSettings(TaskSettings):
 class Tagging(Task):
     settings: TaggingSettings
     architecture = "ForTokenClassification"
+    columns_written = ("prediction", "spans")
 
     def __init__(self, settings: TaggingSettings, tokenizer: Tokenizer, length: int) -> None:
         self.settings, self.tokenizer, self.length = settings, tokenizer, length
@@ -212,7 +213,7 @@ class Tagging(Task):
             yield Example(ids, len(ids), row, target, (own.start, positions))
 
     def head(self, encoder: EncoderSettings) -> nn.Module:
-        return LabelHead(token_label_head(encoder, len(self.labels)))
+        return LabelOutputs(token_label_head(encoder, len(self.labels)))
 
     def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
         tags = torch.full((len(examples), length), IGNORED)
@@ -250,17 +251,19 @@ class Tagging(Task):
         odds = np.exp(logits - logits.max(1, keepdims=True))
         shares = (odds / odds.sum(1, keepdims=True)).tolist()
         by_label = [dict(zip(self.labels, share, strict=True)) for share in shares]
-        return answer | {"_probabilities": by_label}
+        return answer | {"probabilities": by_label}
 
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Shares between 0 and 1. Accuracy is by word; f1, precision and recall are by span, over all sentences
         together; f1 also by type (`f1 PER`), for every type that the network knows."""
-        gold, said = self._tags(rows, predictions)
-        pairs = [pair for one, other in zip(gold, said, strict=True) for pair in zip(one, other, strict=True)]
+        gold, predicted = self._tags(rows, predictions)
+        pairs = [
+            pair for one, other in zip(gold, predicted, strict=True) for pair in zip(one, other, strict=True)
+        ]
         accuracy = {"accuracy": sum(one == other for one, other in pairs) / max(1, len(pairs))}
         if not self.settings.spans:
             return accuracy
-        total, by_type = count_spans(gold, said)
+        total, by_type = count_spans(gold, predicted)
         types = sorted({label.partition("-")[2] for label in self.labels} - {""})
         scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall} | accuracy
         scores |= {f"f1 {kind}": by_type.get(kind, NONE).f1 for kind in types}
@@ -268,10 +271,12 @@ class Tagging(Task):
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Figures by type of span, or by plain tag; `rows` is how many there are. A plain tag is a span of one word."""
-        gold, said = self._tags(rows, predictions)
+        gold, predicted = self._tags(rows, predictions)
         if not self.settings.spans:
-            gold, said = ([[f"S-{tag}" for tag in tags] for tags in them] for them in (gold, said))
-        _, by_type = count_spans(gold, said)
+            gold, predicted = (
+                [[f"S-{tag}" for tag in tags] for tags in split] for split in (gold, predicted)
+            )
+        _, by_type = count_spans(gold, predicted)
         return {
             "per_class": [
                 {"label": kind, "precision": it.precision, "recall": it.recall, "f1": it.f1, "rows": it.gold}
@@ -285,7 +290,7 @@ class Tagging(Task):
         return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]
 
     def problems(self, splits: Splits) -> list[Problem]:
-        return list(find_problems(self.settings, splits))
+        return list(tagging_problems(self.settings, splits))
 
     def answer_sample(self) -> dict[str, Any]:
         return {"spans": [{"type": "", "start": 0, "end": 0, "text": ""}]} if self.settings.spans else {}
@@ -446,27 +451,25 @@ def count_spans(
     gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]
 ) -> tuple[Counts, dict[str, Counts]]:
     """Over all sentences together (micro), and by type."""
-    correct: Counter[str] = Counter()
-    said: Counter[str] = Counter()
-    there: Counter[str] = Counter()
-    for true_tags, their_tags in zip(gold, predicted, strict=True):
-        true, theirs = to_spans(true_tags), to_spans(their_tags)
-        there.update(span.type for span in true)
-        said.update(span.type for span in theirs)
-        correct.update(span.type for span in set(true) & set(theirs))
-    by_type = {kind: Counts(correct[kind], said[kind], there[kind]) for kind in sorted(said | there)}
-    return Counts(correct.total(), said.total(), there.total()), by_type
+    right, answered, true = Counter[str](), Counter[str](), Counter[str]()
+    for true_tags, tags in zip(gold, predicted, strict=True):
+        true_spans, spans = to_spans(true_tags), to_spans(tags)
+        true.update(span.type for span in true_spans)
+        answered.update(span.type for span in spans)
+        right.update(span.type for span in set(true_spans) & set(spans))
+    by_type = {kind: Counts(right[kind], answered[kind], true[kind]) for kind in sorted(answered | true)}
+    return Counts(right.total(), answered.total(), true.total()), by_type
 
 
 # What can be wrong with rows
 
 
 def train_labels(settings: TaggingSettings, rows: Sequence[Row]) -> tuple[str, ...]:
-    """Rows may still be wrong in any way here: `find_problems` says so later."""
-    found = {tag for tag in tags_of(settings, rows) if isinstance(tag, str)}
+    """Rows may still be wrong in any way here: `tagging_problems` says so later."""
+    tags = {tag for tag in tags_of(settings, rows) if isinstance(tag, str)}
     if settings.spans is None or settings.learned is None:
-        return tuple(sorted(found))
-    types = {tag.partition("-")[2] for tag in found if tag != "O" and fits(tag, settings.spans)}
+        return tuple(sorted(tags))
+    types = {tag.partition("-")[2] for tag in tags if tag != "O" and fits(tag, settings.spans)}
     return tuple(all_tags(types, settings.learned))
 
 
@@ -477,7 +480,7 @@ def tags_of(settings: TaggingSettings, rows: Sequence[Row]) -> Iterator[Any]:
             yield from tags
 
 
-def find_problems(settings: TaggingSettings, splits: Splits) -> Iterator[Problem]:
+def tagging_problems(settings: TaggingSettings, splits: Splits) -> Iterator[Problem]:
     """One for each wrong row, with the first thing that is wrong with it: what comes after often follows from it.
     Of test splits tags are looked at only where some row has them. `settings` has its labels."""
     for split, rows in splits.items():

@@ -52,7 +52,8 @@ class Finetuned(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         is_real = batch.is_real if batch.padded else None
         hidden = self.encoder(batch.ids, batch.segments, is_real, self.first_only)
-        return self.head(hidden, batch)
+        outputs: dict[str, Tensor] = self.head(hidden, batch)
+        return outputs
 
 
 class TaskObjective(nn.Module):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from electra.base.errors import DataError
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
-from electra.finetuning.predict import Predicted, answers
+from electra.finetuning.predict import Predictor
 from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts, text_vectors
 from electra.interop.read import Pretrained
 from electra.model import Encoder
@@ -95,11 +95,7 @@ class Model:
                 f"electra finetune {self.path} TABLE"
             )
         named = [self.row(row) for row in ([rows] if isinstance(rows, str) else rows)]
-        predictions = answers(self.finetuned, named, Predicted([])) if named else []
-        return [
-            {name.removeprefix("_"): value for name, value in prediction.items()}
-            for prediction in predictions
-        ]
+        return Predictor(self.finetuned)(named) if named else []
 
     def row(self, row: str | Row) -> Row:
         if not isinstance(row, str):

@@ -1,0 +1,37 @@
+"""What is wrong with the rows of a plan: numbered as in the file, and not held against official sets."""
+
+import json
+
+import pytest
+
+from electra.data.tokenizer import load_tokenizer
+from electra.finetuning import OTHER, Problem
+from electra.finetuning.plan import make_plan, plan_problems
+
+SENTENCES = [{"text": f"the barak walks {number}", "label": "ab"[number % 2]} for number in range(6)]
+
+
+@pytest.mark.parametrize(("official_rows", "refused"), [(4, False), (5, True)])
+def test_rows_that_official_sets_share_are_said_and_not_refused(
+    toy_model, tmp_path, caplog, official_rows, refused
+):
+    for name, rows in (("train", SENTENCES[:4]), ("dev", SENTENCES[3:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = tmp_path / "official.toml"
+    recipe.write_text(f'kind = "classification"\nrows = {{ train = {official_rows}, dev = 3 }}\n')
+    plan = make_plan(str(recipe), {"data": str(tmp_path)}, {})
+    problems = plan_problems(plan, plan.task.build(load_tokenizer(toy_model), 24, plan.splits))
+    shared = "dev row 1 is also train row 4"
+    assert list(map(str, problems)) == ([shared] if refused else [])
+    assert (shared in caplog.text) is not refused
+
+
+def test_rows_that_were_split_off_are_numbered_as_in_their_file():
+    numbers = {"train": [1, 4], "dev": [2, 3]}
+    twice = Problem("dev", 1, "", "", ("train", 2)).renumbered(numbers)
+    assert str(twice) == "train row 2 is also train row 4"
+    same = Problem("dev", 2, "id", f"id 'x' is {OTHER}'s already.", ("dev", 1)).renumbered(numbers)
+    assert str(same) == "train row 3: id 'x' is row 2's already."
+    whole = Problem("dev", 0, "text", "no column 'text'").renumbered(numbers)
+    assert str(whole) == "dev: no column 'text'"
+    assert str(Problem("test", 2, "text", "no text").renumbered(numbers)) == "test row 2: no text"
