@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 SAME_WIDTH = TINY.model_copy(update={"embedding": TINY.hidden})
 
 
-def hf_config(settings: ElectraEncoderSettings, kind: formats.Kind) -> "transformers.ElectraConfig":
+def hf_config(settings: ElectraEncoderSettings, kind: formats.NetworkKind) -> "transformers.ElectraConfig":
     config = formats.config_json(settings, VOCABULARY, SPECIAL, kind)
     return transformers.ElectraConfig(**{key: value for key, value in config.items() if key != "model_type"})
 

@@ -57,8 +57,8 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes])
     text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
     parts = encoder, trained.model.head, name, trained.tokenizer, task.config_entries()
     folder = Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length)
-    ours = answers_of(trained.model)
-    readers = folder.write(out, ours, lambda path: answers_of(load_task_folder(path).model))
+    ours = task_answers(trained.model)
+    readers = folder.write(out, ours, lambda path: task_answers(load_task_folder(path).model))
     if not name:
         return (
             f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({readers})"
@@ -66,7 +66,7 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes])
     return f"same ids and same logits as ours, read back by {readers}"
 
 
-def answers_of(model: Finetuned) -> Answers:
+def task_answers(model: Finetuned) -> Answers:
     def answers(batch: Batch) -> dict[str, Tensor]:
         with without_dropout(model):
             outputs = model(batch.to(model.encoder.embeddings.table.device))

@@ -1,6 +1,6 @@
 """Looking at and using what was trained: `load` reads any model, `Model` answers questions about text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -9,14 +9,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from electra.base.errors import DataError
+from electra.data.tables import Row
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
 from electra.finetuning.predict import Predictor
 from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts, text_vectors
 from electra.interop.read import Pretrained
 from electra.model import Encoder
 from electra.pretraining.load import load_network
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from electra.data.tokenizer import special_ids
 from electra.interop.read import Pretrained, warn_beyond
 from electra.model import encode
 
-ROWS_AT_ONCE = 32
+WINDOWS_AT_ONCE = 32
 LISTS_AT_ONCE = 64
 
 
@@ -101,7 +101,7 @@ def text_vectors(network: Pretrained, texts: Sequence[Sequence[int]]) -> tuple[n
     return mean / lengths[:, None], first
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """A piece of a text. Tokens `begin` to `end` of the text are taken from here: where they have most context on both
     sides."""
 
@@ -112,18 +112,18 @@ class Window(NamedTuple):
     end: int
 
 
-def windows_of(text: int, ids: Sequence[int], size: int) -> Iterator[Window]:
+def windows_of(text: int, ids: Sequence[int], size: int) -> Iterator[TextWindow]:
     """Of a text longer than `size`, windows that overlap by half and share what overlaps in its middle."""
     stride = max(1, size // 2)
     firsts = range(0, max(1, len(ids) - size + stride), stride)
     borders = [0, *((here + there + size) // 2 for here, there in pairwise(firsts)), len(ids)]
     for first, (begin, end) in zip(firsts, pairwise(borders), strict=True):
-        yield Window(text, first, ids[first : first + size], begin, end)
+        yield TextWindow(text, first, ids[first : first + size], begin, end)
 
 
 def read_windows(
     network: Pretrained, texts: Sequence[Sequence[int]]
-) -> Iterator[tuple[list[Window], Tensor]]:
+) -> Iterator[tuple[list[TextWindow], Tensor]]:
     """Hidden states of windows of like length together, each window with [CLS] before and [SEP] after it."""
     encoder, special = network.encoder, special_ids(network.tokenizer)
     device, size = encoder.embeddings.table.device, encoder.settings.positions - 2
@@ -131,8 +131,8 @@ def read_windows(
     windows.sort(key=lambda window: len(window.ids))
     if windows:
         warn_beyond(encoder.settings, network.length, len(windows[-1].ids) + 2)
-    for start in range(0, len(windows), ROWS_AT_ONCE):
-        part = windows[start : start + ROWS_AT_ONCE]
+    for start in range(0, len(windows), WINDOWS_AT_ONCE):
+        part = windows[start : start + WINDOWS_AT_ONCE]
         width = max(len(window.ids) for window in part) + 2
         rows = [[special.cls, *window.ids, special.sep] for window in part]
         ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])

@@ -21,7 +21,7 @@ from electra.model import Encoder, EncoderSettings
 from electra.model.electra import LAYER_NORM_EPS, TYPES, ElectraEncoderSettings
 from electra.model.modern import NORM_EPS, ModernEncoderSettings
 
-Kind = Literal["discriminator", "generator", "encoder"]
+NetworkKind = Literal["discriminator", "generator", "encoder"]
 OWN_HEAD = "head."
 """Before the names of a head that no class of transformers has."""
 ATTENTION_PARTS = ("query", "key", "value")
@@ -29,7 +29,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
-class Format:
+class ModelFormat:
     """How transformers writes one kind of encoder. `heads` are by the class that reads them; the output matrix of a token
     head is the word table, which is stored once."""
 
@@ -45,13 +45,13 @@ class Format:
     discriminator_labels: Mapping[str, str] = field(default_factory=dict)
 
 
-LABELS = {
+MODERNBERT_LABELS = {
     "label.dense.{p}": "head.dense.{p}",
     "label.norm.{p}": "head.norm.{p}",
     "label.output.{p}": "classifier.{p}",
 }
 FORMATS = {
-    "electra": Format(
+    "electra": ModelFormat(
         family="Electra",
         discriminator="ElectraForPreTraining",
         prefix="electra.",
@@ -87,7 +87,7 @@ FORMATS = {
             "ElectraForQuestionAnswering": {"label.output.{p}": "qa_outputs.{p}"},
         },
     ),
-    "modernbert": Format(
+    "modernbert": ModelFormat(
         family="ModernBert",
         discriminator="ModernBertForTokenClassification",  # with one label
         discriminator_labels={"0": "replaced"},
@@ -111,9 +111,9 @@ FORMATS = {
                 "norm.{p}": "head.norm.{p}",
                 "bias": "decoder.bias",
             },
-            "ModernBertForTokenClassification": LABELS,
-            "ModernBertForSequenceClassification": LABELS,
-            "ModernBertForQuestionAnswering": LABELS,
+            "ModernBertForTokenClassification": MODERNBERT_LABELS,
+            "ModernBertForSequenceClassification": MODERNBERT_LABELS,
+            "ModernBertForQuestionAnswering": MODERNBERT_LABELS,
         },
     ),
 }
@@ -130,7 +130,7 @@ MODERNBERT_FIXED = {
 }
 
 
-def network_class(settings: EncoderSettings, kind: Kind) -> str:
+def network_class(settings: EncoderSettings, kind: NetworkKind) -> str:
     """The class of transformers that reads it."""
     form = FORMATS[settings.kind]
     match kind:
@@ -142,7 +142,7 @@ def network_class(settings: EncoderSettings, kind: Kind) -> str:
             return f"{form.family}Model"
 
 
-def has_form(settings: EncoderSettings, kind: Kind) -> bool:
+def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:
     """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one on a word table
     of another width has no place there."""
     projects = isinstance(settings, ModernEncoderSettings) and settings.embedding != settings.hidden

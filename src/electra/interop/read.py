@@ -19,7 +19,7 @@ from electra.base.errors import CorruptError, DataError, ElectraError
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer
 from electra.interop.formats import (
     FORMATS,
-    Kind,
+    NetworkKind,
     encoder_from_transformers,
     head_tensors,
     network_class,
@@ -49,7 +49,7 @@ class Pretrained:
 
     encoder: Encoder
     head: DetectionHead | TokenHead | None
-    kind: Kind
+    kind: NetworkKind
     tokenizer: Tokenizer
     objective: str = "electra"
     length: int | None = None
@@ -144,10 +144,10 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     )
 
 
-def read_network(folder: Path, kind: Kind | None = None) -> Pretrained:
+def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
     """The encoder with the head of that kind; with the head that the folder has, where no kind is asked for."""
     stored = read_folder(folder)
-    kinds: tuple[Kind, ...] = ("discriminator", "generator", "encoder") if kind is None else (kind,)
+    kinds: tuple[NetworkKind, ...] = ("discriminator", "generator", "encoder") if kind is None else (kind,)
     for wanted in kinds:
         head = empty_head(stored, wanted)
         architecture = network_class(stored.settings, wanted)
@@ -162,7 +162,7 @@ def read_network(folder: Path, kind: Kind | None = None) -> Pretrained:
     )
 
 
-def empty_head(stored: Stored, kind: Kind) -> DetectionHead | TokenHead | None:
+def empty_head(stored: Stored, kind: NetworkKind) -> DetectionHead | TokenHead | None:
     match kind:
         case "discriminator":
             return build_detection_head(stored.settings)

@@ -24,7 +24,7 @@ from electra.base.batch import Batch
 from electra.base.errors import CorruptError, MachineError
 from electra.base.files import sync_folder, write_synced
 from electra.data.tokenizer import special_ids, vocabulary_size
-from electra.interop.formats import FORMATS, Kind, config_json, network_class, network_tensors
+from electra.interop.formats import FORMATS, NetworkKind, config_json, network_class, network_tensors
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
 from electra.model import Encoder, TokenHead, encode
 
@@ -102,7 +102,7 @@ def write_network(out: Path, network: Pretrained, card: str) -> str:
     parts = network.encoder, network.head, architecture, network.tokenizer
     folder = Folder(*parts, entries, files, network.length)
     readers = folder.write(
-        out, answers_of(network), lambda path: answers_of(read_network(path, network.kind))
+        out, network_answers(network), lambda path: network_answers(read_network(path, network.kind))
     )
     same = "states" if network.head is None else "logits"
     return f"same ids and same {same} as ours, read back by {readers}"
@@ -188,7 +188,7 @@ def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str,
             )
 
 
-def answers_of(network: Pretrained) -> Answers:
+def network_answers(network: Pretrained) -> Answers:
     name = "last_hidden_state" if network.head is None else "logits"
     return lambda batch: {name: our_logits(network.encoder, network.head, batch)}
 
@@ -261,7 +261,7 @@ tags: [{tags}]
 """
 
 
-def model_card(kind: Kind, encoder: str, settings: str, metrics: Mapping[str, Any]) -> str:
+def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[str, Any]) -> str:
     """Of a pre-trained network of that kind, around an `encoder` of either kind."""
     match kind:
         case "discriminator":

@@ -11,7 +11,7 @@ import torch
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.data.tokenizer import load_tokenizer
-from electra.interop.formats import Kind, has_form, own_tensors
+from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
 from electra.interop.write import model_card, write_network
 from electra.model import (
@@ -57,7 +57,7 @@ def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
     return settings, objective.eval()
 
 
-def load_network(path: Path, kind: Kind | None = None) -> Pretrained:
+def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:
     """From a run folder, an export of one network or of several, or anybody's folder in transformers' format. Without a
     kind: the main network, with the head it has."""
     if not path.is_dir():
