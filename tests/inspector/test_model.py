@@ -38,7 +38,7 @@ def finetuned(toy_model, tmp_path_factory):
     ]
     (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = {"epochs": 1, "length": 16}
-    finetune(toy_model, [str(folder / "table.jsonl")], overrides, folder / "out", say=lambda text: None)
+    finetune(toy_model, [str(folder / "table.jsonl")], overrides, folder / "out")
     return folder / "out" / "table" / "seed-0"
 
 
@@ -188,7 +188,6 @@ def test_fine_tuning_beyond_the_trained_length_says_it(finished_run, tmp_path, c
                 [str(tmp_path / "t.jsonl")],
                 overrides,
                 tmp_path / str(length),
-                say=lambda text: None,
             )
         assert len(warnings(caplog)) == expected
         assert (
