@@ -18,7 +18,7 @@ from electra import kernels as choice
 from electra.base.randomness import uniform
 from electra.kernels import masked_head as home
 from electra.kernels.masked_head import TILE, fused_head, plan, splits_of
-from electra.model.heads import SAMPLING_BLOCK, can_fuse, masked_head, plain_masked_head
+from electra.model.heads import SAMPLING_BLOCK, can_fuse, masked_head
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HALF, FULL = torch.bfloat16, torch.float32
@@ -74,7 +74,7 @@ def test_loss_and_gradients_are_those_of_the_reference(shape, dtype):
     upstream = upstream_of(shape[0])
     found, _ = loss_and_gradients(fused_head, parts, targets, noise, upstream, 1.0, False, dtype)
     wide = [part.double() for part in parts]
-    expected, _ = loss_and_gradients(plain_masked_head, wide, targets, noise, upstream)
+    expected, _ = loss_and_gradients(masked_head, wide, targets, noise, upstream)
     assert found[0].dtype == FULL
     assert_near(found[0], expected[0], 5e-6)
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
@@ -88,7 +88,7 @@ def test_words_in_full_precision_get_a_gradient_in_full_precision():
     upstream = upstream_of(150)
     full = [part.float() for part in parts]
     found, _ = loss_and_gradients(fused_head, full, targets, noise, upstream, 1.0, False, HALF)
-    expected, _ = loss_and_gradients(plain_masked_head, [p.double() for p in parts], targets, noise, upstream)
+    expected, _ = loss_and_gradients(masked_head, [p.double() for p in parts], targets, noise, upstream)
     assert all(gradient.dtype == FULL for gradient in found[1:])
     assert all((gradient != gradient.to(HALF)).any() for gradient in found[1:])
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
@@ -102,7 +102,7 @@ def test_rows_without_upstream_gradient_leave_no_trace():
     found, _ = loss_and_gradients(fused_head, parts, targets, noise, upstream, 1.0, False, parts[0].dtype)
     used = torch.cat([torch.arange(20), torch.arange(140, 150)]).to(DEVICE)
     few = [parts[0][used].double(), parts[1].double(), parts[2].double()]
-    expected, _ = loss_and_gradients(plain_masked_head, few, targets[used], noise[used], upstream[used])
+    expected, _ = loss_and_gradients(masked_head, few, targets[used], noise[used], upstream[used])
     assert (found[1][20:140] == 0).all()
     for mine, theirs in zip([found[1][used], *found[2:]], expected[1:], strict=True):
         assert_near(mine, theirs, CLOSE[parts[0].dtype])
@@ -117,7 +117,7 @@ def test_sure_rows_keep_their_small_gradient(dtype):
     upstream = torch.full((40,), 1024.0, device=DEVICE)  # float16 has no smaller gradients
     parts = [states, words, bias]
     found, _ = loss_and_gradients(fused_head, parts, targets, noise, upstream, 1.0, False, dtype)
-    expected, _ = loss_and_gradients(plain_masked_head, [p.double() for p in parts], targets, noise, upstream)
+    expected, _ = loss_and_gradients(masked_head, [p.double() for p in parts], targets, noise, upstream)
     sure = (expected[0].exp() > 0.999).nonzero().flatten().tolist()
     assert len(sure) > 10 and (found[0] <= 0).all()
     assert_near(found[0], expected[0], 2e-5)
@@ -134,7 +134,7 @@ def test_the_same_noise_draws_the_same_tokens_as_the_reference(shape, temperatur
         temperature = temperature.to(DEVICE)
     options = targets, noise, temperature, forbid_target
     _, sampled, is_best = fused_head(*parts, *options, parts[0].dtype)
-    expected = plain_masked_head(*(part.double() for part in parts), *options)
+    expected = masked_head(*(part.double() for part in parts), *options)
     assert (sampled == expected.sampled).float().mean() > 0.99
     assert torch.equal(is_best, expected.is_best)
     assert sampled.dtype == torch.int64 and is_best.dtype == torch.bool
@@ -176,7 +176,7 @@ def test_a_forbidden_target_alone_in_its_block_is_not_drawn(monkeypatch, process
         fused_head, parts, targets, noise, upstream, *options, parts[0].dtype
     )
     wide = [part.double() for part in parts]
-    expected, drawn = loss_and_gradients(plain_masked_head, wide, targets, noise, upstream, *options)
+    expected, drawn = loss_and_gradients(masked_head, wide, targets, noise, upstream, *options)
     assert (sampled < 128).all() and (sampled == drawn.sampled).float().mean() > 0.99
     assert_near(found[0].exp(), expected[0].exp(), 1e-5)
 
@@ -233,15 +233,6 @@ def test_a_compiled_step_has_the_same_loss_and_gradients():
     plain, _ = loss_and_gradients(fused_head, *given)
     compiled, _ = loss_and_gradients(torch.compile(fused_head, fullgraph=True, backend="aot_eager"), *given)
     assert all(torch.equal(one, other) for one, other in zip(plain, compiled, strict=True))
-
-
-def test_without_a_gpu_the_reference_does_it():
-    parts, targets, noise = [p.cpu() for p in case(5, 30, 8, FULL)[0]], torch.arange(5), torch.rand(5, 2)
-    mine, theirs = (
-        masked_head(*parts, targets, noise, 0.9, True),
-        plain_masked_head(*parts, targets, noise, 0.9, True),
-    )
-    assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
 
 
 def test_the_kernels_are_chosen_in_one_place(monkeypatch):
@@ -317,7 +308,7 @@ def test_at_full_size_under_autocast_the_kernels_agree_with_the_reference(compil
             head, [states, words, bias], targets, noise, upstream, 0.8, True
         )
     wide = [states.to(HALF).double(), words.to(HALF).double(), bias.double()]
-    expected, drawn = loss_and_gradients(plain_masked_head, wide, targets, noise, upstream, 0.8, True)
+    expected, drawn = loss_and_gradients(masked_head, wide, targets, noise, upstream, 0.8, True)
     assert_near(found[0], expected[0], 1e-5)
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
         assert_near(mine, theirs, CLOSE[HALF])

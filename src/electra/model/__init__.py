@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.model.electra import (
     Direction,
-    DisentangledElectraEmbeddings,
     ElectraEmbeddings,
     ElectraEncoder,
     ElectraEncoderSettings,
@@ -18,7 +17,6 @@ from electra.model.electra import (
 from electra.model.heads import ElectraDetectionHead, SequenceLabelHead, TokenHead, TokenLabelHead
 from electra.model.modern import (
     NORM_EPS,
-    DisentangledModernEmbeddings,
     LabelHead,
     ModernDetectionHead,
     ModernEmbeddings,
@@ -32,7 +30,6 @@ EncoderChoice = Annotated[EncoderSettings, Field(discriminator="kind")]
 
 Encoder = ElectraEncoder | ModernEncoder
 Embeddings = ElectraEmbeddings | ModernEmbeddings
-DisentangledEmbeddings = DisentangledElectraEmbeddings | DisentangledModernEmbeddings
 DetectionHead = ElectraDetectionHead | ModernDetectionHead
 
 
@@ -63,31 +60,25 @@ def compatibility_settings(settings: EncoderSettings) -> dict[str, float]:
     return values
 
 
-def build_embeddings(settings: EncoderSettings, vocab_size: int) -> Embeddings:
-    match settings:
-        case ElectraEncoderSettings():
-            return ElectraEmbeddings(settings, vocab_size)
-        case ModernEncoderSettings():
-            return ModernEmbeddings(settings, vocab_size)
-
-
-def disentangle(settings: EncoderSettings, vocab_size: int, source: Embeddings) -> DisentangledEmbeddings:
-    """Embeddings that read the word table of others without pulling at it."""
+def build_embeddings(
+    settings: EncoderSettings, vocab_size: int, source: Embeddings | None = None
+) -> Embeddings:
+    """With a `source`, embeddings that read its word table without pulling at it."""
     match settings, source:
-        case ElectraEncoderSettings(), ElectraEmbeddings():
-            return DisentangledElectraEmbeddings(settings, vocab_size, source)
-        case ModernEncoderSettings(), ModernEmbeddings():
-            return DisentangledModernEmbeddings(settings, vocab_size, source)
+        case ElectraEncoderSettings(), ElectraEmbeddings() | None:
+            return ElectraEmbeddings(settings, vocab_size, source)
+        case ModernEncoderSettings(), ModernEmbeddings() | None:
+            return ModernEmbeddings(settings, vocab_size, source)
     raise AssertionError("generator and discriminator are of the same kind")
 
 
 def build_encoder(
-    settings: EncoderSettings, embeddings: Embeddings | DisentangledEmbeddings, direction: Direction = "both"
+    settings: EncoderSettings, embeddings: Embeddings, direction: Direction = "both"
 ) -> Encoder:
     match settings, embeddings:
-        case ElectraEncoderSettings(), ElectraEmbeddings() | DisentangledElectraEmbeddings():
+        case ElectraEncoderSettings(), ElectraEmbeddings():
             return ElectraEncoder(settings, embeddings, direction)
-        case ModernEncoderSettings(), ModernEmbeddings() | DisentangledModernEmbeddings():
+        case ModernEncoderSettings(), ModernEmbeddings():
             return ModernEncoder(settings, embeddings, direction)
     raise AssertionError("embeddings are of the encoder's kind")
 

@@ -75,11 +75,21 @@ class ElectraEncoderSettings(Settings):
 
 
 class ElectraEmbeddings(nn.Module):
-    """Word + position + type, LayerNorm, dropout: the part that generator and discriminator may share."""
+    """Word + position + type, LayerNorm, dropout: the part that generator and discriminator may share.
 
-    def __init__(self, settings: ElectraEncoderSettings, vocab_size: int):
+    With a `source` only its words are, gradient-disentangled (He et al., 2021): E_D = stop_gradient(E_G) + Δ, with Δ = 0 at
+    the start. The discriminator reads the generator's word table but never pulls at it. The source is held in a tuple: its
+    parameters are the generator's, not ours."""
+
+    def __init__(
+        self, settings: ElectraEncoderSettings, vocab_size: int, source: "ElectraEmbeddings | None" = None
+    ):
         super().__init__()
-        self.words = nn.Embedding(vocab_size, settings.embedding)
+        self._source = () if source is None else (source,)
+        if source is None:
+            self.words = nn.Embedding(vocab_size, settings.embedding)
+        else:
+            self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
         self.positions = nn.Embedding(settings.positions, settings.embedding)
         self.types = nn.Embedding(TYPES, settings.embedding)
         self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
@@ -88,12 +98,20 @@ class ElectraEmbeddings(nn.Module):
     def forward(
         self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq embedding"]:
-        summed = self.words(ids) + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments)
+        if self._source:
+            words = F.embedding(ids, self._source[0].table.detach()) + F.embedding(ids, self.delta)
+        else:
+            words = self.words(ids)
+        summed = words + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments)
         return self.dropout(self.norm(summed))
 
     @property
+    def is_disentangled(self) -> bool:
+        return bool(self._source)
+
+    @property
     def table(self) -> Float[Tensor, "vocab embedding"]:
-        return self.words.weight
+        return self._source[0].table.detach() + self.delta if self._source else self.words.weight
 
 
 def look_up_type(
@@ -103,32 +121,6 @@ def look_up_type(
     the same two rows, one after the other."""
     first, second = types.weight
     return torch.where(segments[:, :, None] == 1, second, first)
-
-
-class DisentangledElectraEmbeddings(nn.Module):
-    """Gradient-disentangled sharing (He et al., 2021): E_D = stop_gradient(E_G) + Δ, with Δ = 0 at the start. The
-    discriminator reads the generator's word table but never pulls at it. Positions, types and the norm are its own.
-    The generator's embeddings are held in a tuple: they are the generator's parameters, not ours."""
-
-    def __init__(self, settings: ElectraEncoderSettings, vocab_size: int, source: ElectraEmbeddings):
-        super().__init__()
-        self._source = (source,)
-        self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
-        self.positions = nn.Embedding(settings.positions, settings.embedding)
-        self.types = nn.Embedding(TYPES, settings.embedding)
-        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
-        self.dropout = nn.Dropout(settings.dropout)
-
-    def forward(
-        self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq embedding"]:
-        words = F.embedding(ids, self._source[0].words.weight.detach()) + F.embedding(ids, self.delta)
-        summed = words + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments)
-        return self.dropout(self.norm(summed))
-
-    @property
-    def table(self) -> Float[Tensor, "vocab embedding"]:
-        return self._source[0].words.weight.detach() + self.delta
 
 
 class ElectraLayer(nn.Module):
@@ -208,10 +200,7 @@ class ElectraEncoder(nn.Module):
     """Token ids in, one vector per token out. The embeddings arrive as an argument: sharing them is passing them twice."""
 
     def __init__(
-        self,
-        settings: ElectraEncoderSettings,
-        embeddings: ElectraEmbeddings | DisentangledElectraEmbeddings,
-        direction: Direction = "both",
+        self, settings: ElectraEncoderSettings, embeddings: ElectraEmbeddings, direction: Direction = "both"
     ):
         super().__init__()
         self.settings = settings

@@ -21,7 +21,6 @@ from electra.model import (
     build_embeddings,
     build_encoder,
     build_token_head,
-    disentangle,
     encode,
     gather_rows,
 )
@@ -182,7 +181,7 @@ def build_pair(
             theirs = build_embeddings(small, vocab_size)
         case "tied" | "all":
             theirs = own
-    embeddings = disentangle(settings, vocab_size, theirs) if generator.sharing == "gdes" else own
+    embeddings = build_embeddings(settings, vocab_size, theirs) if generator.sharing == "gdes" else own
     discriminator = build_encoder(settings, embeddings)
     head = build_token_head(small, vocab_size)
     match generator.kind:

@@ -131,32 +131,13 @@ def masked_head(
     float32. A temperature that changes in the course of a captured graph is a tensor.
 
     At 1,024 rows of 128 the logits are 19,456 x 30,522 numbers, more than a gigabyte in bfloat16; written, read and
-    differentiated in memory they cost more than the product that makes them. The kernels never store them, and turn the
-    same noise into the same tokens, but for rounding."""
+    differentiated in memory they cost more than the product that makes them. The kernels never store them, and are equal to
+    the plain lines below: the same noise gives the same tokens, but for rounding."""
     if can_fuse(states):
         from electra.kernels.masked_head import fused_head
 
         dtype = product_dtype(states)
         return Filled(*fused_head(states, words, bias, targets, noise, temperature, forbid_target, dtype))
-    return plain_masked_head(states, words, bias, targets, noise, temperature, forbid_target)
-
-
-def can_fuse(states: Float[Tensor, "rows embedding"]) -> bool:
-    """The kernels pay where an embedding is so narrow that a tile holds it whole: with ELECTRA-Base's 768 the product
-    outweighs the traffic, and the library's is the better one."""
-    return usable(states) and states.shape[1] <= WIDEST
-
-
-def plain_masked_head(
-    states: Float[Tensor, "rows embedding"],
-    words: Float[Tensor, "vocab embedding"],
-    bias: Float[Tensor, "vocab"],
-    targets: Int[Tensor, "rows"],
-    noise: Float[Tensor, "rows 2"],
-    temperature: float | Float[Tensor, ""] = 1.0,
-    forbid_target: bool = False,
-) -> Filled:
-    """What the kernels are equal to."""
     logits = F.linear(states, words, bias)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     log_likelihood = -F.cross_entropy(wide, targets, reduction="none")
@@ -165,6 +146,12 @@ def plain_masked_head(
     if forbid_target:
         logits = logits.scatter(1, targets[:, None], -torch.inf)
     return Filled(log_likelihood, sample_tokens(logits, noise, temperature), is_best)
+
+
+def can_fuse(states: Float[Tensor, "rows embedding"]) -> bool:
+    """The kernels pay where an embedding is so narrow that a tile holds it whole: with ELECTRA-Base's 768 the product
+    outweighs the traffic, and the library's is the better one."""
+    return usable(states) and states.shape[1] <= WIDEST
 
 
 def sample_tokens(

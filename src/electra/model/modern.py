@@ -75,34 +75,31 @@ class ModernEncoderSettings(Settings):
 
 
 class ModernEmbeddings(nn.Module):
-    """The word table: the part that generator and discriminator may share."""
+    """The word table: the part that generator and discriminator may share, with a `source` gradient-disentangled as
+    ElectraEmbeddings."""
 
-    def __init__(self, settings: ModernEncoderSettings, vocab_size: int):
+    def __init__(
+        self, settings: ModernEncoderSettings, vocab_size: int, source: "ModernEmbeddings | None" = None
+    ):
         super().__init__()
-        self.words = nn.Embedding(vocab_size, settings.embedding)
+        self._source = () if source is None else (source,)
+        if source is None:
+            self.words = nn.Embedding(vocab_size, settings.embedding)
+        else:
+            self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
 
     def forward(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq embedding"]:
+        if self._source:
+            return F.embedding(ids, self._source[0].table.detach()) + F.embedding(ids, self.delta)
         return self.words(ids)
 
     @property
-    def table(self) -> Float[Tensor, "vocab embedding"]:
-        return self.words.weight
-
-
-class DisentangledModernEmbeddings(nn.Module):
-    """As DisentangledElectraEmbeddings: the generator's word table, which is read and never pulled at, plus Δ."""
-
-    def __init__(self, settings: ModernEncoderSettings, vocab_size: int, source: ModernEmbeddings):
-        super().__init__()
-        self._source = (source,)
-        self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
-
-    def forward(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq embedding"]:
-        return F.embedding(ids, self._source[0].table.detach()) + F.embedding(ids, self.delta)
+    def is_disentangled(self) -> bool:
+        return bool(self._source)
 
     @property
     def table(self) -> Float[Tensor, "vocab embedding"]:
-        return self._source[0].table.detach() + self.delta
+        return self._source[0].table.detach() + self.delta if self._source else self.words.weight
 
 
 Rotation = tuple[Float[Tensor, "seq 1 size"], Float[Tensor, "seq 1 size"]]
@@ -179,10 +176,7 @@ class ModernEncoder(nn.Module):
     """Token ids in, one vector per token out, as ElectraEncoder. The embeddings arrive as an argument."""
 
     def __init__(
-        self,
-        settings: ModernEncoderSettings,
-        embeddings: ModernEmbeddings | DisentangledModernEmbeddings,
-        direction: Direction = "both",
+        self, settings: ModernEncoderSettings, embeddings: ModernEmbeddings, direction: Direction = "both"
     ):
         super().__init__()
         self.settings = settings

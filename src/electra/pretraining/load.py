@@ -15,7 +15,6 @@ from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
 from electra.interop.write import model_card, write_network
 from electra.model import (
-    DisentangledEmbeddings,
     Encoder,
     EncoderSettings,
     compatibility_settings,
@@ -87,7 +86,7 @@ def standalone(network: Pretrained) -> Pretrained:
     """With an encoder that needs no other: a disentangled one reads its generator's word table, which would stay behind
     when it is moved to another device."""
     encoder = network.encoder
-    if not isinstance(encoder.embeddings, DisentangledEmbeddings):
+    if not encoder.embeddings.is_disentangled:
         return network
     alone = encoder_alone(encoder.settings, len(encoder.embeddings.table))
     alone.load_state_dict(own_tensors(encoder))
@@ -128,7 +127,7 @@ def copy_weights(
     weights = own_tensors(source) if isinstance(source, Encoder) else source.state_dict()
     if isinstance(source, Encoder) and isinstance(target, Encoder):
         require_fit(name, source.settings, target.settings, SCALED if is_scaled else ())
-    if isinstance(target, Encoder) and isinstance(target.embeddings, DisentangledEmbeddings):
+    if isinstance(target, Encoder) and target.embeddings.is_disentangled:
         table = weights.pop("embeddings.words.weight")
         weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
     try:
