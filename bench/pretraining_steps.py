@@ -126,7 +126,7 @@ class Case:
 Run = Callable[[int], Tensor]  # one update by its number; the loss, not waited for
 
 
-def ours(case: Case, device: torch.device, rung: Rung, say: Callable[[str], None]) -> Run:
+def ours(case: Case, device: torch.device, rung: Rung) -> Run:
     size, fast = SIZES[case.size], "auto" if rung.compiles else "off"
     inputs = ObjectiveInputs(
         encoder=case.encoder,

@@ -20,6 +20,7 @@ our kernels, "electra wide" our kernels but the one for narrow layers (generator
 
 import argparse
 import gc
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -46,7 +47,6 @@ class Variant:
 
     def __init__(self, name: str, case: Case, device: torch.device):
         self.name, self.number = name, 0
-        self.notes: list[str] = []
         self.cuda = device.type == "cuda"
         self.seconds: list[float] = []
         before = torch.cuda.memory_allocated() if self.cuda else 0
@@ -55,7 +55,7 @@ class Variant:
         if name in MODES:
             self.run = theirs(case, device, name)
         else:
-            self.run = ours(case, device, RUNGS[name], self.notes.append)
+            self.run = ours(case, device, RUNGS[name])
         warming = self.time(WARM_UP)
         self.compiling = WARM_UP * max(0.0, warming - self.time(2))
         self.gigabytes = (torch.cuda.max_memory_allocated() - before) / 2**30 if self.cuda else 0.0
@@ -78,7 +78,7 @@ class Variant:
 
     def measured(self, case: Case, together: bool) -> dict[str, Any]:
         median, tokens = statistics.median(self.seconds), case.rows * case.length
-        row = asdict(case) | {"variant": self.name, "together": together, "notes": list(self.notes)}
+        row = asdict(case) | {"variant": self.name, "together": together}
         return row | {
             "ms": 1000 * median,
             "ms_min": 1000 * min(self.seconds),
@@ -187,7 +187,6 @@ def throughput(cases: list[Case], names: list[str], arguments: argparse.Namespac
             if peer and "ms" in row:
                 row["ratio"] = peer / row["ms"]
             print(line(row, peer, peaks), flush=True)
-            print("".join(f"    {note}\n" for note in row.get("notes", [])), end="")
             rows.append(row)
             texts.append(text)
         result = {"peak_tflops": {"measured": peaks[0], "nominal": peaks[1]}, "peer": against, "rows": rows}
@@ -217,6 +216,7 @@ def parse_case(text: str) -> tuple[str, int, int]:
 
 
 def main() -> None:
+    logging.basicConfig(format="    %(message)s")  # what the step does without is said
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--case", type=parse_case, action="append", help="SIZE:ROWSxLENGTH, again and again")
     parser.add_argument("--size", choices=SIZES, default="small")
