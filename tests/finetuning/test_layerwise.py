@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from electra.finetuning.method import MethodSettings
+from electra.finetuning.plan import MethodSettings
 from electra.finetuning.training import depth_factor, layerwise_group
 from electra.train.optimizers import Muon, Rates, build_optimizer
 

@@ -11,11 +11,11 @@ import pytest
 from electra.base.errors import DataError
 from electra.finetuning.questions import (
     TrueAnswer,
-    answers_of,
     by_id,
     is_nested,
     question_problems,
     read_squad,
+    true_answers,
 )
 
 CONTEXT = "Anna lives in Rome. Rome is old."
@@ -117,12 +117,12 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_answers_of_both_layouts_and_of_none():
-    assert answers_of(GOOD) == [TrueAnswer("Rome", 14)] and answers_of(GOOD)[0].end == 18
+    assert true_answers(GOOD) == [TrueAnswer("Rome", 14)] and true_answers(GOOD)[0].end == 18
     assert (
-        answers_of({**GOOD, "answers": {"text": ["Rome", "Rome"], "answer_start": [14, 20]}})[1].start == 20
+        true_answers({**GOOD, "answers": {"text": ["Rome", "Rome"], "answer_start": [14, 20]}})[1].start == 20
     )
-    assert answers_of({"answers": []}) == answers_of({"is_impossible": True}) == []
-    assert answers_of({"question": "Where?"}) is None
+    assert true_answers({"answers": []}) == true_answers({"is_impossible": True}) == []
+    assert true_answers({"question": "Where?"}) is None
 
 
 def test_good_rows_have_no_problems():

@@ -26,10 +26,10 @@ from electra.finetuning.questions import (
     SpanSettings,
     SpanTask,
     TrueAnswer,
-    answers_of,
     read_squad,
     target_in,
     token_span,
+    true_answers,
 )
 from electra.interop.formats import FORMATS, config_json, encoder_to_transformers, renamed
 from electra.model import question_head
@@ -185,7 +185,7 @@ def test_every_answer_of_squad_is_cut_out_exactly(shared_data):
     exact: dict[tuple[int, int], bool] = {}
     for example in examples:
         context, offsets = rows[example.row]["context"], example.notes.offsets
-        for number, answer in enumerate(answers_of(rows[example.row])):
+        for number, answer in enumerate(true_answers(rows[example.row])):
             if offsets[0, 0] <= answer.start and answer.end <= offsets[-1, 1]:
                 first, last = token_span(offsets, answer)
                 text = context[offsets[first, 0] : offsets[last, 1]]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from electra.finetuning.questions import answers_of, read_squad
+from electra.finetuning.questions import read_squad, true_answers
 from electra.finetuning.squad_metrics import (
     best_threshold,
     normalise,
@@ -225,7 +225,7 @@ def made_up(number: int, context: str, truths: Sequence[str]) -> str:
 
 def questions(path):
     rows = read_squad(path)
-    truths = [[answer.text for answer in answers_of(row)] for row in rows]
+    truths = [[answer.text for answer in true_answers(row)] for row in rows]
     told = [
         made_up(number, row["context"], them)
         for number, (row, them) in enumerate(zip(rows, truths, strict=True))

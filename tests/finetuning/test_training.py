@@ -7,7 +7,7 @@ from conftest import TINY
 from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer, vocabulary_size
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.method import MethodSettings, size_defaults
+from electra.finetuning.plan import MethodSettings, size_defaults
 from electra.finetuning.training import (
     Dev,
     Finetuned,

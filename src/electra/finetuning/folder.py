@@ -14,8 +14,7 @@ from electra.base import config
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.finetuning import Task
-from electra.finetuning.method import MethodSettings
-from electra.finetuning.plan import settings_class
+from electra.finetuning.plan import MethodSettings, settings_class
 from electra.finetuning.training import Finetuned
 from electra.interop.formats import FORMATS
 from electra.interop.read import Pretrained, read_folder

@@ -139,11 +139,12 @@ class SpanTask(Task):
         contexts = list(self._tokens(list(places)))
         examples: list[Example] = []
         cut = 0
-        for number, (row, question) in enumerate(zip(rows, self._questions(rows), strict=True)):
+        questions = (ids for ids, _ in self._tokens([row["question"] for row in rows]))
+        for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
             cut += len(question) > self.settings.max_query_length
             question = question[: self.settings.max_query_length]
             ids, offsets = contexts[places[row["context"]]]
-            examples += self._windows(number, question, ids, offsets, answers_of(row))
+            examples += self._windows(number, question, ids, offsets, true_answers(row))
         return examples, cut
 
     def _tokens(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Int[np.ndarray, "tokens 2"]]]:
@@ -151,12 +152,6 @@ class SpanTask(Task):
             batch = texts[first : first + _AT_ONCE]
             for encoding in self.tokenizer.encode_batch(batch, add_special_tokens=False):
                 yield encoding.ids, np.array(encoding.offsets, np.int32).reshape(-1, 2)
-
-    def _questions(self, rows: Sequence[Row]) -> Iterator[list[int]]:
-        for first in range(0, len(rows), _AT_ONCE):
-            batch = [row["question"] for row in rows[first : first + _AT_ONCE]]
-            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                yield encoding.ids
 
     def _windows(
         self,
@@ -245,7 +240,7 @@ class SpanTask(Task):
         return by_id(rows, predictions)
 
     def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        truths = [[answer.text for answer in answers_of(row) or []] for row in rows]
+        truths = [[answer.text for answer in true_answers(row) or []] for row in rows]
         if self.settings.has_unanswerable:
             nulls = [it["null_score_difference"] for it in predictions]
             spans = [it["span"] for it in predictions]
@@ -339,7 +334,7 @@ def _questions(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
         raise DataError(f"{path}: {where} is not laid out as SQuAD's files are. Correct it.") from None
 
 
-def answers_of(row: Row) -> list[TrueAnswer] | None:
+def true_answers(row: Row) -> list[TrueAnswer] | None:
     """The true answers; empty where the question has none, None where nothing is said about them. A list of
     {text, answer_start} as in SQuAD's files, or {text: […], answer_start: […]} as `datasets` has it."""
     answers = row.get("answers")
@@ -403,7 +398,7 @@ def _texts(row: Row, split: str, number: int) -> Iterator[Problem]:
 
 def _answers(row: Row, split: str, has_unanswerable: bool) -> Iterator[str]:
     try:
-        answers = answers_of(row)
+        answers = true_answers(row)
     except (KeyError, TypeError, ValueError, AttributeError):
         yield f"answers is {row['answers']!r}, not a list of {{text, answer_start}}. Correct it."
         return

@@ -17,8 +17,7 @@ from electra.base.errors import SettingsError
 from electra.base.files import write_atomically, write_json
 from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Task
-from electra.finetuning.method import FREE_TO_CHANGE, MethodSettings
-from electra.finetuning.plan import Plan, describe_files, file_line
+from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line
 from electra.finetuning.training import Dev
 from electra.train.log import plot_scores
 
@@ -57,7 +56,7 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
     stored["method"] = config.dump(config.validate(MethodSettings, stored["method"]))
     before = config.flatten(stored)
     now = config.flatten(json.loads(json.dumps(settings)))
-    free = {"model", *(f"method.{key}" for key in FREE_TO_CHANGE)}
+    free = {"model", *(f"method.{key}" for key in FREE_METHOD_KEYS)}
     changed = [
         f"{key.split('.', 1)[-1] if key.startswith(('task.', 'method.')) else key}: {before.get(key)!r} -> {now.get(key)!r}"
         for key in sorted(before.keys() | now.keys())

@@ -25,8 +25,16 @@ from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
-from electra.finetuning.method import FREE_TO_CHANGE, size_defaults
-from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, plan_problems, refuse
+from electra.finetuning.plan import (
+    FREE_METHOD_KEYS,
+    Plan,
+    describe_files,
+    file_line,
+    make_plan,
+    plan_problems,
+    refuse,
+    size_defaults,
+)
 from electra.finetuning.report import (
     RESULT,
     SETTINGS,
@@ -95,7 +103,7 @@ class PlannedTask:
         """Of all settings that a run must not change on the way."""
         bound = {key: value for key, value in self.settings.items() if key != "model"}
         method = self.settings["method"].items()
-        bound["method"] = {key: value for key, value in method if key not in FREE_TO_CHANGE}
+        bound["method"] = {key: value for key, value in method if key not in FREE_METHOD_KEYS}
         return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
@@ -147,7 +155,7 @@ def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
 
 
 @dataclass(frozen=True)
-class Job:
+class SeedJob:
     """A (task, seed) that is not finished, and the folder that will hold it when it is."""
 
     planned: PlannedTask
@@ -265,7 +273,7 @@ def finetune(
     with lock(out), Signals() as signals:
         # what is there already is kept, if it was made alike
         remove_leftovers(out)
-        todo: list[Job] = []
+        todo: list[SeedJob] = []
         for name, it in planned.items():
             for line in (*it.plan.notes, *map(file_line, describe_files(it.plan))):
                 log.info("%s: %s", name, line)
@@ -276,7 +284,7 @@ def finetune(
                 )
             refuse_other_runs(out / name, it.settings)
             folders = {seed: run_folder(out, name, seed) for seed in range(seeds)}
-            todo += [Job(it, seed, folder) for seed, folder in folders.items() if not folder.exists()]
+            todo += [SeedJob(it, seed, folder) for seed, folder in folders.items() if not folder.exists()]
         kept = len(planned) * seeds - len(todo)
         if kept:
             log.info("%d finished run%s kept", kept, "s" * (kept > 1))
@@ -297,7 +305,7 @@ def finetune(
 
 
 def run_together(
-    todo: Sequence[Job], start: Start, overrides: Mapping[str, Any], jobs: int, signals: Signals
+    todo: Sequence[SeedJob], start: Start, overrides: Mapping[str, Any], jobs: int, signals: Signals
 ) -> None:
     """The largest first, in several processes."""
     ordered = sorted(
@@ -317,7 +325,7 @@ def run_together(
 
 
 def run_in_turn(
-    planned: PlannedTask, jobs: Sequence[Job], start: Start, signals: Signals
+    planned: PlannedTask, jobs: Sequence[SeedJob], start: Start, signals: Signals
 ) -> Mapping[str, Dev]:
     """The runs of one task that are left, one after the other, here. Returns the splits that are not trained on, encoded."""
     plan, task = planned.plan, planned.task

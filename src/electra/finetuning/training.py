@@ -25,7 +25,7 @@ from electra.base.jobs import Signals
 from electra.base.randomness import mix, permute
 from electra.data.tables import Row
 from electra.finetuning import Example, Outputs, Task
-from electra.finetuning.method import DecayKind, MethodSettings
+from electra.finetuning.plan import DecayKind, MethodSettings
 from electra.model import Encoder
 from electra.objectives.losses import Loss
 from electra.objectives.metrics import Ratio
