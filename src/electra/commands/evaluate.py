@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.base.errors import SettingsError
 from electra.base.table import Table
 from electra.commands.console import Text2, columns, print_table
 
@@ -25,29 +24,31 @@ def evaluate_command(
     label: Annotated[str | None, typer.Option(help="column of the label, if not as in training")] = None,
 ) -> None:
     """Metrics of a run on held-out documents, with its curves.png; or of a fine-tuned model on a table."""
-    if (run / "task.json").is_file() or file is not None:
-        if file is None:
-            raise SettingsError(f"{run} is a fine-tuned model: give a table to score it on.")
-        evaluate_task(run, file, columns(text, text2, label), as_json)
+    import electra
+
+    result = electra.evaluate(run, file, data, rows, **columns(text, text2, label))
+    if "scores" in result:
+        print(json.dumps(result, ensure_ascii=False)) if as_json else print_scores(run, file, result)
     else:
-        evaluate_pretraining(run, data, rows, as_json)
+        keep_metrics(run, result, as_json)
 
 
-def evaluate_pretraining(run: Path, data: Path | None, rows: int | None, as_json: bool) -> None:
+def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
+    """In evaluation.json of the run, with the curves beside it, and on standard output."""
     from electra.base.files import write_json
-    from electra.pretraining.evaluate import MEANINGS, evaluate_run
+    from electra.pretraining.evaluate import MEANINGS
     from electra.train.log import finite_or_none, plot_run
 
-    trained, untrained = evaluate_run(run, data, rows)
-    result = {
+    finite = {
         name: {key: finite_or_none(value) for key, value in metrics.items()}
-        for name, metrics in (("trained", trained), ("untrained", untrained))
+        for name, metrics in result.items()
     }
-    write_json(run / "evaluation.json", result)
+    write_json(run / "evaluation.json", finite)
     plot_run(run, run / "curves.png")
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(finite))
         return
+    trained, untrained = result["trained"], result["untrained"]
     lines = [
         (key, *(f"{metrics[key]:.4f}" if key in metrics else "" for metrics in (trained, untrained)), meaning)
         for key, meaning in MEANINGS.items()
@@ -59,15 +60,9 @@ def evaluate_pretraining(run: Path, data: Path | None, rows: int | None, as_json
     print(f"{run / 'evaluation.json'} · {run / 'curves.png'}")
 
 
-def evaluate_task(model: Path, file: Path, names: Mapping[str, Any], as_json: bool) -> None:
-    from electra.finetuning.predict import evaluate_file
-
-    result = evaluate_file(model, file, names)
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False))
-        return
+def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> None:
     scores = [(name, f"{value:.4f}") for name, value in result["scores"].items()]
-    print_table(Table(("metric", "value"), scores, title=f"{model} on {file.name}, {result['rows']:,} rows"))
+    print_table(Table(("metric", "value"), scores, title=f"{model} on {file}, {result['rows']:,} rows"))
     if result["cut"]:
         print(f"{result['cut']:,} rows {result['cut_words']}")
     if "per_class" in result:

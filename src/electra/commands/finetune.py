@@ -38,8 +38,8 @@ def finetune_command(
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),
 ) -> None:
     """Fine-tune on tasks and tables, over seeds. The same command again keeps what is finished."""
+    import electra
     from electra.base import config
-    from electra.finetuning.run import finetune
 
     words = [item for item in items if "=" in item and not Path(item).exists()]
     tasks = [item for item in items if item not in words]
@@ -47,9 +47,11 @@ def finetune_command(
         raise SettingsError("no task given. Pass a task name, a TOML file or a table.")
     overrides = config.parse_overrides(words) | columns(text, text2, label)
     if dev:
-        overrides["files.dev"] = dev
+        overrides["dev"] = dev
+    for name in sorted(overrides.keys() & {"seeds", "jobs", "out"}):
+        raise SettingsError(f"{name} is an option of the command, not a setting: --{name} {overrides[name]}")
     with resume_hint(sys.argv[1:]):
-        results = finetune(model, tasks, overrides, out, seeds, jobs)
+        results = electra.finetune(model, tasks, out, seeds, jobs, **overrides).results
     print_results(results)
     first = out / next(iter(results["tasks"])) / "seed-0"
     print(f"{out / 'results.md'} · {out / 'results.json'}")

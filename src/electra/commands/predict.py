@@ -26,8 +26,8 @@ def predict_command(
     text2: Text2 = None,
 ) -> None:
     """A prediction for each row of a file of any size, in the file's format."""
-    from electra.finetuning.predict import predict_file
+    import electra
 
-    result = predict_file(model, file, out, probabilities, columns(text, text2, None))
+    result = electra.predict(model, file, out, probabilities, **columns(text, text2, None))
     cut = f", {result.cut:,} {result.cut_words}" if result.cut else ""
     print(f"{', '.join(map(str, result.out))}: {result.rows:,} rows{cut}")

@@ -22,12 +22,10 @@ def prepare_command(
     on_bad: OnBad = "stop",
 ) -> None:
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
-    from electra.base import config
-    from electra.data.prepare import PrepareSettings, prepare
+    import electra
 
-    corpus = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
-    settings = config.validate(PrepareSettings, {"corpus": corpus, "heldout_share": heldout})
-    manifest = prepare(inputs, out, tokenizer, settings, workers)
+    reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
+    manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, **reading)
     train, held = manifest.splits["train"], manifest.splits["heldout"]
     print(
         f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "

@@ -1,6 +1,5 @@
 """electra pretrain: one pre-training run."""
 
-import shlex
 from pathlib import Path
 
 from electra.commands.console import Overrides, Recipe, resume_hint
@@ -8,17 +7,15 @@ from electra.commands.console import Overrides, Recipe, resume_hint
 
 def pretrain_command(recipe: Recipe, overrides: Overrides = None) -> None:
     """Pre-train a generator and a discriminator. The same command again goes on where it stopped."""
-    from electra.pretraining.run import pretrain
+    import electra
     from electra.pretraining.settings import resolve
     from electra.train.checkpoint import checkpoint_folders
-    from electra.train.log import plot_run
 
-    settings, _ = resolve(recipe, overrides or [])
+    words = overrides or []
+    settings, _ = resolve(recipe, words)
     folder = Path(settings.run)
-    words = ["pretrain", recipe, *(overrides or [])]
-    with resume_hint(words, has_begun=lambda: bool(checkpoint_folders(folder / "checkpoints"))):
-        metrics = pretrain(settings, shlex.join(["electra", *words]))
-    plot_run(folder, folder / "curves.png")
+    with resume_hint(["pretrain", recipe, *words], lambda: bool(checkpoint_folders(folder / "checkpoints"))):
+        metrics = electra.pretrain(recipe, words).metrics
     headline = ", ".join(
         f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None
     )

@@ -31,26 +31,22 @@ def tokenizer_command(
     on_bad: OnBad = "stop",
 ) -> None:
     """Train a tokenizer from text, or adopt one."""
-    from electra.base import config
-    from electra.data.corpus import Corpus, CorpusSettings
-    from electra.data.tokenizer import (
-        TokenizerSettings,
-        adopt_vocabulary,
-        load_tokenizer,
-        save_tokenizer,
-        train_tokenizer,
-    )
+    import electra
+    from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, save_tokenizer
 
     if sum(map(bool, (inputs, from_vocab, from_json))) != 1:
         raise SettingsError("give either text to train on, or --from-vocab, or --from-json.")
     if from_vocab:
-        result = adopt_vocabulary(from_vocab, lowercase, strip_accents, split_cjk)
+        path = save_tokenizer(adopt_vocabulary(from_vocab, lowercase, strip_accents, split_cjk), out)
     elif from_json:
-        result = load_tokenizer(from_json)
+        path = save_tokenizer(load_tokenizer(from_json), out)
     else:
-        tree = {"kind": kind, "vocab_size": vocab_size, "lowercase": lowercase, "split_cjk": split_cjk}
-        settings = config.validate(TokenizerSettings, tree | {"strip_accents": bool(strip_accents)})
-        corpus = CorpusSettings(text_key=text_key, documents=documents, on_bad=on_bad)
-        result = train_tokenizer(Corpus(inputs or [], corpus), settings)
-    path = save_tokenizer(result, out)
-    print(f"{path}: {result.get_vocab_size():,} tokens")
+        words = {
+            "kind": kind,
+            "lowercase": lowercase,
+            "strip_accents": bool(strip_accents),
+            "split_cjk": split_cjk,
+        }
+        reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
+        path = electra.train_tokenizer(inputs or [], out, vocab_size, **words, **reading)
+    print(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens")
