@@ -98,6 +98,14 @@ def test_doctor_tries_a_step_and_a_checkpoint(recipe, prepared, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_doctor_tells_when_the_learning_rate_never_gets_near_its_peak(recipe, prepared, tmp_path):
+    words = (f"data={prepared}", f"run={tmp_path / 'run'}", "schedule.warmup=40", "train.steps=40")
+    done = electra("doctor", recipe, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING: the learning rate never gets above" in done.stdout and "schedule.warmup=2" in done.stdout
+    assert "WARNING" not in electra("doctor", recipe, words[0], words[1]).stdout
+
+
 def test_doctor_finds_damaged_shards(recipe, prepared, tmp_path):
     shards = shutil.copytree(prepared, tmp_path / "shards")
     flip(next(shards.glob("train-*")))
@@ -245,6 +253,13 @@ def test_mistakes_get_one_line_and_their_exit_code(words, code, parts, tmp_path)
     for part in parts:
         assert part in done.stderr
     assert not [path for path in tmp_path.iterdir() if path.name not in ("runs",)]
+
+
+@pytest.mark.parametrize("word", ["seeds=3", "jobs=2", "out=x"])
+def test_an_option_written_as_a_setting_is_answered_with_the_option(word, tmp_path):
+    done = electra("finetune", "model", "rte", word, cwd=tmp_path)
+    name, value = word.split("=")
+    refused(done, 2, f"--{name} {value}")
 
 
 def test_debug_shows_the_traceback(tmp_path):
