@@ -1,5 +1,6 @@
 """Every command of the README runs, and every link between the pages leads somewhere."""
 
+import ast
 import json
 import re
 import shlex
@@ -173,6 +174,30 @@ def test_every_command_about_questions_runs(tmp_path, toy_model):
         words += ["max_query_length=8"] if words[0] == "finetune" else []
         done = electra(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+def definitions(path: Path) -> set[str]:
+    """Functions, classes and their methods (Class.method) of a file."""
+    body = ast.parse(path.read_text("utf-8")).body
+    tops = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    methods = {
+        f"{top.name}.{node.name}"
+        for top in tops
+        if isinstance(top, ast.ClassDef)
+        for node in top.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    return {top.name for top in tops} | methods
+
+
+def test_the_walk_of_the_data_names_what_exists_and_takes_no_hop_twice():
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    for title in ("From a text file to an export", "From a table to predictions"):
+        (walk,) = re.findall(rf"### {title}\n(.*?)\n##", text, re.DOTALL)
+        hops = re.findall(r"^\d+\. `([^`]+)`", walk, re.MULTILINE)
+        assert len(hops) >= 12 and len(set(hops)) == len(hops)
+    for file, name in re.findall(r"`([\w/]+\.py):([\w.]+)`", text):
+        assert name in definitions(ROOT / "src" / "electra" / file), f"{file} has no {name}"
 
 
 def test_the_make_targets_of_the_readme_exist():
