@@ -31,7 +31,10 @@ from electra.model import EncoderSettings
 
 Outputs = dict[str, np.ndarray]
 """Raw head outputs for one example, still padded to the length of its batch."""
-Splits = Mapping[str, Sequence[Row]]
+Rows = Sequence[Row]
+Splits = Mapping[str, Rows]
+Prediction = dict[str, Any]
+"""The answer to a row: column -> value."""
 Layout = Literal["table", "columns", "squad"]
 """How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions."""
 OTHER = "{other}"
@@ -84,6 +87,9 @@ class Example:
     """What `targets` of its kind understands; None where the answer is not known."""
     notes: Any = None
     """What `predict` of its kind needs to get back from tokens to text."""
+
+
+Examples = Sequence[Example]
 
 
 class TaskSettings(Settings):
@@ -182,7 +188,7 @@ class Task(Protocol):
         """Everything wrong with the rows."""
 
     @abstractmethod
-    def encode(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
+    def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """Examples, and how many rows had to be cut to fit."""
 
     @abstractmethod
@@ -192,7 +198,7 @@ class Task(Protocol):
         """
 
     @abstractmethod
-    def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
+    def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:
         """The targets of a batch, padded to `length` where they are by token."""
 
     @abstractmethod
@@ -200,14 +206,12 @@ class Task(Protocol):
         """The mean over what has a target."""
 
     @abstractmethod
-    def predict(
-        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[Outputs]
-    ) -> list[dict[str, Any]]:
+    def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
         """One prediction per row, as the columns of an answer file: `columns_written` and, where people ask for
         probabilities, all others."""
 
     @abstractmethod
-    def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         """All metrics of the task; the first is the headline."""
 
     # What most kinds agree on
@@ -222,7 +226,7 @@ class Task(Protocol):
             )
         return settings.build(self.tokenizer, self.length, {})
 
-    def training_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def training_rows(self, rows: Rows) -> Sequence[Row]:
         """Rows as they are trained on, where that differs from how they are scored."""
         return rows
 
@@ -230,13 +234,11 @@ class Task(Protocol):
         """The task with what is chosen on dev after training."""
         return self
 
-    def ensemble(
-        self, rows: Sequence[Row], examples: Sequence[Example], runs: Sequence[Sequence[Outputs]]
-    ) -> list[dict[str, Any]]:
+    def ensemble(self, rows: Rows, examples: Examples, runs: Sequence[Sequence[Outputs]]) -> list[Prediction]:
         """One prediction from several networks: that of their mean outputs."""
         return self.predict(rows, examples, mean_outputs(runs))
 
-    def tables(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Confusion matrix and metrics of each class, where there are classes."""
         return {}
 
@@ -245,8 +247,8 @@ class Task(Protocol):
         return {}
 
     def submission(
-        self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]
-    ) -> Sequence[dict[str, Any]] | Mapping[str, Any]:
+        self, rows: Rows, predictions: Sequence[Prediction]
+    ) -> Sequence[Prediction] | Mapping[str, Any]:
         """What a benchmark's server wants: GLUE's a table, SQuAD's one JSON object."""
         return [{"index": index, "prediction": it["prediction"]} for index, it in enumerate(predictions)]
 

@@ -23,9 +23,12 @@ from electra.data.tables import Row, column_of, is_missing, label_list, label_na
 from electra.data.tokenizer import special_ids
 from electra.finetuning import (
     Example,
+    Examples,
     LabelOutputs,
     Outputs,
+    Prediction,
     Problem,
+    Rows,
     Splits,
     Task,
     TaskSettings,
@@ -156,14 +159,14 @@ class Classification(Task):
     def problems(self, splits: Splits) -> list[Problem]:
         return list(class_problems(self.settings, splits, self.guessed))
 
-    def training_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def training_rows(self, rows: Rows) -> Sequence[Row]:
         """Both orders of every pair, where order has no meaning."""
         if not self.settings.double_unordered:
             return rows
         first, second = (column_of(name, rows[0]) for name in self.settings.text)
         return [*rows, *({**row, first: row[second], second: row[first]} for row in rows)]
 
-    def encode(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
+    def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """[CLS] A [SEP] (B [SEP]); of a pair that is too long the longer text is cut first, from its end."""
         pieces = []
         columns = zip(*(self.settings.texts(row) for row in rows), strict=True) if rows else ()
@@ -204,7 +207,7 @@ class Classification(Task):
             case "linear":
                 return LinearHead(encoder, outputs)
 
-    def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
+    def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:
         kind = torch.long if self.settings.kind == "classification" else torch.float32
         return {"labels": torch.tensor([example.target for example in examples], dtype=kind)}
 
@@ -220,9 +223,7 @@ class Classification(Task):
 
     # Answers
 
-    def predict(
-        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[Outputs]
-    ) -> list[dict[str, Any]]:
+    def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
         logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
         match self.settings.kind:
             case "regression":
@@ -240,7 +241,7 @@ class Classification(Task):
             for answer, row in zip(answers, shares, strict=True)
         ]
 
-    def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         gold, predicted = self.gold_and_predicted(rows, predictions)
         match self.settings.kind:
             case "regression":
@@ -253,7 +254,7 @@ class Classification(Task):
         return {headline: scores[headline]} | scores
 
     def gold_and_predicted(
-        self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]
+        self, rows: Rows, predictions: Sequence[Prediction]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of classes, rows x labels of 0 and 1, or quantities."""
         answers = [prediction["prediction"] for prediction in predictions]
@@ -266,7 +267,7 @@ class Classification(Task):
             case "classification":
                 return gold, np.array([self.numbers[answer] for answer in answers])
 
-    def tables(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Metrics of each class and, for single labels, the confusion matrix: rows are the true classes."""
         if self.settings.kind == "regression":
             return {}
@@ -386,7 +387,7 @@ def class_problems(
 
 
 def split_problems(
-    settings: ClassificationSettings, split: str, rows: Sequence[Row], guessed: bool, absent: set[str]
+    settings: ClassificationSettings, split: str, rows: Rows, guessed: bool, absent: set[str]
 ) -> Iterator[Problem]:
     """Adds to `absent` the columns that the rows have not."""
     if not rows:
@@ -416,7 +417,7 @@ def split_problems(
         )
 
 
-def text_problems(settings: ClassificationSettings, split: str, rows: Sequence[Row]) -> Iterator[Problem]:
+def text_problems(settings: ClassificationSettings, split: str, rows: Rows) -> Iterator[Problem]:
     for name in settings.text:
         values = [row.get(column_of(name, row)) for row in rows]
         if all(number(value) is not None for value in values):
@@ -429,7 +430,7 @@ def text_problems(settings: ClassificationSettings, split: str, rows: Sequence[R
                 yield Problem(split, place, name, f"{name!r} is {value!r}, not text")
 
 
-def label_problems(settings: ClassificationSettings, split: str, rows: Sequence[Row]) -> Iterator[Problem]:
+def label_problems(settings: ClassificationSettings, split: str, rows: Rows) -> Iterator[Problem]:
     known = ", ".join(settings.labels[:8]) + (", …" if len(settings.labels) > 8 else "")
     for place, row in enumerate(rows, 1):
         value = read_label(row, column_of(settings.label, row))

@@ -5,7 +5,7 @@ a file that has such columns already is refused: nothing of the file is overwrit
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from electra.base.errors import DataError, SettingsError
 from electra.data.files import whole_file
 from electra.data.tables import (
-    Row,
     TableWriter,
     column_of,
     parquet_schema,
@@ -27,7 +26,7 @@ from electra.data.tables import (
     with_tags,
 )
 from electra.data.tokenizer import special_ids
-from electra.finetuning import Problem, Task, short
+from electra.finetuning import Prediction, Problem, Rows, Task, short
 from electra.finetuning.folder import TaskModel, load_task_folder
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id, read_squad
@@ -61,7 +60,7 @@ class Predictor:
     def cut_words(self) -> str:
         return self.task.settings.cut_words(self.task.length)
 
-    def __call__(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def __call__(self, rows: Rows) -> list[Prediction]:
         if problems := input_problems(self.task, rows, self.rows):
             refuse(problems)
         examples, cut = self.task.encode(rows)
@@ -136,7 +135,7 @@ def predict_squad(predictor: Predictor, file: Path, target: Path, probabilities:
     return list(files)
 
 
-def input_problems(task: Task, rows: Sequence[Row], before: int) -> list[Problem]:
+def input_problems(task: Task, rows: Rows, before: int) -> list[Problem]:
     """What keeps rows from being answered; `before` is how many rows the file has before them. Answers are not asked
     for, and an empty text is answered too."""
     settings = task.settings

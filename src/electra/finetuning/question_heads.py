@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.finetuning import Outputs
+from electra.finetuning import Outputs, Prediction
 from electra.model.electra import Linear
 from electra.model.heads import in_float32
 
@@ -241,9 +241,7 @@ def n_best(context: str, windows: Iterable[Candidates], most: int) -> list[dict[
     ]
 
 
-def prediction(
-    answers: list[dict[str, Any]], null_difference: float | None, threshold: float
-) -> dict[str, Any]:
+def prediction(answers: list[dict[str, Any]], null_difference: float | None, threshold: float) -> Prediction:
     """The columns of one question. `null_difference` is None where every question has an answer; otherwise the answer
     is "" if it exceeds the threshold. `_span` is the best answer whatever the threshold."""
     best = answers[0]["text"] if answers else ""
@@ -255,9 +253,7 @@ def prediction(
     return {**columns, "span": best, "n_best": answers}
 
 
-def average(
-    members: Sequence[Sequence[Mapping[str, Any]]], most: int, threshold: float
-) -> list[dict[str, Any]]:
+def average(members: Sequence[Sequence[Prediction]], most: int, threshold: float) -> list[Prediction]:
     """An ensemble: the predictions of several models about the same rows become one. A text gets the mean of its
     probabilities (0 where it is not among a member's n-best), the null score differences get theirs. Logits cannot be
     averaged here, because the beams of two joint heads hold different spans."""

@@ -19,9 +19,12 @@ from electra.data.tokenizer import special_ids
 from electra.finetuning import (
     OTHER,
     Example,
+    Examples,
     Layout,
     Outputs,
+    Prediction,
     Problem,
+    Rows,
     Splits,
     Task,
     TaskSettings,
@@ -131,7 +134,7 @@ class SpanTask(Task):
     def problems(self, splits: Splits) -> list[Problem]:
         return list(question_problems(splits, self.settings.has_unanswerable))
 
-    def encode(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
+    def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """Windows of all rows, and of how many rows the question was cut. Contexts are never cut."""
         places = {
             context: place for place, context in enumerate(dict.fromkeys(row["context"] for row in rows))
@@ -179,16 +182,14 @@ class SpanTask(Task):
             case "joint":
                 return JointHead(encoder.hidden, self.settings.beam, self.settings.has_unanswerable)
 
-    def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
+    def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:
         start, end = torch.tensor([example.target for example in examples]).unbind(1)
         return {"start": start, "end": end}
 
     def loss(self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
         return span_loss(outputs, targets, self.settings.answerability)
 
-    def predict(
-        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[Outputs]
-    ) -> list[dict[str, Any]]:
+    def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
         """prediction, score (its probability among the n-best), null_score_difference where there may be no answer. A
         context without tokens has no window, and so no answer."""
         windows: list[list[tuple[ContextWindow, Outputs]]] = [[] for _ in rows]
@@ -227,19 +228,17 @@ class SpanTask(Task):
             case "joint":
                 return min(float(output["null"]) for output in outputs)
 
-    def ensemble(
-        self, rows: Sequence[Row], examples: Sequence[Example], runs: Sequence[Sequence[Outputs]]
-    ) -> list[dict[str, Any]]:
+    def ensemble(self, rows: Rows, examples: Examples, runs: Sequence[Sequence[Outputs]]) -> list[Prediction]:
         """The beams of two joint heads hold different spans and have no mean: each answer gets its mean probability."""
         if self.settings.head == "plain":
             return super().ensemble(rows, examples, runs)
         members = [self.predict(rows, examples, outputs) for outputs in runs]
         return question_heads.average(members, self.settings.n_best, self.threshold)
 
-    def submission(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def submission(self, rows: Rows, predictions: Sequence[Prediction]) -> Mapping[str, Any]:
         return by_id(rows, predictions)
 
-    def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         truths = [[answer.text for answer in true_answers(row) or []] for row in rows]
         if self.settings.has_unanswerable:
             nulls = [it["null_score_difference"] for it in predictions]
@@ -442,8 +441,6 @@ def _occurrences(text: str, context: str, most: int = 3) -> list[int]:
     return places
 
 
-def by_id(
-    rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]], column: str = "prediction"
-) -> dict[str, Any]:
+def by_id(rows: Rows, predictions: Sequence[Prediction], column: str = "prediction") -> dict[str, Any]:
     """{id: answer}, what the official evaluators and the submission site read; "" is "no answer"."""
     return {str(row["id"]): it[column] for row, it in zip(rows, predictions, strict=True)}

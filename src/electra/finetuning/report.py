@@ -16,7 +16,7 @@ from electra.base import config
 from electra.base.errors import SettingsError
 from electra.base.files import write_atomically, write_json
 from electra.data.tables import TableWriter
-from electra.finetuning import Outputs, Task
+from electra.finetuning import Outputs, Prediction, Task
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line
 from electra.finetuning.training import Dev
 from electra.train.log import plot_scores
@@ -153,7 +153,7 @@ def over_seeds(seeds: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     }
 
 
-def write_submission(path: Path, content: Sequence[dict[str, Any]] | Mapping[str, Any]) -> None:
+def write_submission(path: Path, content: Sequence[Prediction] | Mapping[str, Any]) -> None:
     if isinstance(content, Mapping):
         path.parent.mkdir(exist_ok=True)
         write_json(path, content)

@@ -35,10 +35,13 @@ from electra.data.tables import Row, is_table, read_conll, table_format
 from electra.data.tokenizer import special_ids
 from electra.finetuning import (
     Example,
+    Examples,
     LabelOutputs,
     Layout,
     Outputs,
+    Prediction,
     Problem,
+    Rows,
     Splits,
     Task,
     TaskSettings,
@@ -174,7 +177,7 @@ class Tagging(Task):
         self.labels = settings.labels
         self.numbers = {label: number for number, label in enumerate(settings.labels)}
 
-    def encode(self, rows: Sequence[Row]) -> tuple[list[Example], int]:
+    def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """Long sentences become several examples and lose nothing. A row counts as cut where a single word has more
         tokens than there is room: the rest of that word is dropped, never the word."""
         room = self.length - 2
@@ -215,7 +218,7 @@ class Tagging(Task):
     def head(self, encoder: EncoderSettings) -> nn.Module:
         return LabelOutputs(token_label_head(encoder, len(self.labels)))
 
-    def targets(self, examples: Sequence[Example], length: int) -> dict[str, Tensor]:
+    def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:
         tags = torch.full((len(examples), length), IGNORED)
         for row, example in zip(tags, examples, strict=True):
             if example.target is not None:
@@ -228,9 +231,7 @@ class Tagging(Task):
             outputs["logits"].float().flatten(0, 1), targets["tags"].flatten(), ignore_index=IGNORED
         )
 
-    def predict(
-        self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[Outputs]
-    ) -> list[dict[str, Any]]:
+    def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
         logits = [np.full((len(self.words(row)), len(self.labels)), np.nan, np.float32) for row in rows]
         for example, output in zip(examples, outputs, strict=True):
             start, positions = example.notes
@@ -253,7 +254,7 @@ class Tagging(Task):
         by_label = [dict(zip(self.labels, share, strict=True)) for share in shares]
         return answer | {"probabilities": by_label}
 
-    def scores(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         """Shares between 0 and 1. Accuracy is by word; f1, precision and recall are by span, over all sentences
         together; f1 also by type (`f1 PER`), for every type that the network knows."""
         gold, predicted = self._tags(rows, predictions)
@@ -269,8 +270,8 @@ class Tagging(Task):
         scores |= {f"f1 {kind}": by_type.get(kind, NONE).f1 for kind in types}
         return {self.settings.metric: scores[self.settings.metric]} | scores
 
-    def tables(self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Figures by type of span, or by plain tag; `rows` is how many there are. A plain tag is a span of one word."""
+    def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """Metrics by type of span, or by plain tag; `rows` is how many there are. A plain tag is a span of one word."""
         gold, predicted = self._tags(rows, predictions)
         if not self.settings.spans:
             gold, predicted = (
@@ -284,9 +285,7 @@ class Tagging(Task):
             ]
         }
 
-    def _tags(
-        self, rows: Sequence[Row], predictions: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[list[str]], list[list[str]]]:
+    def _tags(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[list[list[str]], list[list[str]]]:
         return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]
 
     def problems(self, splits: Splits) -> list[Problem]:
@@ -464,7 +463,7 @@ def count_spans(
 # What can be wrong with rows
 
 
-def train_labels(settings: TaggingSettings, rows: Sequence[Row]) -> tuple[str, ...]:
+def train_labels(settings: TaggingSettings, rows: Rows) -> tuple[str, ...]:
     """Rows may still be wrong in any way here: `tagging_problems` says so later."""
     tags = {tag for tag in tags_of(settings, rows) if isinstance(tag, str)}
     if settings.spans is None or settings.learned is None:
@@ -473,7 +472,7 @@ def train_labels(settings: TaggingSettings, rows: Sequence[Row]) -> tuple[str, .
     return tuple(all_tags(types, settings.learned))
 
 
-def tags_of(settings: TaggingSettings, rows: Sequence[Row]) -> Iterator[Any]:
+def tags_of(settings: TaggingSettings, rows: Rows) -> Iterator[Any]:
     for row in rows:
         tags = row.get(settings.tags)
         if is_list(tags):
