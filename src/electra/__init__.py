@@ -3,7 +3,6 @@
 The public Python API, the same stations as the command line. torch and all that needs it is imported on first use.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,6 @@ __all__ = [
     "load", "predict", "prepare", "pretrain", "train_tokenizer",
 ]  # fmt: skip
 
-_log = logging.getLogger(__name__)
 PathLike = str | Path
 Paths = PathLike | Sequence[PathLike]
 Overrides = Mapping[str, Any] | Sequence[str]
