@@ -87,7 +87,8 @@ class Stored:
 
     @property
     def length(self) -> int | None:
-        return self.config.get(LENGTH)
+        length = self.config.get(LENGTH)
+        return length if isinstance(length, int) else None
 
     def head_tensors(self, architecture: str) -> dict[str, Tensor]:
         return head_tensors(self.settings, self.tensors, architecture)
