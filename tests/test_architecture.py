@@ -169,7 +169,6 @@ def prints(text: str) -> list[int]:
     return [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
 
 
-@pytest.mark.xfail(reason="data and pretraining still print", strict=False)
 def test_the_library_does_not_print():
     """It returns values and speaks through logging, so that a program that calls it decides what is shown."""
     lines = [f"{path}:{line}" for path in BELOW_COMMANDS for line in prints(path.read_text("utf-8"))]
@@ -188,12 +187,11 @@ def names_defined(path: Path) -> Iterator[str]:
                 yield name
 
 
-@pytest.mark.xfail(reason="66 names", strict=False)
 def test_one_name_means_one_thing():
-    """A reader who greps for a name finds its one definition. A verb has one name in the API, in commands/ and in the room
-    that does the work, so the first two are not counted; `log` is everybody's."""
+    """A reader who greps for a name finds its one definition. A function of the API has the name of the one in the room that
+    does the work, so the API is not counted; `log` is everybody's."""
     homes = defaultdict(list)
-    for path in (path for path in BELOW_COMMANDS if room_of(path) != "api"):
+    for path in (path for path in FILES if room_of(path) != "api"):
         for name in set(names_defined(path)) - {"log"}:
             homes[name].append(str(path.relative_to(SOURCE)))
     twice = {name: where for name, where in homes.items() if len(where) > 1}
@@ -206,21 +204,31 @@ def parameters(function: ast.FunctionDef) -> list[str]:
     return [word.arg for word in listed if word and word.arg not in ("self", "cls")]
 
 
-@pytest.mark.xfail(reason="the two loops and three verbs", strict=False)
 def test_no_function_has_more_than_eight_parameters():
-    """Nine arguments are a thing without a name: a dataclass. Kernels take pointers and strides one by one."""
+    """Nine arguments are a thing without a name: a dataclass. Kernels take pointers and strides one by one, and typer reads
+    the flags of a verb from the parameters of its one function (NAME_command)."""
     long = [
         f"{path}:{node.lineno} {node.name} has {len(parameters(node))}"
         for path in FILES
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef) and len(parameters(node)) > 8 and room_of(path) != "kernels"
+        if isinstance(node, ast.FunctionDef)
+        and len(parameters(node)) > 8
+        and room_of(path) != "kernels"
+        and not (room_of(path) == "commands" and node.name.endswith("_command"))
     ]
     assert not long, "\n".join(long)
 
 
-@pytest.mark.xfail(reason="135 files, 16,418 lines", strict=False)
-def test_the_house_stays_small():
-    """What it can do today fits in this; a feature that needs more has to make room first."""
+def test_the_house_does_not_grow():
+    """What it can do today fits in this; a feature that needs more makes room first."""
+    assert len(FILES) <= 94
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 16_400
+
+
+@pytest.mark.xfail(
+    reason="the goal; data, finetuning, commands and objectives are above their budgets", strict=True
+)
+def test_the_house_is_small():
     assert len(FILES) <= 90
     assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 12_500
 
