@@ -241,6 +241,19 @@ def test_adversarial_equals_numpy():
     assert loss.total.item() == pytest.approx(expected, abs=1e-9)
 
 
+def test_the_baseline_reads_the_states_that_the_samples_came_from():
+    """With dropout a second pass would give other ones."""
+    objective = build(AdversarialSettings(), encoder=TINY).train()
+    batch, generator = make_batch(vocabulary=VOCABULARY), objective.corruptor.generator
+    corrupted = objective.corruptor(batch)
+    assert torch.equal(generator.logits(corrupted.states), corrupted.logits)
+    assert not torch.equal(generator(corrupted.masked, corrupted.chosen.positions), corrupted.logits)
+    encoded = []
+    generator.encoder.register_forward_hook(lambda *_: encoded.append(1))
+    objective(batch)
+    assert len(encoded) == 1
+
+
 def test_selection_equals_numpy():
     objective = build(SelectionSettings(candidates=4, selection_weight=2.0)).double()
     batch = make_batch(vocabulary=VOCABULARY)

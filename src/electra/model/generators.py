@@ -90,10 +90,13 @@ class TransformerGenerator(nn.Module):
     ) -> Float[Tensor, "batch count hidden"]:
         return gather_rows(encode(self.encoder, batch), positions)
 
+    def logits(self, states: Float[Tensor, "batch count hidden"]) -> Float[Tensor, "batch count vocab"]:
+        return self.head(states, self.encoder.embeddings.table)
+
     def forward(
         self, batch: Batch, positions: Int[Tensor, "batch count"]
     ) -> Float[Tensor, "batch count vocab"]:
-        return self.head(self.states(batch, positions), self.encoder.embeddings.table)
+        return self.logits(self.states(batch, positions))
 
     def fill(
         self,

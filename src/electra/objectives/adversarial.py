@@ -81,10 +81,8 @@ class Adversarial(nn.Module):
         temperature = self.sampling.temperature_at(batch.progress)
         assert corrupted.logits is not None
         log_probability = log_likelihood(corrupted.logits / temperature, corrupted.sampled)
-        assert isinstance(self.corruptor.generator, TransformerGenerator)
-        with torch.no_grad():
-            states = self.corruptor.generator.states(corrupted.masked, positions)
-        expected = self.baseline(states).squeeze(-1)
+        assert corrupted.states is not None
+        expected = self.baseline(corrupted.states.detach()).squeeze(-1)
         baseline = -F.logsigmoid(widen(expected))
         generator_loss = policy_loss(log_probability, reward, baseline, used)
 

@@ -54,7 +54,8 @@ class SamplingSettings(Settings):
 
     The temperature falls in a straight line from `start_temperature` to `temperature` over the first `cooling` of the
     run: samples of a hot generator are easier to catch, which starts a discriminator that would else stand at chance for
-    long. Equal temperatures, the default, are the paper's constant. Evaluation is at `temperature`."""
+    long. Equal temperatures, the default, are the paper's constant. Evaluation is at `temperature`. Fast-ELECTRA, where
+    the idea is from, lets it fall exponentially."""
 
     temperature: float = Field(1.0, gt=0)
     start_temperature: float = Field(1.0, gt=0)
@@ -161,7 +162,8 @@ def choose_groups(
     noise: Float[Tensor, "batch seq"],
 ) -> tuple[Int[Tensor, "batch count"], Bool[Tensor, "batch count"]]:
     """Whole groups in random order while they fit into max(1, round(share * real tokens)) slots, so a little less than
-    the asked share is chosen. The first group is cut where it alone does not fit."""
+    the asked share is chosen. The first group is cut where it alone does not fit. Short groups fit more often, so they are
+    chosen a little more than long ones."""
     count = max(1, round(share * can_mask.shape[1]))
     score = noise.gather(1, group).masked_fill(~can_mask, -1.0)
     order = score.sort(dim=1, descending=True, stable=True)
@@ -281,18 +283,20 @@ class ObjectiveInputs:
 
 class Generated(NamedTuple):
     """What the generator made of the chosen positions. `is_best`: the original is its first guess. `logits` are those at
-    the chosen positions and `everywhere` those at all positions, each None where the route had no need of them."""
+    the chosen positions and `everywhere` those at all positions, `states` what the token head read, each None where the
+    route has none."""
 
     sampled: Int[Tensor, "batch count"]
     is_best: Bool[Tensor, "batch count"]
     mlm_loss: Float[Tensor, ""]
     logits: Float[Tensor, "batch count vocab"] | None = None
     everywhere: Float[Tensor, "batch seq vocab"] | None = None
+    states: Float[Tensor, "batch count hidden"] | None = None
 
 
 class Corrupted(NamedTuple):
-    """`logits` are the generator's at the chosen positions, None where nobody asked to keep them; `everywhere` its logits
-    at all positions where it gives those in one pass. `sampled` holds a token for every slot, used or not."""
+    """`logits` and `states` are the generator's at the chosen positions, None where nobody asked to keep them; `everywhere`
+    its logits at all positions where it gives those in one pass. `sampled` holds a token for every slot, used or not."""
 
     batch: Batch
     masked: Batch
@@ -301,6 +305,7 @@ class Corrupted(NamedTuple):
     is_replaced: Bool[Tensor, "batch seq"]
     logits: Float[Tensor, "batch count vocab"] | None
     everywhere: Float[Tensor, "batch seq vocab"] | None
+    states: Float[Tensor, "batch count hidden"] | None
     mlm_loss: Float[Tensor, ""]
     sums: Sums
 
@@ -334,10 +339,20 @@ class Corruptor(nn.Module):
 
         # replace, and see what really changed
         corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, generated.sampled, chosen.used))
-        sampled, is_best, mlm_loss, logits, everywhere = generated
+        sampled, is_best, mlm_loss, logits, everywhere, states = generated
         sums = generator_sums(is_best, targets, sampled, chosen.used, mlm_loss, len(self.continues))
-        is_replaced = corrupted.ids != batch.ids
-        return Corrupted(corrupted, masked, chosen, sampled, is_replaced, logits, everywhere, mlm_loss, sums)
+        return Corrupted(
+            batch=corrupted,
+            masked=masked,
+            chosen=chosen,
+            sampled=sampled,
+            is_replaced=corrupted.ids != batch.ids,
+            logits=logits,
+            everywhere=everywhere,
+            states=states,
+            mlm_loss=mlm_loss,
+            sums=sums,
+        )
 
     def needs_logits(self) -> bool:
         """Whether an objective or a way of drawing reads more than one draw and its likelihood."""
@@ -367,21 +382,26 @@ class Corruptor(nn.Module):
     ) -> Generated:
         """The general route. A generator that never looks at the position it predicts reads the text as it is, so it gives
         logits everywhere and learns from all of them."""
-        everywhere = None
-        if self.generator.reads_masked:
+        everywhere, states = None, None
+        if isinstance(self.generator, TransformerGenerator):
+            states = self.generator.states(masked, chosen.positions)
+            logits = self.generator.logits(states)
+        elif self.generator.reads_masked:
             logits = self.generator(masked, chosen.positions)
-            mlm_loss = masked_lm_loss(logits, targets, chosen.used)
         else:
             places = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
             everywhere = self.generator(batch, places)
             logits = everywhere.gather(1, chosen.positions[:, :, None].expand(-1, -1, everywhere.shape[2]))
+        if everywhere is None:
+            mlm_loss = masked_lm_loss(logits, targets, chosen.used)
+        else:
             mlm_loss = masked_lm_loss(everywhere, batch.ids, maskable(batch, self.special))
         if isinstance(self.generator, AutoregressiveGenerator) and self.masking.unit != "token":
             sampled = self.sample_in_order(batch, chosen, targets, noise)
         else:
             sampled = self.draw(logits, noise, batch.progress, targets)
         is_best = logits.detach().argmax(2) == targets
-        return Generated(sampled, is_best, mlm_loss, logits, everywhere)
+        return Generated(sampled, is_best, mlm_loss, logits, everywhere, states)
 
     def draw(
         self,

@@ -4,7 +4,8 @@ and span by span.
     L = w_G L_MLM + λ L_Disc + μ mean over spans s of BCE( head([h_first(s); h_last(s)]), [any token of s was replaced] )
 
 The row is cut into spans (masking.unit = "span") before any is chosen, so the spans that were left alone are cut by the same
-rule and their borders give nothing away. Spans of [CLS], [SEP] and padding are not asked about. With
+rule and their borders give nothing away. Their lengths give a little away: a span that no longer fits into the share is left
+alone, so long ones are chosen less (with the recipe's lengths one of 4 tokens 0.67 times as often as one of 1). Spans of [CLS], [SEP] and padding are not asked about. With
 generator.kind = "autoregressive" a span is written from left to right, each token given those just drawn.
 """
 
