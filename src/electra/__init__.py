@@ -174,9 +174,11 @@ def evaluate(
     rows: int | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    generator: PathLike | None = None,
 ) -> dict[str, Any]:
     """Metrics of a run on held-out documents, beside those of the untrained network ("trained", "untrained"); `data` are other
-    shards than the run's and `rows` how many. Of a fine-tuned model on a file with answers: "scores", and per class.
+    shards than the run's, `rows` how many, `generator` another run whose generator corrupts the text for all runs alike. Of
+    a fine-tuned model on a file with answers: "scores", and per class.
 
     >>> sorted(electra.evaluate("my-run", rows=32))
     ['trained', 'untrained']
@@ -192,7 +194,8 @@ def evaluate(
         return evaluate_file(Path(path), Path(file), _columns(text, label))
     from electra.pretraining.evaluate import evaluate_run
 
-    trained, untrained = evaluate_run(Path(path), None if data is None else Path(data), rows)
+    shards, other = (None if folder is None else Path(folder) for folder in (data, generator))
+    trained, untrained = evaluate_run(Path(path), shards, rows, other)
     return {"trained": trained, "untrained": untrained}
 
 

@@ -77,7 +77,7 @@ def test_area_under_the_curve_counts_ties_half():
     truth = np.r_[np.ones(300), np.zeros(900)]
     expected = metrics.roc_auc_score(truth, np.r_[positives, negatives])
     assert area_under_curve(*histograms) == pytest.approx(expected)
-    assert math.isnan(area_under_curve(np.zeros(9), histograms[1]))
+    assert math.isnan(area_under_curve(np.zeros(9, int), histograms[1]))
 
 
 def test_effective_number_is_the_exponential_of_the_entropy():

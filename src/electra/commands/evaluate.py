@@ -18,6 +18,9 @@ def evaluate_command(
     rows: Annotated[
         int | None, typer.Option(help="how many held-out rows", show_default="as in training", min=1)
     ] = None,
+    generator: Annotated[
+        Path | None, typer.Option(help="another run, whose generator corrupts the text for all runs alike")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="metrics for machines")] = False,
     text: Annotated[str | None, typer.Option(help="column of the text, if not as in training")] = None,
     text2: Text2 = None,
@@ -26,15 +29,18 @@ def evaluate_command(
     """Metrics of a run on held-out documents, with its curves.png; or of a fine-tuned model on a table."""
     import electra
 
-    result = electra.evaluate(run, file, data, rows, **columns(text, text2, label))
+    result = electra.evaluate(run, file, data, rows, generator=generator, **columns(text, text2, label))
     if "scores" in result:
         print(json.dumps(result, ensure_ascii=False)) if as_json else print_scores(run, file, result)
     else:
-        keep_metrics(run, result, as_json)
+        keep_metrics(run, result, generator, as_json)
 
 
-def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
-    """In evaluation.json of the run, with the curves beside it, and on standard output."""
+def keep_metrics(
+    run: Path, result: Mapping[str, Mapping[str, float]], generator: Path | None, as_json: bool
+) -> None:
+    """In evaluation.json of the run, or in a file named after the run whose generator corrupted the text; with the curves
+    beside it, and on standard output."""
     from electra.base.files import write_json
     from electra.pretraining.evaluate import MEANINGS
     from electra.train.log import finite_or_none, plot_run
@@ -43,7 +49,9 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], as_json: 
         name: {key: finite_or_none(value) for key, value in metrics.items()}
         for name, metrics in result.items()
     }
-    write_json(run / "evaluation.json", finite)
+    name = "evaluation.json" if generator is None else f"evaluation-by-{generator.resolve().name}.json"
+    text = "" if generator is None else f", corrupted by {generator}"
+    write_json(run / name, finite)
     plot_run(run, run / "curves.png")
     if as_json:
         print(json.dumps(finite))
@@ -55,9 +63,9 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], as_json: 
         if key in trained
     ]
     print_table(
-        Table(("metric", "trained", "untrained", "meaning"), lines, title=f"{run}, held-out documents")
+        Table(("metric", "trained", "untrained", "meaning"), lines, title=f"{run}, held-out documents{text}")
     )
-    print(f"{run / 'evaluation.json'} · {run / 'curves.png'}")
+    print(f"{run / name} · {run / 'curves.png'}")
 
 
 def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> None:

@@ -11,11 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from electra.objectives.losses import Sums
 
 Metrics = dict[str, float]
+Counts = NDArray[np.int64]
 
 
 class Ratio(NamedTuple):
@@ -128,13 +130,13 @@ def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
 
 
-def effective_number(counts: np.ndarray) -> float:
+def effective_number(counts: Counts) -> float:
     """exp(entropy): how many equally frequent tokens would be as varied."""
     shares = counts[counts > 0] / max(counts.sum(), 1)
     return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
-def area_under_curve(positives: np.ndarray, negatives: np.ndarray) -> float:
+def area_under_curve(positives: Counts, negatives: Counts) -> float:
     """P(score of a replaced token > score of an original one), ties counted half."""
     below = np.cumsum(negatives) - negatives
     pairs = float(positives.sum()) * float(negatives.sum())

@@ -1,27 +1,33 @@
 """Metrics of a finished or running pre-training on held-out documents."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from tokenizers import Tokenizer
 
 from electra.base.batch import Batch
-from electra.base.errors import CorruptError, DataError
+from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.data.shards import read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
-from electra.objectives import Adversarial, Electra, Objective, ReplacedSpan, Selection
-from electra.objectives.losses import detection_loss
-from electra.objectives.metrics import Metrics, Sums, detection_sums, summarise
+from electra.model.generators import TransformerGenerator
+from electra.model.heads import TokenHead
+from electra.objectives import Objective
+from electra.objectives.corruption import Corruptor
+from electra.objectives.losses import Sums, detection_loss
+from electra.objectives.metrics import OF_GENERATOR, Metrics, detection_sums, summarise
 from electra.pretraining.load import load_run
 from electra.pretraining.run import build_heldout
-from electra.pretraining.settings import build_objective
-from electra.train.device import choose_device, kernels
-from electra.train.loop import add_sums
+from electra.pretraining.settings import PretrainSettings, build_objective, objective_inputs
+from electra.train.device import choose_device
+from electra.train.loop import sums_over
+
+Score = Callable[[Batch], Sums]
 
 MEANINGS = {
     "mlm_loss": "generator: cross-entropy at the chosen positions (nats)",
     "mlm_accuracy": "generator: its first guess is the original token",
     "sampled_accuracy": "generator: the token it sampled is the original",
-    "replaced_share": "tokens that were really replaced",
+    "replaced_share": "tokens that were replaced (Electric: all noise, also a sample that is the original)",
     "rtd_loss": "discriminator: binary cross-entropy, all real tokens",
     "rtd_accuracy": "discriminator: right answers",
     "majority_baseline": 'right answers of always saying "original"',
@@ -36,42 +42,98 @@ MEANINGS = {
 }
 
 
-def evaluate_run(run: Path, data: Path | None = None, rows: int | None = None) -> tuple[Metrics, Metrics]:
-    """(metrics of the trained network, metrics of an untrained discriminator reading the same corrupted text)."""
+def evaluate_run(
+    run: Path, data: Path | None = None, rows: int | None = None, generator: Path | None = None
+) -> tuple[Metrics, Metrics]:
+    """Metrics of a run's networks on held-out documents, and those of an untrained network reading the same text: what the
+    trained generator made of it, whatever the objective.
+
+    `generator`: another run, whose generator corrupts the text instead. Rows, masking and sampling are then that run's
+    too, so that it is the same text for every discriminator: a yardstick for runs whose own generators differ."""
     settings, trained = load_run(run)
-    folder = data or Path(settings.data)
     tokenizer = load_tokenizer(run / "tokenizer.json")
+    folder = data or Path(settings.data)
     if read_manifest(folder).tokenizer_sha256 != tokenizer_hash(tokenizer):
         raise CorruptError(
             f"{folder} was prepared with another tokenizer than {run} was trained with. Prepare it again."
         )
-    special = special_ids(tokenizer)
+    train = settings.train.model_copy(update={"device": "auto"})  # any machine may evaluate
     if rows:
-        settings = settings.model_copy(
-            update={"train": settings.train.model_copy(update={"evaluate_rows": rows})}
-        )
-    device = choose_device(settings.train.model_copy(update={"device": "auto"}))  # any machine may evaluate
-    untrained = build_objective(settings, tokenizer).to(device).eval()
+        train = train.model_copy(update={"evaluate_rows": rows})
+    device = choose_device(train)
     trained.to(device).eval()
-    ours: Sums = {}
-    baseline: Sums = {}
-    with torch.no_grad(), kernels(settings.train.fast != "off"):
-        for batch in build_heldout(settings, folder, special):
-            batch = batch.to(device)
-            add_sums(ours, trained(batch).sums)
-            add_sums(baseline, baseline_sums(trained, untrained, batch))
-    if not ours:
+    untrained = build_objective(settings, tokenizer).to(device).eval()
+
+    # whose text, and who answers what about it
+    text = settings
+    if generator is None:
+        scores = [lambda batch: trained(batch).sums, reread(trained, untrained)]
+    else:
+        text, other = load_run(generator)
+        refuse_another_text(run, settings, generator, text)
+        corruptor = frozen_corruptor(generator, text, other, tokenizer).to(device).eval()
+        scores = [detect(run, objective, corruptor) for objective in (trained, untrained)]
+    heldout = build_heldout(text.model_copy(update={"train": train}), folder, special_ids(tokenizer))
+    if not len(heldout):
         raise DataError(
             f"{folder} has no held-out documents. Prepare some text with --heldout 0.01 and give it as --data."
         )
-    return summarise(ours, trained.extra_metrics), summarise(baseline, untrained.extra_metrics)
+
+    how = device, train.precision, train.fast != "off"  # as in training
+    sums = (sums_over(heldout, score, *how) for score in scores)
+    ours, theirs = (summarise(part, trained.extra_metrics) for part in sums)
+    if trained.corruptor is not None:  # the second column has no generator of its own
+        theirs = {name: value for name, value in theirs.items() if name not in OF_GENERATOR}
+    return ours, theirs
 
 
-def baseline_sums(trained: Objective, untrained: Objective, batch: Batch) -> Sums:
-    """What an untrained network makes of the batch: where it detects, of the text that the trained generator corrupted."""
-    if not isinstance(trained, Electra | Adversarial | ReplacedSpan | Selection):
-        return untrained(batch).sums
-    corrupted = trained.corruptor(batch)
-    logits = untrained.networks()["discriminator"].detect(corrupted.batch)
-    loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
-    return detection_sums(logits, corrupted.is_replaced, batch.is_real, loss)
+def reread(trained: Objective, untrained: Objective) -> Score:
+    """The untrained network on the text that the trained one reads. Where nothing is generated it is the masked text."""
+    corruptor = trained.corruptor
+    if corruptor is None:
+        return lambda batch: untrained(batch).sums
+    return lambda batch: untrained(batch, corruptor(batch)).sums
+
+
+def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Score:
+    """The discriminator's answers about anybody's replacements. Electric's are energies: only their order (AUC) compares."""
+    network = objective.networks().get("discriminator")
+    if network is None:
+        raise DataError(f"{run} has no discriminator that could be asked about another generator's text.")
+
+    def score(batch: Batch) -> Sums:
+        corrupted = corruptor(batch)
+        logits = network.detect(corrupted.batch)
+        loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
+        return detection_sums(logits, corrupted.is_replaced, batch.is_real, loss)
+
+    return score
+
+
+def frozen_corruptor(
+    run: Path, settings: PretrainSettings, objective: Objective, tokenizer: Tokenizer
+) -> Corruptor:
+    """What corrupted the text of a run, or would have: a masked language model has a generator, but no discriminator."""
+    network = objective.networks().get("generator")
+    if network is None:
+        raise DataError(
+            f"{run} has no generator that could be used again (generator.kind={settings.generator.kind})."
+        )
+    assert isinstance(network.head, TokenHead)
+    frozen = TransformerGenerator(network.encoder, network.head, learns=False)
+    return Corruptor(objective_inputs(settings, tokenizer), frozen)
+
+
+def refuse_another_text(
+    run: Path, settings: PretrainSettings, generator: Path, text: PretrainSettings
+) -> None:
+    theirs = load_tokenizer(generator / "tokenizer.json")
+    if tokenizer_hash(theirs) != tokenizer_hash(load_tokenizer(run / "tokenizer.json")):
+        raise DataError(
+            f"{generator} was trained with another tokenizer than {run}: their tokens do not compare."
+        )
+    if text.rows.length > settings.encoder.positions:
+        raise SettingsError(
+            f"the rows of {generator} (rows.length {text.rows.length}) are beyond what {run} can read "
+            f"(encoder.positions {settings.encoder.positions})."
+        )

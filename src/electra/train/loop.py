@@ -4,9 +4,10 @@ tasks: what is trained, on what, and how that is judged on the way arrive as arg
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from electra.objectives import Trainable
 from electra.objectives.losses import Sums
 from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
-from electra.train.device import autocast, check_space, deterministic, is_out_of_memory, kernels
+from electra.train.device import Precision, autocast, check_space, deterministic, is_out_of_memory, kernels
 from electra.train.log import Record, RunLog
 from electra.train.optimizers import optimizer_tensors
 from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
@@ -280,18 +281,13 @@ class HeldOutEvaluation:
 
     def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
         objective, execution = self.update.objective, self.update.execution
-        sums: Sums = {}
         objective.eval()
-        with (
-            torch.no_grad(),
-            autocast(execution.precision, execution.device),
-            kernels(self.update.with_kernels),
-        ):
-            for batch in self.rows:
-                add_sums(sums, objective(batch.to(execution.device)).sums)
-                if self.signals.received is not None:
-                    return {}
-        return summarise(sums, objective.extra_metrics) if sums else {}
+        rows = takewhile(lambda batch: self.signals.received is None, self.rows)
+        how = execution.device, execution.precision, self.update.with_kernels
+        sums = sums_over(rows, lambda batch: objective(batch).sums, *how)
+        if not sums or self.signals.received is not None:
+            return {}
+        return summarise(sums, objective.extra_metrics)
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         return f"held-out: {metrics_text(metrics, self.update.objective.headline)}"
@@ -303,6 +299,21 @@ class HeldOutEvaluation:
 def checkpoint_groups(objective: Trainable, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """The live tensors that a checkpoint holds, by file."""
     return {"model": dict(objective.named_parameters()), "optimizer": optimizer_tensors(optimizer, objective)}
+
+
+def sums_over(
+    batches: Iterable[Batch],
+    score: Callable[[Batch], Sums],
+    device: torch.device,
+    precision: Precision,
+    with_kernels: bool,
+) -> Sums:
+    """What `score` gives for each batch, added up: without gradients, but as an update computes it."""
+    sums: Sums = {}
+    with torch.no_grad(), autocast(precision, device), kernels(with_kernels):
+        for batch in batches:
+            add_sums(sums, score(batch.to(device)))
+    return sums
 
 
 def add_sums(totals: Sums, more: Mapping[str, Tensor]) -> None:

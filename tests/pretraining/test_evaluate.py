@@ -1,0 +1,94 @@
+"""Trained and untrained networks are asked about the same text, and runs can be asked about one text."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from electra.base.errors import DataError
+from electra.data.tokenizer import load_tokenizer, special_ids
+from electra.pretraining import evaluate as evaluation
+from electra.pretraining.evaluate import evaluate_run
+from electra.pretraining.load import load_run
+from electra.pretraining.run import build_heldout, pretrain
+from electra.pretraining.settings import resolve
+from helpers import electra_inside
+
+GENERATOR = ("mlm_loss", "mlm_accuracy", "sampled_accuracy", "sampled_variety")
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory, recipe, prepared):
+    def run(addition):
+        folder = tmp_path_factory.getbasetemp() / f"evaluate-{addition}"
+        if not folder.exists():
+            words = [f"data={prepared}", f"run={folder}", "train.steps=4", "train.evaluate_every=4"]
+            pretrain(resolve(f"{recipe}+{addition}", words)[0])
+        return folder
+
+    return run
+
+
+@pytest.mark.parametrize("addition", ["electra-15", "electric", "all-tokens", "corrective", "adversarial"])
+def test_the_untrained_network_reads_what_the_trained_generator_wrote(addition, train):
+    trained, untrained = evaluate_run(train(addition))
+    assert untrained["replaced_share"] == trained["replaced_share"]
+    assert untrained["rtd_loss"] != trained["rtd_loss"]
+    assert not set(GENERATOR) & untrained.keys()
+
+
+def test_the_untrained_column_of_a_recovery_is_of_the_untrained_network(train):
+    trained, untrained = evaluate_run(train("replace-mlm"))
+    assert untrained.keys() == {"recovery_loss"} and untrained["recovery_loss"] > trained["recovery_loss"]
+
+
+def test_a_masked_language_model_is_compared_with_an_untrained_one(train):
+    trained, untrained = evaluate_run(train("masked-lm"))
+    assert untrained["mlm_loss"] > trained["mlm_loss"]
+
+
+def test_another_runs_generator_gives_every_run_the_same_text(train, monkeypatch):
+    """`rtd_loss` and AUC by hand for one of them, on the text that the other run itself reads."""
+    yardstick, texts = train("electra-15"), []
+    corruptor = evaluation.frozen_corruptor
+
+    def remember(*inputs):
+        made = corruptor(*inputs)
+        made.register_forward_hook(lambda module, inputs, corrupted: texts[-1].append(corrupted.batch.ids))
+        return made
+
+    monkeypatch.setattr(evaluation, "frozen_corruptor", remember)
+    for addition in ("whole-word", "electric", "all-tokens"):
+        texts.append([])
+        run = train(addition)
+        trained, untrained = evaluate_run(run, generator=yardstick)
+        assert not set(GENERATOR) & trained.keys() and trained["rtd_loss"] != untrained["rtd_loss"]
+
+    settings, objective = load_run(yardstick)
+    special = special_ids(load_tokenizer(yardstick / "tokenizer.json"))
+    batches = list(build_heldout(settings, Path(settings.data), special))
+    with torch.no_grad():
+        expected = [objective.corruptor(batch) for batch in batches]
+    for text in texts:
+        assert len(text) == 2 * len(expected)  # trained and untrained
+        assert all(torch.equal(a, b.batch.ids) for a, b in zip(text, [*expected, *expected], strict=True))
+    _, judge = load_run(train("all-tokens"))
+    with torch.no_grad():
+        logits = [judge.networks()["discriminator"].detect(one.batch) for one in expected]
+    real = torch.cat([batch.is_real.flatten() for batch in batches])
+    answers = torch.cat([part.flatten() for part in logits])[real]
+    truth = torch.cat([one.is_replaced.flatten() for one in expected])[real]
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(answers, truth.float())
+    assert trained["rtd_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert trained["replaced_share"] == pytest.approx(truth.float().mean().item())
+
+
+def test_a_masked_language_model_can_be_the_yardstick_and_not_be_measured(train):
+    masked_lm, run = train("masked-lm"), train("electra-15")
+    done = electra_inside("evaluate", run, "--generator", masked_lm)
+    assert done.returncode == 0 and (run / "evaluation-by-evaluate-masked-lm.json").is_file(), done.stderr
+    assert "corrupted by" in done.stdout
+    with pytest.raises(DataError, match="has no discriminator"):
+        evaluate_run(masked_lm, generator=run)
+    with pytest.raises(DataError, match="no generator that could be used again"):
+        evaluate_run(run, generator=train("generator-unigram"))
