@@ -17,12 +17,12 @@ import machine
 from electra.data.tokenizer import load_tokenizer
 from electra.inspector.compare import (
     Budget,
-    Result,
+    ComparedRun,
     Variant,
-    compare,
     comparison_table,
     parse_budget,
     plot_comparison,
+    run_comparison,
     summary,
 )
 from electra.inspector.probe import LabelledTexts, probe_accuracy, read_labelled
@@ -61,15 +61,15 @@ FAMILIES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 
 def two_stages(
     second: Variant, given: argparse.Namespace, budget: Budget, table: LabelledTexts
-) -> list[Result]:
+) -> list[ComparedRun]:
     """Half of the budget for one masked language model of full size, half for discriminators that begin with it."""
     half = Budget(budget.unit, budget.amount / 2)
     first = Variant("masked-lm", f"{BASE}+masked-lm", second.overrides)
-    (stage,) = compare([first], 1, half, None, 1, given.out / "first-stage")
+    (stage,) = run_comparison([first], 1, half, None, 1, given.out / "first-stage")
     source = given.out / "first-stage" / "masked-lm" / "seed-0" / "run"
     sources = (f'generator.source="{source}"', f'start="{source}"')
     second = second._replace(overrides=(*second.overrides, *sources))
-    results = compare([second], given.seeds, half, table, given.jobs, given.out / "second-stage")
+    results = run_comparison([second], given.seeds, half, table, given.jobs, given.out / "second-stage")
     return [replace(result, flops=stage.flops + result.flops) for result in results]
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     }
     budget = parse_budget(given.budget)
     joint = [variant for name, variant in chosen.items() if name != "two-stage"]
-    results = compare(joint, given.seeds, budget, table, given.jobs, given.out)
+    results = run_comparison(joint, given.seeds, budget, table, given.jobs, given.out)
     if "two-stage" in chosen:
         results += two_stages(chosen["two-stage"], given, budget, table)
 

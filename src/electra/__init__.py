@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from electra.data.shards import Manifest
     from electra.finetuning.predict import Predicted
     from electra.inspector import Model
-    from electra.inspector.compare import Result
+    from electra.inspector.compare import ComparedRun
     from electra.inspector.probe import LabelledTexts
     from electra.pretraining.load import Exported
 
@@ -220,7 +220,7 @@ def compare(
     table: "PathLike | LabelledTexts | None" = None,
     out: PathLike = "runs/compare",
     jobs: int = 1,
-) -> "list[Result]":
+) -> "list[ComparedRun]":
     """Train recipes under the same budget ("2m", "3e14 flops", "500 steps"), each with several seeds, and measure them alike;
     `vary` ("generator.width=0.25,0.5") tries values of a setting. `table` has columns text and label (`read_labelled` reads
     others), for a probe of what the frozen encoders know.
@@ -235,7 +235,7 @@ def compare(
     if isinstance(table, str | Path):
         table = read_labelled(Path(table), "text", "label", 4000)
     variants = comparison.variants(recipes, _words(overrides), vary)
-    return comparison.compare(variants, seeds, comparison.parse_budget(budget), table, jobs, Path(out))
+    return comparison.run_comparison(variants, seeds, comparison.parse_budget(budget), table, jobs, Path(out))
 
 
 def load(path: PathLike) -> "Model":

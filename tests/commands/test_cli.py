@@ -1,7 +1,9 @@
 """The command line as people meet it: each verb once for good, and each mistake with its one line and exit code."""
 
+import ast
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -132,7 +134,7 @@ def test_training_works_where_nothing_is_held_out(recipe, tmp_path):
     done = electra("pretrain", recipe, f"data={tmp_path / 'shards'}", f"run={run}", "train.steps=12")
     assert done.returncode == 0, done.stderr
     assert "no held-out documents" in done.stdout
-    refused(electra("evaluate", run), 3, "no held-out documents", "--data")
+    refused(electra("evaluate", run), 3, "no held-out documents", "as data")
 
 
 def test_an_interrupted_start_leaves_settings_that_still_work(finished_run, recipe, prepared, tmp_path):
@@ -260,6 +262,22 @@ def test_an_option_written_as_a_setting_is_answered_with_the_option(word, tmp_pa
     done = electra("finetune", "model", "rte", word, cwd=tmp_path)
     name, value = word.split("=")
     refused(done, 2, f"--{name} {value}")
+
+
+def flags(source: str) -> list[str]:
+    """Command-line flags in sentences; a string that is nothing but a flag is an argument for another program."""
+    strings = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    sentences = (text for text in strings if isinstance(text, str) and " " in text)
+    return [flag for text in sentences for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)]
+
+
+def test_the_library_names_no_flag_of_the_command_line():
+    """Who calls a function has parameters and settings keys, no flags."""
+    assert flags('raise ValueError(f"{path} exists. Use another --out.")') == ["--out"]
+    folder = Path(__file__).parents[2] / "src" / "electra"
+    below = [path for path in folder.rglob("*.py") if "commands" not in path.relative_to(folder).parts]
+    named = {str(path): found for path in below if (found := flags(path.read_text("utf-8")))}
+    assert len(below) > 50 and not named
 
 
 def test_debug_shows_the_traceback(tmp_path):

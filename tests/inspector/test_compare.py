@@ -10,7 +10,7 @@ from electra import compare
 from electra.base.errors import SettingsError
 from electra.inspector.compare import (
     Budget,
-    Result,
+    ComparedRun,
     comparison_table,
     parse_budget,
     summary,
@@ -48,10 +48,10 @@ def test_varying_a_key_makes_a_variant_of_every_recipe_and_value():
 
 def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measured():
     results = [
-        Result("a", seed, 10, 1e9, 1.0, {"auc": auc}, None) for seed, auc in enumerate((0.6, 0.9, 0.7))
+        ComparedRun("a", seed, 10, 1e9, 1.0, {"auc": auc}, None) for seed, auc in enumerate((0.6, 0.9, 0.7))
     ]
-    results.append(Result("b", 0, 20, 2e9, 1.0, {"auc": float("nan")}, 0.5))
-    results.append(Result("b", 1, 20, 2e9, 1.0, {}, None, diverged=True))
+    results.append(ComparedRun("b", 0, 20, 2e9, 1.0, {"auc": float("nan")}, 0.5))
+    results.append(ComparedRun("b", 1, 20, 2e9, 1.0, {}, None, diverged=True))
     rows = summary(results)
     assert rows[0]["auc"] == {"median": 0.7, "least": 0.6, "greatest": 0.9}
     assert "auc" not in rows[1]

@@ -2,13 +2,13 @@
 
 import typer
 
-from electra.commands.console import Overrides, Recipe
+from electra.commands.console import OverrideWords, Recipe
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at recipes and settings.", rich_markup_mode=None)
 
 
 @config_app.command("show")
-def show_settings(recipe: Recipe, overrides: Overrides = None) -> None:
+def show_settings(recipe: Recipe, overrides: OverrideWords = None) -> None:
     """The resolved settings, and where each value came from."""
     from electra.base import config
     from electra.pretraining.settings import resolve

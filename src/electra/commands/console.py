@@ -14,7 +14,7 @@ from electra.base.errors import DataError, ElectraError, SettingsError
 from electra.base.table import Table
 
 Recipe = Annotated[str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file')]
-Overrides = Annotated[
+OverrideWords = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings, such as train.steps=2000")
 ]
 

@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from electra.base.errors import CorruptError, ElectraError
-from electra.commands.console import Overrides
+from electra.commands.console import OverrideWords
 
 
 def doctor_command(
-    recipe: Annotated[str | None, typer.Argument(help="a recipe to try")] = None, overrides: Overrides = None
+    recipe: Annotated[str | None, typer.Argument(help="a recipe to try")] = None,
+    overrides: OverrideWords = None,
 ) -> None:
     """Check the machine, the shards and the settings before hours are spent."""
     import torch

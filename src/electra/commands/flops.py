@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.commands.console import Overrides, Recipe, print_table
+from electra.commands.console import OverrideWords, Recipe, print_table
 
 SHOWN_DEVICES = ("h200", "a100", "rtx 4090", "v100")
 
 
 def flops(
     recipe: Recipe,
-    overrides: Overrides = None,
+    overrides: OverrideWords = None,
     device: Annotated[
         str | None, typer.Option(help="h200, a100, v100, …; cpu is measured", show_default="a few")
     ] = None,

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from electra.commands.console import Overrides, Recipe, resume_hint
+from electra.commands.console import OverrideWords, Recipe, resume_hint
 
 
-def pretrain_command(recipe: Recipe, overrides: Overrides = None) -> None:
+def pretrain_command(recipe: Recipe, overrides: OverrideWords = None) -> None:
     """Pre-train a generator and a discriminator. The same command again goes on where it stopped."""
     import electra
     from electra.pretraining.settings import resolve

@@ -19,7 +19,7 @@ from electra.commands.console import print_table, resume_hint
 
 EXAMPLES = 3
 LABELLED, LABELLED_DEV, LABEL_EPOCHS = 500, 1000, 10
-METRICS = {"auc": "ROC-AUC", "rtd_accuracy": "accuracy", "recall": "recall", "precision": "precision"}
+SHOWN_METRICS = {"auc": "ROC-AUC", "rtd_accuracy": "accuracy", "recall": "recall", "precision": "precision"}
 
 
 def quickstart_command(
@@ -111,7 +111,8 @@ def metrics_table(metrics: dict[str, dict[str, float]]) -> Table:
 
     trained, untrained = metrics["trained"], metrics["untrained"]
     rows = [
-        (name, readable(key, untrained[key]), readable(key, trained[key])) for key, name in METRICS.items()
+        (name, readable(key, untrained[key]), readable(key, trained[key]))
+        for key, name in SHOWN_METRICS.items()
     ]
     rows.append(('accuracy of always saying "original"', "", f"{trained['majority_baseline']:.3f}"))
     return Table(("", "untrained", "trained"), rows, title="replaced token detection on held-out documents")

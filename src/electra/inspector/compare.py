@@ -80,7 +80,7 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], vary: str = "") -
 
 
 @dataclass(frozen=True)
-class Result:
+class ComparedRun:
     """One run. Figures that its objective does not have are missing; a run that diverged has none."""
 
     variant: str
@@ -106,9 +106,9 @@ class Job:
         return resolve(self.variant.recipe, [*self.variant.overrides, *own])[0]
 
 
-def compare(
+def run_comparison(
     chosen: Sequence[Variant], seeds: int, budget: Budget, table: LabelledTexts | None, jobs: int, out: Path
-) -> list[Result]:
+) -> list[ComparedRun]:
     """Every variant with every seed, `jobs` runs at a time; the report is in `out`. Every setting is checked before anything
     starts, finished runs are kept, and an interrupted one goes on. With a table, the frozen encoders are probed with it."""
     queue = [
@@ -148,7 +148,7 @@ def folder_name(variant: str) -> str:
     return re.sub(r"[^\w.+=-]+", "_", variant)
 
 
-def finished(queue: Sequence[Job], jobs: int) -> Iterator[Result]:
+def finished(queue: Sequence[Job], jobs: int) -> Iterator[ComparedRun]:
     """Results as they come. Several runs at once keep what they have to say in a file each."""
     if jobs == 1:
         yield from map(run_job, queue)
@@ -157,18 +157,18 @@ def finished(queue: Sequence[Job], jobs: int) -> Iterator[Result]:
         yield from run_jobs(run_job_quietly, [(job,) for job in queue], jobs, signals)
 
 
-def run_job_quietly(job: Job) -> Result:
+def run_job_quietly(job: Job) -> ComparedRun:
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / "output.txt").open("a") as output, redirect_stdout(output), redirect_stderr(output):
         logging.basicConfig(stream=output, level=logging.INFO, format="%(message)s", force=True)
         return run_job(job)
 
 
-def run_job(job: Job) -> Result:
+def run_job(job: Job) -> ComparedRun:
     """One run from nothing to its metrics; a finished one is read back, an interrupted one goes on."""
     path = job.folder / "result.json"
     if path.is_file():
-        return Result(**json.loads(path.read_text("utf-8")))
+        return ComparedRun(**json.loads(path.read_text("utf-8")))
     job.folder.mkdir(parents=True, exist_ok=True)
 
     # what a step costs decides how many the budget buys
@@ -188,7 +188,7 @@ def run_job(job: Job) -> Result:
             probe = probe_accuracy(job.table, network, settings.rows.length)
     except DivergedError:  # a result, and the others go on
         diverged = True
-    result = Result(
+    result = ComparedRun(
         job.variant.name,
         job.seed,
         settings.train.steps,
@@ -235,12 +235,12 @@ def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     return config.validate(PretrainSettings, tree)
 
 
-def measured(results: Sequence[Result], measure: str) -> list[float]:
+def measured(results: Sequence[ComparedRun], measure: str) -> list[float]:
     values = (result.probe if measure == "probe" else result.figures.get(measure) for result in results)
     return [value for value in values if value is not None and not math.isnan(value)]
 
 
-def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
+def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """One row per variant, in the order of the results: the median, least and greatest of every measure over its seeds."""
     rows = []
     for name in dict.fromkeys(result.variant for result in results):
@@ -255,7 +255,7 @@ def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     return rows
 
 
-def comparison_table(results: Sequence[Result], title: str = "") -> Table:
+def comparison_table(results: Sequence[ComparedRun], title: str = "") -> Table:
     def spread(row: Mapping[str, Any], measure: str) -> str:
         values = row.get(measure)
         return "{median:.3f} ({least:.3f}–{greatest:.3f})".format(**values) if values else "–"
@@ -269,13 +269,13 @@ def comparison_table(results: Sequence[Result], title: str = "") -> Table:
     return Table(("recipe", "seeds", "steps", "FLOPs", *map(MEASURES.__getitem__, measures)), rows, title)
 
 
-def write_report(out: Path, results: Sequence[Result]) -> None:
+def write_report(out: Path, results: Sequence[ComparedRun]) -> None:
     write_json(out / "results.json", summary(results))
     write_atomically(out / "comparison.md", comparison_table(results).markdown().encode())
     plot_comparison(out / "comparison.png", results)
 
 
-def plot_comparison(out: Path, results: Sequence[Result]) -> None:
+def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

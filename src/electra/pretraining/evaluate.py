@@ -76,7 +76,7 @@ def evaluate_run(
     heldout = build_heldout(text.model_copy(update={"train": train}), folder, special_ids(tokenizer))
     if not len(heldout):
         raise DataError(
-            f"{folder} has no held-out documents. Prepare some text with --heldout 0.01 and give it as --data."
+            f"{folder} has no held-out documents. Prepare some text with heldout=0.01 and give that folder as data."
         )
 
     how = device, train.precision, train.fast != "off"  # as in training
