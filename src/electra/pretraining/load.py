@@ -14,12 +14,7 @@ from electra.data.tokenizer import load_tokenizer
 from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
 from electra.interop.write import model_card, write_network
-from electra.model import (
-    Encoder,
-    EncoderSettings,
-    compatibility_settings,
-    encoder_alone,
-)
+from electra.model import Encoder, EncoderSettings, compatibility_settings, encoder_alone
 from electra.objectives import Objective
 from electra.objectives.corruption import Network
 from electra.pretraining.settings import PretrainSettings, build_objective
