@@ -1,8 +1,10 @@
 """One update: what it computes, and what it does on a machine that cannot compile or capture it."""
 
+import gc
 import json
 import logging
 import time
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -263,6 +265,19 @@ def test_out_of_memory_ends_the_run_with_the_parts_that_would_fit(recipe, prepar
     assert json.loads((tmp_path / "run_state.json").read_text())["state"] == "failed"
 
 
+def test_a_step_is_freed_with_its_graphs_as_soon_as_nobody_holds_it():
+    """Not by the garbage collector, which might do it while another step is captured."""
+    step = make_step(Toy())
+    step(batch_at(0), 0, 1.0)
+    captured = weakref.ref(step.captured)
+    gc.disable()
+    try:
+        del step
+        assert captured() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("graphs", [0, 1])
 def test_a_batch_that_does_not_fit_is_tried_once_more_where_graphs_held_memory(graphs, monkeypatch):
     step, forgotten = make_step(ShortOfMemory()), []
@@ -325,10 +340,10 @@ def test_a_function_that_cannot_be_captured_is_given_up_and_said_once(monkeypatc
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", [random])
     undone: list[int] = []
-    captured = CapturedFunction(lambda batch: batch.ids.sum(), CPU, True, lambda: undone.append(1))
+    captured = CapturedFunction(CPU, True, lambda: undone.append(1))
     batch = replace(batch_at(0), progress=torch.tensor(0.5))
     assert captured.is_new(batch) and not captured.is_settled(batch)
-    assert [captured(batch) for _ in range(4)] == [None] * 4 and undone == [1]
+    assert [captured(lambda batch: batch.ids.sum(), batch) for _ in range(4)] == [None] * 4 and undone == [1]
     assert captured.is_settled(batch) and not captured.enabled
     assert streams == ["ours"] and states == ["before"]
     reason = "operation not permitted when stream is capturing"

@@ -37,30 +37,25 @@ class Graph(Generic[Result]):
 
 
 class CapturedFunction(Generic[Result]):
-    """`captured(batch)` is `function(batch)` by a graph, or None where the caller has to run it uncaptured: at the first
-    batch of a shape (which compiles what is compiled at first use), and where nothing can be captured. The second batch of
-    a shape is captured. All graphs share their memory, because no two run at a time.
+    """`captured(function, batch)` is `function(batch)` by a graph, or None where the caller has to run it uncaptured: at the
+    first batch of a shape (which compiles what is compiled at first use), and where nothing can be captured. The second
+    batch of a shape is captured. All graphs share their memory, because no two run at a time.
 
     What cannot be captured (it asks the host for a number, or memory is short) is given up for good, and that is logged
     once. Capturing computes nothing, so one that failed had no effect but on what hangs on Python objects: `undo` takes
-    that back."""
+    that back. The function is not kept: its owner holds this object, and what is freed by the garbage collector, at any
+    time, might be freed while another graph is captured, which CUDA does not forgive."""
 
-    def __init__(
-        self,
-        function: Callable[[Batch], Result],
-        device: torch.device,
-        enabled: bool,
-        undo: Callable[[], None],
-    ):
-        self.function, self.device, self.enabled, self.undo = function, device, enabled, undo
+    def __init__(self, device: torch.device, enabled: bool, undo: Callable[[], None]):
+        self.device, self.enabled, self.undo = device, enabled, undo
         self.graphs: dict[Key, Graph[Result]] = {}
         self.seen: set[Key] = set()
         self.pool: Any = None  # torch has no public type for it
 
-    def __call__(self, batch: Batch) -> Result | None:
+    def __call__(self, function: Callable[[Batch], Result], batch: Batch) -> Result | None:
         key = key_of(batch)
         if self.enabled and key in self.seen and key not in self.graphs:
-            self.capture(key, batch)
+            self.capture(function, key, batch)
         self.seen.add(key)
         graph = self.graphs.get(key)
         return None if graph is None else graph.replay(batch)
@@ -72,7 +67,7 @@ class CapturedFunction(Generic[Result]):
         """Whether a call with such a batch takes the time of a step and no more."""
         return key_of(batch) in (self.graphs if self.enabled else self.seen)
 
-    def capture(self, key: Key, batch: Batch) -> None:
+    def capture(self, function: Callable[[Batch], Result], key: Key, batch: Batch) -> None:
         inputs = with_inputs(batch, [tensor.to(self.device, copy=True) for tensor in inputs_of(batch)])
         graph = torch.cuda.CUDAGraph()
         if self.pool is None:
@@ -85,7 +80,7 @@ class CapturedFunction(Generic[Result]):
             torch.cuda.synchronize()
             # other threads may use the device meanwhile: they prepare batches
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                result = self.function(inputs)
+                result = function(inputs)
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a capture that ends badly may leave us on its own stream,
             random.graphsafe_set_state(random_before)  # and the random numbers still waiting for it

@@ -84,11 +84,8 @@ class Step:
         if execution.backend is not None:
             self.compiled = torch.compile(objective, fullgraph=True, dynamic=False, backend=execution.backend)
         self.with_kernels = execution.fast != "off"
-        self.captured = CapturedFunction(
-            lambda batch: self.apply(self.gradients(batch)),
-            execution.device,
-            execution.capture,
-            optimizer.zero_grad,
+        self.captured: CapturedFunction[tuple[Sums, Tensor]] = CapturedFunction(
+            execution.device, execution.capture, optimizer.zero_grad
         )
         self.paused = 0.0
 
@@ -103,7 +100,7 @@ class Step:
         # by a graph, or uncaptured where the shape is new or nothing can be captured
         batch = self.staged(batch)
         is_new, is_settled = self.captured.is_new(batch), self.captured.is_settled(batch)
-        result = self.captured(batch)
+        result = self.captured(self.update, batch)
         if result is None:
             result = self.apply(self.gradients_or_fallback(batch.to(self.execution.device), number))
 
@@ -144,6 +141,9 @@ class Step:
             for name, value in {**loss.sums, **counted}.items():
                 sums[name] = sums[name] + value if name in sums else value
         return sums
+
+    def update(self, batch: Batch) -> tuple[Sums, Tensor]:
+        return self.apply(self.gradients(batch))
 
     def apply(self, sums: Sums) -> tuple[Sums, Tensor]:
         """Learn from the gradients that are there."""
