@@ -285,6 +285,9 @@ def finetune(
             refuse_other_runs(out / name, it.settings)
             folders = {seed: run_folder(out, name, seed) for seed in range(seeds)}
             todo += [SeedJob(it, seed, folder) for seed, folder in folders.items() if not folder.exists()]
+            for folder in (out / name / TRAINING).glob("seed-*"):
+                if (out / name / folder.name).exists():  # killed between the one and the other
+                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         kept = len(planned) * seeds - len(todo)
         if kept:
             log.info("%d finished run%s kept", kept, "s" * (kept > 1))

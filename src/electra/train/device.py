@@ -50,7 +50,7 @@ def choose_device(settings: Placement) -> torch.device:
 
 def has_bfloat16() -> bool:
     """In hardware: an emulated one is slower than float32."""
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

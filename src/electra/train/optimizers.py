@@ -232,7 +232,7 @@ def matrices_in_layers(model: Trainable) -> list[Matrix]:
 def orthogonalise(x: Float[Tensor, "batch short long"]) -> Float[Tensor, "batch short long"]:
     """UVᵀ for each U S Vᵀ, up to the width of the interval that ROUNDS ends with; singular values under a thousandth of
     the matrix's norm stay smaller. Zero stays zero. bfloat16 on CUDA, the tensor's own precision elsewhere."""
-    norms = torch.linalg.matrix_norm(x, keepdim=True)
+    norms: Tensor = torch.linalg.matrix_norm(x, keepdim=True)
     dtype = torch.bfloat16 if x.is_cuda else x.dtype
     result = (x / norms.clamp(min=TINY)).to(dtype)
     for a, b, c in ROUNDS:

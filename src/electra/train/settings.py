@@ -90,9 +90,9 @@ def learning_rate(settings: ScheduleSettings, peak: float, step: int, steps: int
     after = max(0, step - settings.warmup) / max(1, steps - settings.warmup)
     match settings.kind:
         case "original":
-            return peak * warm * (1 - step / steps) ** settings.power
+            return peak * warm * math.pow(1 - step / steps, settings.power)
         case "linear":
-            return peak * warm * (1 - after) ** settings.power
+            return peak * warm * math.pow(1 - after, settings.power)
         case "cosine":
             return peak * warm * (1 + math.cos(math.pi * after)) / 2
         case "constant":

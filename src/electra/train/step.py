@@ -135,7 +135,7 @@ class Step:
             with kernels(self.with_kernels):
                 with autocast(self.execution.precision, self.execution.device):
                     loss = objective(part)
-                (loss.total / parts).backward()
+                (loss.total / parts).backward()  # type: ignore[no-untyped-call]
             tokens = part.is_real.sum()
             counted = {"total": loss.total.detach(), "parts": torch.ones_like(tokens), "tokens": tokens}
             for name, value in {**loss.sums, **counted}.items():
