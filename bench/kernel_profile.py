@@ -14,9 +14,9 @@ import torch
 GROUPS = {
     "optimizer": r"multi_tensor|adam|foreach|lpnorm|clip|chunkedcat",
     "attention": r"flash|fmha|attention|sdpa|mem_?eff|cudnn.*(fprop|bprop|dgrad)",
-    "masked head": r"forward_kernel|finish_kernel|backward_kernel|softmax|nll_loss|cross_entropy|argmax|logsumexp",
+    "masked head": r"^(forward|finish|backward)_kernel|softmax|nll_loss|cross_entropy|argmax|logsumexp",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|wgmma|splitk|mm_kernel|triton_(tem|mm|bmm)|::(add|b|badd)?mm|::linear",
-    "narrow layers": r"^layer_forward",
+    "narrow layers": r"^narrow_layer",
     "norms": r"layer_?norm|add_norm|sum_columns|rms_?norm|gammabeta",
     "activation": r"gelu|erf|tanh|silu",
     "embeddings": r"embedding|index_(put|select|add)|indexing|scatter|gather|sort|radix",

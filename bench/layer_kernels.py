@@ -83,7 +83,7 @@ def kernels(
     projected, product, residual, upstream = (normal(tokens, w) for w in (3 * hidden, hidden, hidden, hidden))
     before, above, seed = normal(tokens, wide), normal(tokens, wide), torch.tensor(7, device="cuda")
     gamma, beta = torch.ones(hidden, device="cuda"), torch.zeros(hidden, device="cuda")
-    sums = launch.Sums(torch.device("cuda"), 3 * hidden, wide, 3 * hidden, 3 * hidden)
+    sums = launch.ColumnSums(torch.device("cuda"), 3 * hidden, wide, 3 * hidden, 3 * hidden)
     norms, wides, *_ = sums.parts
     drops = dropout > 0
     attend = batch, heads, dropout

@@ -389,14 +389,14 @@ heads += [heads[-1] | {"MASKED": False, "FULL": full, "DROPS": False} for full i
 norm = {"DROPS": True, "HIDDEN": 256}
 narrow = {"RESIDUAL_DROPS": True, "HIDDEN": 64, "WIDE": 256, "TILE": LAUNCH.narrow[0]}
 jobs = (
-    (kernels.add_norm_forward, norm | {"ROWS": LAUNCH.norm_forward[0]}, LAUNCH.norm_forward[1]),
-    (kernels.add_norm_backward, norm | dict(zip(("ROWS", "STAGES"), LAUNCH.norm_backward[::2])), LAUNCH.norm_backward[1]),
-    (kernels.gelu_forward, {"BLOCK": LAUNCH.gelu_forward[0]}, LAUNCH.gelu_forward[1]),
-    (kernels.gelu_backward, dict(zip(("ROWS", "WIDTH", "STAGES"), (*LAUNCH.gelu_backward[:2], LAUNCH.gelu_backward[3]))), LAUNCH.gelu_backward[2]),
-    (kernels.sum_columns, {"ROWS": 64, "WIDTH": LAUNCH.sum_columns[0]}, LAUNCH.sum_columns[1]),
-    *((kernels.layer_forward, fixed | narrow | {"HEADS": 64 // fixed["SIZE"]}, *LAUNCH.narrow[1:]) for fixed in heads),
-    *((kernels.attention_forward, fixed, *LAUNCH.attention_forward) for fixed in heads),
-    *((kernels.attention_backward, fixed, *LAUNCH.attention_backward) for fixed in heads),
+    (kernels.add_norm_forward_kernel, norm | {"ROWS": LAUNCH.norm_forward[0]}, LAUNCH.norm_forward[1]),
+    (kernels.add_norm_backward_kernel, norm | dict(zip(("ROWS", "STAGES"), LAUNCH.norm_backward[::2])), LAUNCH.norm_backward[1]),
+    (kernels.gelu_forward_kernel, {"BLOCK": LAUNCH.gelu_forward[0]}, LAUNCH.gelu_forward[1]),
+    (kernels.gelu_backward_kernel, dict(zip(("ROWS", "WIDTH", "STAGES"), (*LAUNCH.gelu_backward[:2], LAUNCH.gelu_backward[3]))), LAUNCH.gelu_backward[2]),
+    (kernels.sum_columns_kernel, {"ROWS": 64, "WIDTH": LAUNCH.sum_columns[0]}, LAUNCH.sum_columns[1]),
+    *((kernels.narrow_layer_kernel, fixed | narrow | {"HEADS": 64 // fixed["SIZE"]}, *LAUNCH.narrow[1:]) for fixed in heads),
+    *((kernels.attention_forward_kernel, fixed, *LAUNCH.attention_forward) for fixed in heads),
+    *((kernels.attention_backward_kernel, fixed, *LAUNCH.attention_backward) for fixed in heads),
 )
 for kernel, fixed, warps, *stages in jobs:
     names = kernel.arg_names
@@ -405,7 +405,7 @@ for kernel, fixed, warps, *stages in jobs:
                        {(number,): [["tt.divisibility", 16]] for number, n in enumerate(names)
                         if kind(n)[0] in "*i" and n not in kernels.ANY_NUMBER})
     for chip in (80, 86, 90):
-        cramped = chip == 86 and kernel is kernels.attention_backward
+        cramped = chip == 86 and kernel is kernels.attention_backward_kernel
         options = {"num_warps": warps, "num_stages": stages[0] if stages and not cramped else 1}
         made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
         print(made.name, chip, made.metadata.shared)

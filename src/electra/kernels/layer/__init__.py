@@ -14,7 +14,7 @@ from torch import Tensor
 
 from electra.kernels import product_dtype
 from electra.kernels.layer.launch import (
-    Sums,
+    ColumnSums,
     add_norm,
     add_norm_backward,
     attention,
@@ -114,7 +114,7 @@ def end_forward(
 
 def end_backward(
     grad_output: Tensor, attention_out: Tensor, seed: Tensor | None, kept: list[Tensor], half_weights: list[Tensor],
-    norms: list[Tensor], dropout: float, eps: float, sums: Sums,
+    norms: list[Tensor], dropout: float, eps: float, sums: ColumnSums,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """Gradients of the residual rows (through this part alone), of the attention's output, and of the three weights.
     `sums` takes those of the norm after attention and the output bias, of the last norm and the narrow bias, and of the wide bias."""
@@ -162,7 +162,7 @@ def layer_backward(
     batch, hidden, dtype = len(x), x.shape[2], projected.dtype
     rows = rows_of(x, dtype)
     is_real = None if is_real is None else is_real.contiguous()
-    sums = Sums(x.device, 3 * hidden, 3 * hidden, len(half_weights[5]), 3 * hidden)
+    sums = ColumnSums(x.device, 3 * hidden, 3 * hidden, len(half_weights[5]), 3 * hidden)
     grad_output = rows_of(grad_output, dtype)
     residual, grad_attention, weights = end_backward(
         grad_output, attention_out, seed, rest, half_weights[2:], norms, dropout, eps, sums
@@ -235,7 +235,7 @@ def end_op_backward(
 ) -> list[Tensor]:  # fmt: skip
     hidden, dtype = attention_out.shape[2], half_weights[0].dtype
     inputs = rows_of(grad_output, dtype), rows_of(attention_out, dtype)
-    sums = Sums(attention_out.device, 3 * hidden, 3 * hidden, len(half_weights[3]))
+    sums = ColumnSums(attention_out.device, 3 * hidden, 3 * hidden, len(half_weights[3]))
     residual, grad_attention, weights = end_backward(
         *inputs, seed, kept, half_weights, norms, dropout, eps, sums
     )

@@ -52,7 +52,7 @@ def add_norm(
     rows, hidden = product.shape
     tile, warps = rows_per_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
     total, result = torch.empty_like(product), torch.empty_like(product)
-    kernels.add_norm_forward[(cdiv(rows, tile),)](
+    kernels.add_norm_forward_kernel[(cdiv(rows, tile),)](
         product, residual, gamma, beta, seed, total, result, rows, hidden, eps, *Drop.of(dropout), stream,
         DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), num_warps=warps,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def add_norm_backward(
     tile = rows_per_tile(rows_of_256, hidden)
     grad_residual = torch.empty_like(total)
     grad_product = torch.empty_like(total) if dropout > 0 else grad_residual
-    kernels.add_norm_backward[(len(partial),)](
+    kernels.add_norm_backward_kernel[(len(partial),)](
         grad_output, total, gamma, seed, grad_residual, grad_product, partial,
         rows, hidden, partial.stride(0), eps, *Drop.of(dropout), stream,
         DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), STAGES=stages - (dropout > 0),
@@ -81,7 +81,7 @@ def add_norm_backward(
 def gelu(before: Tensor) -> Tensor:
     block, warps = LAUNCH.gelu_forward
     after = torch.empty_like(before)
-    kernels.gelu_forward[(cdiv(before.numel(), block),)](
+    kernels.gelu_forward_kernel[(cdiv(before.numel(), block),)](
         before, after, before.numel(), BLOCK=block, num_warps=warps
     )
     return after
@@ -94,7 +94,7 @@ def gelu_backward(grad_output: Tensor, before: Tensor, partial: Tensor) -> tuple
     columns = min(most, next_power_of_2(width))
     across = cdiv(width, columns)
     after = torch.empty_like(before)
-    kernels.gelu_backward[(max(1, len(partial) // across), across)](
+    kernels.gelu_backward_kernel[(max(1, len(partial) // across), across)](
         grad_output, before, grad_output, after, partial, rows, width, partial.stride(0),
         ROWS=tile, WIDTH=columns, STAGES=stages, num_warps=warps,
     )  # fmt: skip
@@ -109,7 +109,7 @@ def attention(
     seq, hidden = tokens // batch, width // 3
     warps, stages = LAUNCH.attention_forward
     attention_out = projected.new_empty(tokens, hidden)
-    kernels.attention_forward[(batch, heads)](
+    kernels.attention_forward_kernel[(batch, heads)](
         projected, is_real, seed, attention_out, seq, (hidden // heads) ** -0.5, *Drop.of(dropout),
         **attention_sizes(seq, hidden, heads, is_real, dropout), num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def attention_backward(
     stages = stages if has_shared_memory(projected.device, 200_000) else 1
     grad_projected = torch.empty_like(projected)
     programs = min(batch, max(1, processors(projected.device) // heads))
-    kernels.attention_backward[(programs, heads)](
+    kernels.attention_backward_kernel[(programs, heads)](
         projected, is_real, seed, grad_output, grad_projected, partial,
         batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *Drop.of(dropout),
         **attention_sizes(seq, hidden, heads, is_real, dropout), num_warps=warps, num_stages=stages,
@@ -164,7 +164,7 @@ def narrow_layer(
     widths = hidden, 3 * hidden, hidden, hidden, hidden, wide, hidden
     outputs = [rows.new_empty(tokens, width) for width in widths]
     sizes = attention_sizes(seq, hidden, heads, is_real, attention_dropout)
-    kernels.layer_forward[(batch,)](
+    kernels.narrow_layer_kernel[(batch,)](
         rows, is_real, seed, *half_weights, *norms, *outputs,
         seq, (hidden // heads) ** -0.5, eps, *Drop.of(dropout), *Drop.of(attention_dropout),
         **sizes, RESIDUAL_DROPS=dropout > 0, HIDDEN=hidden, WIDE=wide, TILE=tile,
@@ -173,7 +173,7 @@ def narrow_layer(
     return outputs
 
 
-class Sums:
+class ColumnSums:
     """Room for the column sums of a backward pass: a line for each program, summed once. Where a kernel has fewer programs
     than another, its lines stay zero."""
 
@@ -189,7 +189,7 @@ def sum_columns(partial: Tensor) -> Tensor:
     rows, columns = partial.shape
     total = partial.new_empty(columns)
     width, warps = LAUNCH.sum_columns
-    kernels.sum_columns[(cdiv(columns, width),)](
+    kernels.sum_columns_kernel[(cdiv(columns, width),)](
         partial, total, rows, columns, ROWS=64, WIDTH=width, num_warps=warps
     )
     return total

@@ -20,7 +20,7 @@ ANY_NUMBER = ("rows", "batch", "seq", "threshold", "attention_threshold", "strea
 
 
 @triton.jit
-def _scramble(x):
+def _hash_bits(x):
     """A bijection of 32 bits in which every input bit flips every output bit about half of the time."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -34,13 +34,13 @@ def _is_kept(seed, stream, row, column, threshold):
     `threshold` is the share to drop, times 2^32, as a signed number that stands for an unsigned one."""
     number = tl.load(seed)
     low, high = number.to(tl.uint32), (number >> 32).to(tl.uint32)
-    of_row = _scramble(_scramble(_scramble(row.to(tl.uint32)) + low) ^ (high + stream))
-    of_column = _scramble(column.to(tl.uint32) * 0x9E3779B9 + low) | 1
+    of_row = _hash_bits(_hash_bits(_hash_bits(row.to(tl.uint32)) + low) ^ (high + stream))
+    of_column = _hash_bits(column.to(tl.uint32) * 0x9E3779B9 + low) | 1
     return of_row[:, None] * of_column[None, :] >= threshold.to(tl.uint32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def add_norm_forward(
+def add_norm_forward_kernel(
     product, residual, gamma, beta, seed, total, result,
     rows, hidden, eps, scale, threshold, stream,
     DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
@@ -71,7 +71,7 @@ def _normalise(value, is_column, hidden, eps):
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def add_norm_backward(
+def add_norm_backward_kernel(
     grad_output, total, gamma, seed, grad_residual, grad_product, partial,
     rows, hidden, columns, eps, scale, threshold, stream,
     DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr, STAGES: tl.constexpr,
@@ -125,7 +125,7 @@ def _gelu(x, tail):
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def gelu_forward(before, after, count, BLOCK: tl.constexpr):
+def gelu_forward_kernel(before, after, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = place < count
     x = tl.load(before + place, here, 0.0).to(tl.float32)
@@ -134,7 +134,7 @@ def gelu_forward(before, after, count, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def gelu_backward(
+def gelu_backward_kernel(
     grad_output, before, grad_before, after, partial, rows, width, columns,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +176,7 @@ def _attention_weights(
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def attention_forward(
+def attention_forward_kernel(
     projected, is_real, seed, attention_out,
     seq, softmax_scale, scale, threshold,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
@@ -207,7 +207,7 @@ def _pairs_of_rows(x, SEQ: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def attention_backward(
+def attention_backward_kernel(
     projected, is_real, seed, grad_output, grad_projected, partial,
     batch, seq, columns, softmax_scale, scale, threshold,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
@@ -257,7 +257,7 @@ def attention_backward(
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def sum_columns(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def sum_columns_kernel(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Sums of columns."""
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < columns
@@ -291,7 +291,7 @@ def _add_norm(
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
-def layer_forward(
+def narrow_layer_kernel(
     x, is_real, seed, into_qkv, qkv_bias, into_output, output_bias, into_wide, wide_bias, into_narrow, narrow_bias,
     gamma, beta, last_gamma, last_beta, result, projected, attention_out, first, middle, wide, second,
     seq, softmax_scale, eps, scale, threshold, attention_scale, attention_threshold,

@@ -14,7 +14,7 @@ TILE = 128  # tokens of the vocabulary: a block of the plain sampling, so that b
 MOST_SPLITS = 16
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """Processors of the device, and for each kernel its tile of rows, warps, and tiles of words on their way at once."""
 
     processors: int
@@ -23,12 +23,12 @@ class Plan(NamedTuple):
     backward: dict[str, int]
 
 
-def plan(device: torch.device) -> Plan:
+def plan(device: torch.device) -> LaunchPlan:
     """Three tiles on their way at once, where the shared memory holds them (A100, H100 and above), or else two. `finish`
     takes single rows, since each row has a block of its own; the interpreter, on the CPU, works through programs one by
     one, so there they are larger."""
     stages, rows = (3 if has_shared_memory(device) else 2, 1) if device.type == "cuda" else (1, 64)
-    return Plan(
+    return LaunchPlan(
         processors(device),
         {"ROWS": 64, "num_warps": 4, "num_stages": 1},
         {"ROWS": rows, "num_warps": 4, "num_stages": 1},
