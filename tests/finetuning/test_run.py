@@ -437,3 +437,18 @@ def test_mistakes_get_one_line_and_their_exit_code_in_finetune(toy_model, table,
     done = electra("finetune", *(names.get(word, word) for word in words), "--out", tmp_path / "out")
     assert done.returncode == code, done.stderr
     assert part in done.stderr and "Traceback" not in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_a_table_is_read_and_encoded_once_however_many_seeds(toy_model, table, tmp_path, monkeypatch):
+    from electra.finetuning import plan, run
+    from electra.finetuning.classification import Classification
+
+    encoded, read = [], []
+    encode, read_rows = Classification.encode, plan.read_rows
+    monkeypatch.setattr(
+        Classification, "encode", lambda self, rows: encoded.append(rows) or encode(self, rows)
+    )
+    monkeypatch.setattr(plan, "read_rows", lambda *words: read.append(words[0]) or read_rows(*words))
+    overrides = {"epochs": 1, "length": 24, "evaluations": 1, "kind": "classification"}
+    run.finetune(toy_model, [str(table)], overrides, tmp_path / "out", seeds=2)
+    assert len(encoded) == 2 and read == [table]  # train and dev, in one file

@@ -193,9 +193,8 @@ class Task(Protocol):
 
     @abstractmethod
     def head(self, encoder: EncoderSettings) -> nn.Module:
-        """A module: (hidden [batch seq hidden], Batch) -> dict of tensors whose first dimension is the batch. One that
-        looks at the first token alone says `reads_first_only = True` and is given [batch 1 hidden], which is cheaper.
-        """
+        """A module: (hidden [batch seq hidden], Batch) -> dict of tensors whose first dimension is the batch. Its
+        `reads_first_only` says that it looks at the first token alone: it is given [batch 1 hidden], which is cheaper."""
 
     @abstractmethod
     def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:

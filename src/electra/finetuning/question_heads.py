@@ -39,6 +39,8 @@ class PlainHead(nn.Module):
     """Two logits a token, as transformers' classes for question answering have them. They leave raw, as there; what cannot
     be pointed at is masked in the loss, as in the original (transformers does not), and in decoding."""
 
+    reads_first_only = False
+
     def __init__(self, label: nn.Module):
         super().__init__()
         self.label = label
@@ -55,6 +57,8 @@ class JointHead(nn.Module):
 
     Every matrix is Glorot's, as in the original. [h_start ; h] is never built: the layer's halves are applied to
     h_start and to h, so that beam × positions vectors cost one sum each."""
+
+    reads_first_only = False
 
     def __init__(self, hidden: int, beam: int, answerability: bool):
         super().__init__()

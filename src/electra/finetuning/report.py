@@ -40,11 +40,15 @@ def common_settings(plan: Plan, model: str, model_sha256: str) -> dict[str, Any]
         "task": config.dump(plan.task),
         "method": config.dump(plan.method),
         "files": {
-            split: {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-            for split, path in plan.files.items()
+            split: {"file": path.name, "sha256": file_sha256(path)} for split, path in plan.files.items()
         },
         "rows": {split: len(rows) for split, rows in plan.splits.items()},
     }
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:

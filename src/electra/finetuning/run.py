@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Start:
     length: int | None = None
     """How many positions pre-training had trained."""
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         digest = hashlib.sha256()
         for name in sorted(self.tensors):

@@ -47,7 +47,7 @@ class Finetuned(nn.Module):
     def __init__(self, encoder: Encoder, head: nn.Module):
         super().__init__()
         self.encoder, self.head = encoder, head
-        self.first_only = bool(getattr(head, "reads_first_only", False))
+        self.first_only = bool(head.reads_first_only)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         is_real = batch.is_real if batch.padded else None
