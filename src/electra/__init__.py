@@ -68,11 +68,12 @@ def prepare(
     tokenizer: PathLike,
     heldout: float = 0.01,
     workers: int | None = None,
+    unit_bytes: int = 4 << 20,
     **reading: Any,
 ) -> "Manifest":
     """Files and folders of text -> token shards in `out`; returns their manifest. A share `heldout` of the documents is kept
-    for evaluation. How files are read: `text_key`, `documents`, `on_bad`. Called again after an interruption it does what is
-    missing.
+    for evaluation. `unit_bytes` of text make one shard. How files are read: `text_key`, `documents`, `on_bad`. Called again
+    after an interruption it does what is missing.
 
     >>> manifest = electra.prepare("my-text.txt", "my-shards", tokenizer="my-tokenizer", heldout=0.1, workers=1)
     >>> manifest.splits["train"].tokens > 1000
@@ -81,7 +82,8 @@ def prepare(
     from electra.base import config
     from electra.data import prepare as preparation
 
-    settings = config.validate(preparation.PrepareSettings, {"corpus": reading, "heldout_share": heldout})
+    tree = {"corpus": reading, "heldout_share": heldout, "unit_bytes": unit_bytes}
+    settings = config.validate(preparation.PrepareSettings, tree)
     return preparation.prepare(_paths(texts), Path(out), Path(tokenizer), settings, workers)
 
 

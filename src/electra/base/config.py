@@ -240,9 +240,9 @@ def toml_value(value: Any) -> str:
     raise AssertionError(f"no TOML form for {value!r}")
 
 
-def differences(old: Settings, new: Settings, ignore: Sequence[str] = ()) -> list[str]:
-    """`key: old -> new` for every key whose value differs."""
-    before, after = flatten(dump(old)), flatten(dump(new))
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignore: Sequence[str] = ()) -> list[str]:
+    """`key: old -> new` for every key of two trees whose value differs."""
+    before, after = flatten(old), flatten(new)
     return [
         f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
         for key in sorted(before.keys() | after.keys())

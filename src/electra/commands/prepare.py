@@ -16,6 +16,9 @@ def prepare_command(
     ],
     tokenizer: Annotated[Path, typer.Option(help="tokenizer.json or a folder with one")],
     heldout: Annotated[float, typer.Option(help="share of documents kept for evaluation")] = 0.01,
+    unit_bytes: Annotated[
+        int, typer.Option(help="bytes of text per shard, and the most that an interruption loses")
+    ] = 4 << 20,
     workers: Annotated[int | None, typer.Option(help="processes", show_default="all cores")] = None,
     text_key: TextKey = "text",
     documents: Documents = "blank-line",
@@ -25,7 +28,7 @@ def prepare_command(
     import electra
 
     reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
-    manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, **reading)
+    manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, **reading)
     train, held = manifest.splits["train"], manifest.splits["heldout"]
     print(
         f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "

@@ -90,7 +90,7 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
 
 def collect_text(path: Path) -> Path:
     from electra.base.files import write_atomically
-    from electra.data.docstrings import docstrings, libraries
+    from electra.data.corpus import docstrings, libraries
 
     if not path.is_file():
         texts: dict[str, str] = {}

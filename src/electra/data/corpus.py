@@ -6,7 +6,9 @@ system wrote it. What cannot be used is never passed over in silence: `on_bad` s
 """
 
 import codecs
+import inspect
 import re
+import sysconfig
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +24,9 @@ _BLANK_LINE = re.compile(r"\n(?:[^\S\n]*\n)+")
 _SPACES = re.compile(r"\s*")
 _BAD = re.compile("[\x00\ud800-\udfff]+")
 _ODD_SEPARATOR = re.compile("[\r\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
+_TRIPLE_QUOTED = re.compile(r"""("{3}|'{3})(.*?)\1""", re.DOTALL)
+DOCUMENTED_PACKAGES = ("torch", "numpy", "sympy", "networkx")
+SHORTEST_DOCSTRING = 80
 _REMEDY = "Repair it, or set on_bad to skip or replace"
 
 
@@ -263,3 +268,41 @@ def cut_at_whitespace(text: str, start: int, limit: int) -> int:
     piece = text[start : start + limit]
     words = piece.rsplit(None, 1)
     return start + (len(words[0]) if len(words) == 2 else len(piece))
+
+
+def libraries() -> dict[str, Path]:
+    """Text that every machine with electra on it already has: where each documented library lives, if it is installed. The
+    quickstart needs a corpus without a download and without shipping anybody's text."""
+    paths = sysconfig.get_paths()
+    folders = {"stdlib": Path(paths["stdlib"])}
+    folders |= {name: Path(paths["purelib"]) / name for name in DOCUMENTED_PACKAGES}
+    return {name: path for name, path in folders.items() if path.is_dir()}
+
+
+def docstrings(folder: Path) -> Iterator[str]:
+    """Documentation of every module under `folder`, in the order of the paths; tests are skipped. It is looked for by its
+    triple quotes, which takes seconds: parsing every file would take half a minute."""
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).parts
+        if "site-packages" in parts or {"test", "tests", "testing"} & set(parts):
+            continue
+        source = path.read_text("utf-8", errors="ignore")
+        for match in _TRIPLE_QUOTED.finditer(source):
+            text = prose(match.group(2))
+            if len(text) >= SHORTEST_DOCSTRING:
+                yield text
+
+
+def prose(text: str) -> str:
+    """A docstring's sentences: examples at the prompt, tables and rulers are dropped, wrapped lines joined, so that a
+    line is a paragraph."""
+    paragraphs = []
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        lines = [line.strip() for line in block.splitlines()]
+        if any(line.startswith((">>>", "...", "|", "+-", "In [", "$ ")) for line in lines):
+            continue
+        joined = " ".join(line for line in lines if line.strip("-=~^*#. "))
+        letters = sum(character.isalpha() or character == " " for character in joined)
+        if len(joined) >= 20 and letters >= 0.8 * len(joined):
+            paragraphs.append(joined)
+    return "\n".join(paragraphs)

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
-from electra.base.config import Settings, dump, flatten
+from electra.base.config import Settings, differences, dump
 from electra.base.errors import DataError, MachineError, SettingsError
 from electra.base.files import lock, remove_leftovers, write_atomically
 from electra.base.jobs import cpu_count, run_jobs
@@ -158,16 +158,12 @@ class _Preparation:
     def finished(self) -> Manifest:
         """The manifest that is there, if it is what this run would write."""
         manifest = read_manifest(self.out)
-        there = flatten(manifest.settings) | {"tokenizer": manifest.tokenizer_sha256[:12]}
-        here = flatten(dump(self.settings)) | {"tokenizer": self.tokenizer_sha256[:12]}
-        for name, value in manifest.inputs:
-            there[f"inputs.{name}"], here[f"inputs.{name}"] = value, getattr(self.inputs, name)
-        keys = sorted(there.keys() | here.keys())
-        differing = [key for key in keys if there.get(key) != here.get(key)]
-        if differing:
-            changes = "; ".join(f"{key}: {there.get(key)!r} -> {here.get(key)!r}" for key in differing)
+        before = {"tokenizer": manifest.tokenizer_sha256[:12], "inputs": dump(manifest.inputs)}
+        now = {"tokenizer": self.tokenizer_sha256[:12], "inputs": dump(self.inputs)}
+        changes = differences(manifest.settings | before, dump(self.settings) | now)
+        if changes:
             raise SettingsError(
-                f"{self.out} already holds other shards ({changes}). Choose another folder, or delete it."
+                f"{self.out} already holds other shards ({'; '.join(changes)}). Choose another folder, or delete it."
             )
         return manifest
 

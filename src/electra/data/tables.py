@@ -303,11 +303,11 @@ class Line(NamedTuple):
 
 
 def read_conll(path: Path, columns: Mapping[str, int]) -> list[dict[str, Any]]:
-    """One row a sentence: for each name in `columns` the list of what stands in that column, counted from 0, or from the
+    """One row per sentence: for each name in `columns` the list of what stands in that column, counted from 0, or from the
     end where negative. `{"tokens": 0, "tags": -1}` reads most files of named entities. Plain or compressed."""
     rows = [row for lines in sentences(path, columns.values()) if (row := row_of(lines, columns))]
     if not rows:
-        raise DataError(f"{path} has no words. Give a file with a word a line.")
+        raise DataError(f"{path} has no words. Give a file with one word per line.")
     return rows
 
 
@@ -319,13 +319,15 @@ def row_of(lines: Sequence[Line], columns: Mapping[str, int]) -> dict[str, Any] 
 def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
     """All lines, in groups that end with a blank one. Joined by line ends they are the file again."""
     group: list[Line] = []
-    width, split = 0, spaces
+    width, has_tabs = 0, False
     for number, line in enumerate(_lines(path), 1):
-        if not width and line.strip(" \t") and not line.startswith(("#", _DOCUMENT)):
-            split = tabs if "\t" in line else spaces
-            width = len(split(line))
+        begins = not width and bool(line.strip(" \t")) and not line.startswith(("#", _DOCUMENT))
+        has_tabs = "\t" in line if begins else has_tabs
+        # not `line.split()`: a no-break space is part of its word
+        cells = line.split("\t") if has_tabs else re.split("[ \t]+", line.strip(" \t"))
+        if begins:
+            width = len(cells)
             refuse_columns(path, line, width, list(places))
-        cells = split(line)
         if not line.strip(" \t"):
             yield [*group, Line(line, None)]
             group = []
@@ -343,8 +345,7 @@ def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
 
 def refuse_columns(path: Path, line: str, width: int, places: Sequence[int]) -> None:
     """Two names for one column are words that are their own tags: what -1 means in a file of words alone."""
-    needed = max(place + 1 if place >= 0 else -place for place in places)
-    needed = max(needed, len(places))
+    needed = max(len(places), *(place + 1 if place >= 0 else -place for place in places))
     if width < needed or len({place % width for place in places}) < len(places):
         raise DataError(
             f"{path} has {width} columns ({line[:60]!r}), not {needed}. Set token_column and tag_column to those it has."
@@ -367,15 +368,6 @@ def with_tags(lines: Sequence[Line], tags: Sequence[str]) -> Iterator[str]:
             yield f"{text}{separator}{next(answers)}"
         else:
             yield f"{text}{separator}O" if text.startswith(_DOCUMENT) else text
-
-
-def tabs(line: str) -> list[str]:
-    return line.split("\t")
-
-
-def spaces(line: str) -> list[str]:
-    """Not `line.split()`: a no-break space is part of its word."""
-    return re.split("[ \t]+", line.strip(" \t"))
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -403,8 +395,8 @@ PAIRS = (
     ("text_a", "text_b"),
     ("text1", "text2"),
 )
-TEXTS = ("text", "sentence", "review", "document", "content", "comment", "body", "message", "tweet", "title")
-LABELS = (
+TEXTS = ["text", "sentence", "review", "document", "content", "comment", "body", "message", "tweet", "title"]
+LABELS = [
     "label",
     "labels",
     "class",
@@ -415,7 +407,7 @@ LABELS = (
     "stars",
     "rating",
     "score",
-)
+]
 MOST_CLASSES = 200
 
 
@@ -425,7 +417,7 @@ def pick(columns: Sequence[str], name: str) -> str | None:
 
 
 def column_of(name: str, row: Row) -> str:
-    return name if name in row else pick(list(row), name) or name
+    return pick(list(row), name) or name
 
 
 def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
@@ -463,7 +455,8 @@ def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
 
 
 def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
-    """Lists are several labels, and so are names with a separator between them; many different numbers, or numbers with a fraction, are a quantity; the rest is names."""
+    """Lists are several labels, and so are names with a separator between them; many different numbers, or numbers with a
+    fraction, are a quantity; the rest is names."""
     joined = (value.split(separator) for value in values if isinstance(value, str) and separator in value)
     if any(isinstance(value, list) for value in values) or any(
         all(map(str.strip, names)) for names in joined

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
+# Of more text about this much is used: documents chosen by their hash.
+MOST_CHARACTERS = 1_000_000_000
+# A merge of wordpiece or bpe has to occur this often.
+_MIN_FREQUENCY = 2
+# Of all characters of the text in wordpiece and unigram; rarer ones get no piece of their own and become [UNK].
+_CHARACTER_COVERAGE = 0.9999
 # Of the unigram trainer.
 _LONGEST_PIECE = 16
 _LONGEST_WORD = 64
@@ -38,23 +44,18 @@ _KEPT_EACH_ROUND = 0.75
 class TokenizerSettings(Settings):
     """`strip_accents` decomposes characters (NFD) and drops the marks. It turns é into e, but in wordpiece, as in BERT,
     it also leaves Hangul in pieces, and it takes the voicing marks off kana (が becomes か): off for Korean and Japanese.
-    `split_cjk` makes every Chinese character a word, as BERT does, and `character_coverage` is the share of all
-    characters that get a piece of their own, the others become [UNK]: both are for wordpiece only.
-    Of more text than `characters`, about that much is used: documents chosen by their hash."""
+    `split_cjk` makes every Chinese character a word, as BERT does: for wordpiece only."""
 
     kind: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
     vocab_size: int = Field(default=30522, ge=300)
     lowercase: bool = True
     strip_accents: bool = False
     split_cjk: bool = True
-    min_frequency: int = Field(default=2, ge=1)
-    character_coverage: float = Field(default=0.9999, gt=0.9, le=1)
-    characters: int = Field(default=1_000_000_000, ge=1)
 
 
 def train_tokenizer(corpus: "Corpus", settings: TokenizerSettings) -> Tokenizer:
     """The corpus is read as a stream: memory holds its distinct words, never its text."""
-    texts = _Sample(corpus, settings.characters)
+    texts = _Sample(corpus)
     match settings.kind:
         case "wordpiece":
             return _train_wordpiece(texts, settings)
@@ -132,13 +133,13 @@ def special_ids(tokenizer: Tokenizer) -> "SpecialIds":
 
 
 class _Sample:
-    """The texts of a corpus, or the share of them that is about `characters` long, the same at each iteration."""
+    """The texts of a corpus, or a part of them that is about MOST_CHARACTERS long, the same at each iteration."""
 
     _PROBE = 1 << 24
 
-    def __init__(self, corpus: "Corpus", characters: int) -> None:
+    def __init__(self, corpus: "Corpus") -> None:
         self.corpus = corpus
-        self.threshold = min(1.0, characters / max(1, self._expected_characters())) * 2.0**64
+        self.threshold = min(1.0, MOST_CHARACTERS / max(1, self._expected_characters())) * 2.0**64
 
     def _expected_characters(self) -> float:
         """From the size of the files and, as they may be compressed, the ratio at their beginning."""
@@ -166,7 +167,7 @@ def _train_wordpiece(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
     tokenizer = _wordpiece({"[UNK]": 0}, normalizer)
     trainer = trainers.WordPieceTrainer(
         vocab_size=settings.vocab_size,
-        min_frequency=settings.min_frequency,
+        min_frequency=_MIN_FREQUENCY,
         special_tokens=[*SPECIAL_TOKENS, *alphabet, *continuing],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -186,16 +187,16 @@ def _alphabet(texts: _Sample, normalizer: Any, settings: TokenizerSettings) -> t
         for normal in normalizer.normalize_str(character):
             if not normal.isspace():
                 counts[normal] += count
-    alphabet = _most_frequent(counts, settings, settings.vocab_size // 3)
+    alphabet = _most_frequent(counts, settings.vocab_size // 3)
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     continuing = [f"##{it}" for it in alphabet if len(split(normalizer.normalize_str(f"a{it}"))) == 1]
     return alphabet, continuing
 
 
-def _most_frequent(counts: Counter[str], settings: TokenizerSettings, limit: int) -> list[str]:
-    """As many characters as cover the wanted share of the text, up to a limit; sorted."""
+def _most_frequent(counts: Counter[str], limit: int) -> list[str]:
+    """As many characters as cover nearly all of the text, up to a limit; sorted."""
     kept: list[str] = []
-    missing = (1 - settings.character_coverage) * counts.total()
+    missing = (1 - _CHARACTER_COVERAGE) * counts.total()
     left = counts.total()
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if left <= missing or len(kept) == limit:
@@ -213,7 +214,7 @@ def _train_bpe(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab_size,
-        min_frequency=settings.min_frequency,
+        min_frequency=_MIN_FREQUENCY,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=live_bars(),
@@ -238,7 +239,7 @@ def _train_unigram(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
     for word, count in words.items():
         for character in word:
             characters[character] += count
-    alphabet = _most_frequent(characters, settings, settings.vocab_size // 2)
+    alphabet = _most_frequent(characters, settings.vocab_size // 2)
     pieces = learn_pieces(words, settings.vocab_size - len(SPECIAL_TOKENS), alphabet)
     specials = [(name, 0.0) for name in SPECIAL_TOKENS]
     tokenizer = Tokenizer(models.Unigram([*specials, *pieces], SPECIAL_TOKENS.index("[UNK]")))

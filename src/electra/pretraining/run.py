@@ -159,7 +159,9 @@ def refuse_other_settings(folder: Path, settings: PretrainSettings) -> None:
     if not path.is_file() or not checkpoint.checkpoint_folders(folder / "checkpoints"):
         return
     before = config.validate(PretrainSettings, config.read_recipe(str(path)))
-    changed = config.differences(before, settings, ignore=("run", "data", *FREE_TO_CHANGE))
+    changed = config.differences(
+        config.dump(before), config.dump(settings), ignore=("run", "data", *FREE_TO_CHANGE)
+    )
     if changed:
         raise SettingsError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…)."
