@@ -95,9 +95,6 @@ def electra(*words: object, cwd: Path | None = None, stdin: str = "") -> subproc
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-electra_inside = electra
-
-
 def electra_process(*words: object, env: dict[str, str] | None = None, **more) -> subprocess.CompletedProcess:
     """The command line as people use it: another process, which costs three seconds more."""
     return subprocess.run(

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import electra_inside, shipped_additions, words_of
+from helpers import electra, shipped_additions, words_of
 
 STORED = Path(__file__).parent / "golden" / "exact.json"
 RECIPES = ["", *shipped_additions(), "masked-lm+whole-word", "modernbert+gdes"]
@@ -51,7 +51,7 @@ def one_thread():
 
 
 def run(*words):
-    done = electra_inside(*words)
+    done = electra(*words)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -169,9 +169,7 @@ def test_a_fine_tuned_network_to_the_last_bit(name, start, recipe, prepared, tmp
         for word in KINDS[name]
     ]
     out = tmp_path / "out"
-    done = electra_inside(
-        "finetune", model, folder, *words, "epochs=2", "batch=8", "--seeds", "1", "--out", out
-    )
+    done = electra("finetune", model, folder, *words, "epochs=2", "batch=8", "--seeds", "1", "--out", out)
     assert done.returncode == 0, done.stderr
     results = json.loads(next(out.rglob("results.json")).read_text())
     weights = sorted(out.rglob("*.safetensors"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import electra_inside as electra
+from helpers import electra
 
 MNLI = "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
 STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"

@@ -11,7 +11,7 @@ from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import make_plan
 from electra.finetuning.predict import input_problems
-from helpers import electra_inside
+from helpers import electra
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -87,7 +87,7 @@ def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path)
 
     def finetune(name: str, seeds: int) -> dict:
         words = ("epochs=1", "length=24", "--seeds", seeds, "--out", "out")
-        done = electra_inside("finetune", toy_model, f"{name}.jsonl", *words, cwd=tmp_path)
+        done = electra("finetune", toy_model, f"{name}.jsonl", *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         results = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
         return {name: result["runs"] for name, result in results.items()}

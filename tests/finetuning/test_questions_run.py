@@ -10,7 +10,7 @@ from electra.data.tables import TableWriter, read_rows
 from electra.finetuning.folder import load_task_folder
 from electra.finetuning.plan import make_plan
 from electra.finetuning.squad_metrics import squad1
-from helpers import electra_inside as electra
+from helpers import electra
 
 FAST = (
     "epochs=6",

@@ -12,9 +12,7 @@ import torch
 
 from electra.data.tables import TableWriter, read_rows
 from electra.finetuning.folder import load_task_folder
-from helpers import command, environment
-from helpers import electra as electra_process
-from helpers import electra_inside as electra
+from helpers import command, electra, electra_process, environment
 
 FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=24")
 

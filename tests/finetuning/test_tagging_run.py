@@ -10,7 +10,7 @@ import pytest
 from electra.base.errors import DataError
 from electra.data.tables import TableWriter, read_conll, read_rows
 from electra.finetuning.plan import guess_shape
-from helpers import electra_inside as electra
+from helpers import electra
 
 FAST = ("epochs=8", "lr=4e-3", "batch=16", "evaluations=2", "length=40")
 NOUNS = {"barak": "PER", "lonute": "LOC"}

@@ -17,7 +17,7 @@ from electra.inspector.compare import (
     variants,
 )
 from electra.inspector.probe import LabelledTexts
-from helpers import electra, electra_inside
+from helpers import electra
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_every_recipe_is_trained_for_every_seed_and_measured(compared, recipe):
 
 def test_a_frozen_generator_without_a_source_is_refused_with_the_way_to_one(recipe, prepared, tmp_path):
     for recipes in (f"{recipe}+two-stage", f"{recipe}+frozen-generator", "two-stage"):
-        done = electra_inside("compare", recipes, f"data={prepared}", "--out", tmp_path / "out")
+        done = electra("compare", recipes, f"data={prepared}", "--out", tmp_path / "out")
         assert done.returncode == 2 and "give generator.source" in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()
 

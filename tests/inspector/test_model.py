@@ -17,7 +17,7 @@ from electra.interop.write import write_network
 from electra.model import encoder_alone, initialise
 from electra.model.modern import ModernEncoderSettings
 from electra.pretraining.load import export_run
-from helpers import electra_inside
+from helpers import electra
 
 TEXT = "The barak walks the lonute."
 LONG = " ".join([TEXT] * 12)
@@ -226,5 +226,5 @@ def test_an_export_of_before_lengths_were_written_is_read(finished_run, tmp_path
     (folder / "config.json").write_text(json.dumps(config))
     model: Model = load(folder)
     assert model.network.length is None and model.detect(TEXT)
-    done = electra_inside("detect", folder, TEXT, "--json")
+    done = electra("detect", folder, TEXT, "--json")
     assert done.returncode == 0 and len(json.loads(done.stdout)["tokens"]) == len(model.detect(TEXT))

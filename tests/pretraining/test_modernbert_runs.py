@@ -15,7 +15,7 @@ from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import flops_per_token
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
-from helpers import electra_inside as electra
+from helpers import electra
 
 VARIANTS = ["masked-lm", "all-tokens", "corrective", "electric", "adversarial", "replaced-span", "selection"]
 VARIANTS += ["gdes", "generator-unigram", "generator-two-tower"]

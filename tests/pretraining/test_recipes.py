@@ -2,10 +2,8 @@
 
 import pytest
 
-from electra.commands.quickstart_parts import HELDOUT_SHARE, VOCABULARY, collect_text
-from electra.data.corpus import Corpus
-from electra.data.prepare import PrepareSettings, prepare
-from electra.data.tokenizer import TokenizerSettings, save_tokenizer, train_tokenizer
+import electra
+from electra.commands.quickstart import collect_text
 from electra.objectives.metrics import PATIENCE, alarms
 from electra.pretraining.run import pretrain
 from electra.pretraining.settings import resolve
@@ -18,15 +16,10 @@ MINUTES = ["train.steps=200", "schedule.warmup=20", "train.log_every=10", "train
 
 @pytest.fixture(scope="module")
 def documentation(tmp_path_factory):
-    from rich.console import Console
-
     folder = tmp_path_factory.mktemp("documentation")
-    text = collect_text(folder / "text.jsonl", Console(quiet=True))
-    save_tokenizer(
-        train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=VOCABULARY)), folder / "tokenizer"
-    )
-    settings = PrepareSettings(heldout_share=HELDOUT_SHARE)
-    prepare([text], folder / "shards", folder / "tokenizer", settings)
+    text = collect_text(folder / "text.jsonl")
+    electra.train_tokenizer(text, folder / "tokenizer", vocab_size=4096)
+    electra.prepare(text, folder / "shards", folder / "tokenizer", heldout=0.02)
     return folder / "shards"
 
 

@@ -28,7 +28,7 @@ from electra.train.optimizers import (
     orthogonalise,
     split_parameters,
 )
-from helpers import electra_inside
+from helpers import electra
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -365,7 +365,7 @@ def test_what_does_not_learn_is_left_alone():
 
 def test_the_recipe_trains_by_the_command_line_and_another_optimizer_is_refused(recipe, prepared, tmp_path):
     words = ("pretrain", f"{recipe}+muon", f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=6")
-    done = electra_inside(*words)
+    done = electra(*words)
     assert done.returncode == 0, done.stderr
     (*_, folder) = checkpoint_folders(tmp_path / "run" / "checkpoints")
     saved = load_file(folder / "optimizer.safetensors")
@@ -373,7 +373,7 @@ def test_the_recipe_trains_by_the_command_line_and_another_optimizer_is_refused(
     outside = {name.rpartition(".")[2] for name in saved if ".embeddings.words.weight." in name}
     assert inside == {"momentum"} and outside == {"step", "exp_avg", "exp_avg_sq"}
     assert all(tensor.abs().sum() > 0 for name, tensor in saved.items() if name.endswith("momentum"))
-    other = electra_inside(*words, "optimizer.kind=adamw")
+    other = electra(*words, "optimizer.kind=adamw")
     assert other.returncode == 2 and "optimizer.kind: 'muon' -> 'adamw'" in other.stderr
 
 

@@ -27,7 +27,7 @@ from electra.train.log import read_metrics
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings, next_accumulate
 from electra.train.step import Execution, Step, build_step
-from helpers import electra_inside
+from helpers import electra
 
 CPU = torch.device("cpu")
 ADAM = OptimizerSettings(lr=1e-2, clip=0.05)
@@ -256,7 +256,7 @@ def test_out_of_memory_ends_the_run_with_the_parts_that_would_fit(recipe, prepar
     from electra.objectives.electra import Electra
 
     monkeypatch.setattr(Electra, "forward", ShortOfMemory.forward)
-    done = electra_inside("pretrain", recipe, f"data={prepared}", f"run={tmp_path}", "train.batch=8")
+    done = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path}", "train.batch=8")
     assert done.returncode == 7
     assert (
         "8 rows at once do not fit: add train.accumulate=2 (same batch, same data, less memory)"
