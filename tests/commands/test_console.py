@@ -1,0 +1,51 @@
+"""Tables, messages and hints as people see them."""
+
+import logging
+
+import pytest
+
+from electra.base.errors import DataError, MachineError
+from electra.base.table import Table
+from electra.commands import configure_logging
+from electra.commands.console import print_table, resume_hint
+
+TABLE = Table(
+    ("class", "F1", "meaning"),
+    [("a|b", "0.5000", "[bold] words"), (), ("c", "–", "more")],
+    title="scores [x]",
+)
+
+
+def test_one_table_is_drawn_and_written_as_markdown(capsys):
+    assert TABLE.markdown().splitlines() == [
+        "| class | F1 | meaning |",
+        "|---|---|---|",
+        "| a\\|b | 0.5000 | [bold] words |",
+        "| c | – | more |",
+    ]
+    print_table(TABLE)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "scores [x]" and "[bold] words" in lines[4]
+    assert "│ c     │      – │ more " in lines[6], "words stand left, numbers right"
+    assert lines[5].startswith("├")
+
+
+def test_messages_of_the_library_are_plain_lines_on_standard_error(capsys):
+    configure_logging()
+    log = logging.getLogger("electra.somewhere")
+    log.info("reading %s", "[x]")
+    log.warning("careful")
+    log.debug("never seen")
+    assert capsys.readouterr().err == "reading [x]\nWARNING: careful\n"
+
+
+@pytest.mark.parametrize(("error", "begun", "hint"), [
+    (MachineError("disk full"), True, True),
+    (MachineError("disk full"), False, False),
+    (DataError("no text"), True, False),
+    (KeyboardInterrupt(), True, True),
+])  # fmt: skip
+def test_the_command_that_goes_on_is_named_where_it_can(error, begun, hint, capsys):
+    with pytest.raises(type(error)), resume_hint(["pretrain", "tiny", "data=my text"], lambda: begun):
+        raise error
+    assert ("to go on: electra pretrain tiny 'data=my text'" in capsys.readouterr().err) == hint
