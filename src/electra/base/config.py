@@ -77,14 +77,14 @@ def parse_value(text: str) -> Any:
     return text if isinstance(value, date | time) else value
 
 
-def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
     """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}"""
     overrides: dict[str, Any] = {}
     problems = []
-    for word in words:
-        key, equals, value = word.partition("=")
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
         if not equals or not key:
-            problems.append(f"{word!r} is not of the form key=value")
+            problems.append(f"{assignment!r} is not of the form key=value")
         overrides[key.strip()] = parse_value(value.strip())
     if problems:
         raise SettingsError("; ".join(problems) + ".")
@@ -117,16 +117,16 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(
     kind: type[Tree],
     recipe: str,
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> tuple[Tree, dict[str, str]]:
     """The validated tree, and for every key where its value came from: default, the recipe, or the command line.
     `defaults` are those that the tree itself cannot know."""
     from_recipe = flatten(read_recipe(recipe))
-    from_words = parse_overrides(words)
-    settings = validate(kind, nest({**(defaults or {}), **from_recipe, **from_words}))
+    from_command = parse_overrides(overrides)
+    settings = validate(kind, nest({**(defaults or {}), **from_recipe, **from_command}))
     sources = {
-        key: "command line" if key in from_words else recipe if key in from_recipe else "default"
+        key: "command line" if key in from_command else recipe if key in from_recipe else "default"
         for key in flatten(dump(settings))
     }
     return settings, sources
