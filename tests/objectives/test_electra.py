@@ -78,7 +78,7 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
     assert np.array_equal(corrupted.is_replaced.numpy(), expected["is_replaced"])
     real = batch.is_real.numpy()
     np.testing.assert_allclose(logits.detach().numpy()[real], expected["logits"][real], atol=1e-10)
-    assert corrupted.mlm_loss.item() == pytest.approx(expected["mlm"], rel=1e-10)
+    assert corrupted.generated.mlm_loss.item() == pytest.approx(expected["mlm"], rel=1e-10)
     assert loss.total.item() == pytest.approx(expected["total"], rel=1e-10)
     assert expected["is_replaced"].any()
 

@@ -66,7 +66,7 @@ def test_uniform_and_unigram_draw_what_their_names_say():
     counts = 1.0 + torch.arange(VOCABULARY) % 17
     for kind, weights in (("uniform", torch.ones(VOCABULARY)), ("unigram", counts + 1)):
         corrupted = build(kind).corruptor(batch)
-        drawn = np.bincount(corrupted.sampled[corrupted.chosen.used].numpy(), minlength=VOCABULARY)
+        drawn = np.bincount(corrupted.generated.sampled[corrupted.chosen.used].numpy(), minlength=VOCABULARY)
         expected = (weights / weights.sum() * drawn.sum()).numpy().astype(float)
         assert stats.chisquare(drawn, expected * drawn.sum() / expected.sum()).pvalue > 1e-4
 
@@ -82,7 +82,7 @@ def test_a_generator_that_does_not_learn_has_no_gradient_no_dropout_and_no_part_
         assert all(p.grad is None for p in objective.corruptor.parameters())
         metrics = summarise(loss.sums, objective.extra_metrics)
         assert loss.total.item() == pytest.approx(50 * metrics["rtd_loss"], rel=1e-5)
-        first, second = (objective.corruptor(batch).mlm_loss.item() for _ in range(2))
+        first, second = (objective.corruptor(batch).generated.mlm_loss.item() for _ in range(2))
         assert first == second  # dropout would make them differ
 
 

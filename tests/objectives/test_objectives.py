@@ -125,7 +125,7 @@ def test_electra_15_percent_equals_numpy():
     side = Numpy(objective)
     logits = reference.detection_logits(side.w, "detection_head", side.hidden(batch, corrupted.batch.ids))
     rtd = np.mean([bce(logits[row, t], corrupted.is_replaced[row, t]) for row, _, t in pieces(corrupted)])
-    assert loss.total.item() == pytest.approx(2 * corrupted.mlm_loss.item() + 7 * rtd, abs=1e-10)
+    assert loss.total.item() == pytest.approx(2 * corrupted.generated.mlm_loss.item() + 7 * rtd, abs=1e-10)
     assert (
         loss.sums["real"] == batch.is_real.sum()
     )  # metrics are over all tokens, to compare with other objectives
@@ -146,7 +146,7 @@ def test_token_recovery_equals_numpy(predict):
     side = Numpy(objective)
     hidden = side.hidden(batch, corrupted.batch.ids)
     named = reference.token_logits(side.w, "token_head", side.table, hidden)
-    expected = corrupted.mlm_loss.item()
+    expected = corrupted.generated.mlm_loss.item()
 
     def copied(replaced, row, t):
         copy = 1 - reference.sigmoid(replaced[row, t])
@@ -199,7 +199,7 @@ def test_electric_equals_numpy_proposal_and_all():
     nce = np.mean(
         [bce(energies[at] - nll(q[at], corrupted.batch.ids[at]) + prior, at in noise) for at in real]
     )
-    assert corrupted.mlm_loss.item() == pytest.approx(mlm, abs=1e-10)
+    assert corrupted.generated.mlm_loss.item() == pytest.approx(mlm, abs=1e-10)
     assert loss.total.item() == pytest.approx(mlm + 50 * nce, abs=1e-9)
     flagged = sum(energies[at] - nll(q[at], corrupted.batch.ids[at]) + prior > 0 for at in real)
     assert loss.sums["flagged"] == flagged
@@ -230,14 +230,17 @@ def test_adversarial_equals_numpy():
     policy, fit = [], []
     for row, slot, t in pieces(corrupted):
         reward = bce(logits[row, t], corrupted.is_replaced[row, t])
-        log_p = -nll(corrupted.logits[row, slot].detach().numpy() / 1.3, corrupted.sampled[row, slot])
+        log_p = -nll(
+            corrupted.generated.logits[row, slot].detach().numpy() / 1.3,
+            corrupted.generated.sampled[row, slot],
+        )
         baseline = -np.log(reference.sigmoid(guesses[row, slot]))
         policy.append(-(reward - baseline) * log_p)
         right = np.exp(-reward)
         fit.append(right * bce(guesses[row, slot], True) + (1 - right) * bce(guesses[row, slot], False))
     real = zip(*batch.is_real.numpy().nonzero(), strict=True)
     rtd = np.mean([bce(logits[at], corrupted.is_replaced[at]) for at in real])
-    expected = 50 * rtd + np.mean(policy) + np.mean(fit) + 0.5 * corrupted.mlm_loss.item()
+    expected = 50 * rtd + np.mean(policy) + np.mean(fit) + 0.5 * corrupted.generated.mlm_loss.item()
     assert loss.total.item() == pytest.approx(expected, abs=1e-9)
 
 
@@ -246,8 +249,10 @@ def test_the_baseline_reads_the_states_that_the_samples_came_from():
     objective = build(AdversarialSettings(), encoder=TINY).train()
     batch, generator = make_batch(vocabulary=VOCABULARY), objective.corruptor.generator
     corrupted = objective.corruptor(batch)
-    assert torch.equal(generator.logits(corrupted.states), corrupted.logits)
-    assert not torch.equal(generator(corrupted.masked, corrupted.chosen.positions), corrupted.logits)
+    assert torch.equal(generator.logits(corrupted.generated.states), corrupted.generated.logits)
+    assert not torch.equal(
+        generator(corrupted.masked, corrupted.chosen.positions), corrupted.generated.logits
+    )
     encoded = []
     generator.encoder.register_forward_hook(lambda *_: encoded.append(1))
     objective(batch)
@@ -273,7 +278,7 @@ def test_selection_equals_numpy():
     logits = reference.detection_logits(side.w, "detection_head", hidden)
     real = zip(*batch.is_real.numpy().nonzero(), strict=True)
     rtd = np.mean([bce(logits[at], corrupted.is_replaced[at]) for at in real])
-    expected = corrupted.mlm_loss.item() + 50 * rtd + 2 * np.mean(picks)
+    expected = corrupted.generated.mlm_loss.item() + 50 * rtd + 2 * np.mean(picks)
     assert loss.total.item() == pytest.approx(expected, abs=1e-9)
 
 
@@ -297,7 +302,7 @@ def test_replaced_span_detection_equals_numpy(generator):
         ends = np.concatenate([hidden[row, places[0]], hidden[row, places[-1]]])
         replaced = corrupted.is_replaced[row, places].any().item()
         answers.append(bce(reference.detection_logits(side.w, "span_head", ends), replaced))
-    expected = corrupted.mlm_loss.item() + 50 * rtd + 10 * np.mean(answers)
+    expected = corrupted.generated.mlm_loss.item() + 50 * rtd + 10 * np.mean(answers)
     assert loss.total.item() == pytest.approx(expected, abs=1e-9)
     assert loss.sums["spans"] == len(spans)
 

@@ -12,7 +12,7 @@ from electra.pretraining.evaluate import evaluate_run
 from electra.pretraining.load import load_run
 from electra.pretraining.run import build_heldout, pretrain
 from electra.pretraining.settings import resolve
-from helpers import electra_inside
+from helpers import electra
 
 GENERATOR = ("mlm_loss", "mlm_accuracy", "sampled_accuracy", "sampled_variety")
 
@@ -49,15 +49,14 @@ def test_a_masked_language_model_is_compared_with_an_untrained_one(train):
 
 def test_another_runs_generator_gives_every_run_the_same_text(train, monkeypatch):
     """`rtd_loss` and AUC by hand for one of them, on the text that the other run itself reads."""
-    yardstick, texts = train("electra-15"), []
-    corruptor = evaluation.frozen_corruptor
+    yardstick, texts, build = train("electra-15"), [], evaluation.yardstick
 
     def remember(*inputs):
-        made = corruptor(*inputs)
-        made.register_forward_hook(lambda module, inputs, corrupted: texts[-1].append(corrupted.batch.ids))
-        return made
+        settings, corruptor = build(*inputs)
+        corruptor.register_forward_hook(lambda _, inputs, corrupted: texts[-1].append(corrupted.batch.ids))
+        return settings, corruptor
 
-    monkeypatch.setattr(evaluation, "frozen_corruptor", remember)
+    monkeypatch.setattr(evaluation, "yardstick", remember)
     for addition in ("whole-word", "electric", "all-tokens"):
         texts.append([])
         run = train(addition)
@@ -85,7 +84,7 @@ def test_another_runs_generator_gives_every_run_the_same_text(train, monkeypatch
 
 def test_a_masked_language_model_can_be_the_yardstick_and_not_be_measured(train):
     masked_lm, run = train("masked-lm"), train("electra-15")
-    done = electra_inside("evaluate", run, "--generator", masked_lm)
+    done = electra("evaluate", run, "--generator", masked_lm)
     assert done.returncode == 0 and (run / "evaluation-by-evaluate-masked-lm.json").is_file(), done.stderr
     assert "corrupted by" in done.stdout
     with pytest.raises(DataError, match="has no discriminator"):

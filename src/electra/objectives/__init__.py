@@ -75,7 +75,7 @@ class Objective(Trainable, Protocol):
     def corruptor(self) -> Corruptor | None: ...
 
     def __call__(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
-        """`corrupted`: read this instead of what the own corruptor makes of the batch. Only where there is one."""
+        """`corrupted`: read this instead of what the own corruptor makes of the batch."""
         ...
 
     def networks(self) -> dict[str, Network]:

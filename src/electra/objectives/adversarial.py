@@ -79,17 +79,19 @@ class Adversarial(nn.Module):
 
         reward = detection_losses(logits, corrupted.is_replaced).detach().gather(1, positions)
         temperature = self.sampling.temperature_at(batch.progress)
-        assert corrupted.logits is not None
-        log_probability = log_likelihood(corrupted.logits / temperature, corrupted.sampled)
-        assert corrupted.states is not None
-        expected = self.baseline(corrupted.states.detach()).squeeze(-1)
+        assert corrupted.generated.logits is not None
+        log_probability = log_likelihood(
+            corrupted.generated.logits / temperature, corrupted.generated.sampled
+        )
+        assert corrupted.generated.states is not None
+        expected = self.baseline(corrupted.generated.states.detach()).squeeze(-1)
         baseline = -F.logsigmoid(widen(expected))
         generator_loss = policy_loss(log_probability, reward, baseline, used)
 
         total = (
             self.settings.detection_weight * rtd_loss
             + self.settings.generator_weight * generator_loss
-            + self.settings.likelihood_weight * corrupted.mlm_loss
+            + self.settings.likelihood_weight * corrupted.generated.mlm_loss
             + baseline_loss(expected, reward, used)
         )
         sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)

@@ -64,11 +64,6 @@ class SamplingSettings(Settings):
     greedy: bool = False
     top_k: int = Field(0, ge=0)
 
-    @property
-    def is_softmax(self) -> bool:
-        """Whether a token is drawn with the probability that softmax(logits / temperature) gives it."""
-        return not (self.greedy or self.disallow_correct or self.top_k)
-
     @model_validator(mode="after")
     def choices_agree(self) -> "SamplingSettings":
         if self.greedy and self.disallow_correct:
@@ -107,7 +102,7 @@ class ObjectiveBase(Settings):
 
 
 def need_probabilities(kind: str, sampling: SamplingSettings) -> Iterator[str]:
-    if not sampling.is_softmax:
+    if sampling.greedy or sampling.disallow_correct or sampling.top_k:
         yield (
             f'objective.kind = "{kind}" needs the probability of what was sampled: sampling.greedy, disallow_correct and '
             "top_k must be off"
@@ -226,22 +221,23 @@ def replace_at(
 
 
 def sample(
-    logits: Float[Tensor, "rows vocab"],
-    noise: Float[Tensor, "rows 2"],
+    logits: Float[Tensor, "*rows vocab"],
+    noise: Float[Tensor, "*draws"],
     settings: SamplingSettings,
     progress: float | Float[Tensor, ""],
-    targets: Int[Tensor, "rows"],
-) -> Int[Tensor, "rows"]:
-    """One token a row, as the settings say. No gradient passes."""
+    targets: Int[Tensor, "*rows"],
+) -> Int[Tensor, "*rows"]:
+    """One token for each distribution, from two numbers of noise, as the settings say. No gradient passes."""
     logits = logits.detach()
     if settings.greedy:
-        return logits.argmax(1)
+        return logits.argmax(-1)
     if settings.disallow_correct:
-        logits = logits.scatter(1, targets[:, None], -torch.inf)
+        logits = logits.scatter(-1, targets[..., None], -torch.inf)
     if settings.top_k:
-        least = logits.topk(min(settings.top_k, logits.shape[1]), dim=1).values[:, -1:]
+        least = logits.topk(min(settings.top_k, logits.shape[-1]), dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    return sample_tokens(logits, noise, settings.temperature_at(progress))
+    flat = logits.flatten(0, -2), noise.reshape(-1, 2), settings.temperature_at(progress)
+    return sample_tokens(*flat).view_as(targets)
 
 
 class Network(NamedTuple):
@@ -282,9 +278,9 @@ class ObjectiveInputs:
 
 
 class Generated(NamedTuple):
-    """What the generator made of the chosen positions. `is_best`: the original is its first guess. `logits` are those at
-    the chosen positions and `everywhere` those at all positions, `states` what the token head read, each None where the
-    route has none."""
+    """What the generator made of the chosen positions: a token for every slot, used or not. `is_best`: the original is its
+    first guess. `logits` are those at the chosen positions and `everywhere` those at all positions, `states` what the token
+    head read, each None where the route has none."""
 
     sampled: Int[Tensor, "batch count"]
     is_best: Bool[Tensor, "batch count"]
@@ -295,18 +291,11 @@ class Generated(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """`logits` and `states` are the generator's at the chosen positions, None where nobody asked to keep them; `everywhere`
-    its logits at all positions where it gives those in one pass. `sampled` holds a token for every slot, used or not."""
-
     batch: Batch
     masked: Batch
     chosen: Chosen
-    sampled: Int[Tensor, "batch count"]
+    generated: Generated
     is_replaced: Bool[Tensor, "batch seq"]
-    logits: Float[Tensor, "batch count vocab"] | None
-    everywhere: Float[Tensor, "batch seq vocab"] | None
-    states: Float[Tensor, "batch count hidden"] | None
-    mlm_loss: Float[Tensor, ""]
     sums: Sums
 
 
@@ -339,20 +328,9 @@ class Corruptor(nn.Module):
 
         # replace, and see what really changed
         corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, generated.sampled, chosen.used))
-        sampled, is_best, mlm_loss, logits, everywhere, states = generated
+        sampled, is_best, mlm_loss, *_ = generated
         sums = generator_sums(is_best, targets, sampled, chosen.used, mlm_loss, len(self.continues))
-        return Corrupted(
-            batch=corrupted,
-            masked=masked,
-            chosen=chosen,
-            sampled=sampled,
-            is_replaced=corrupted.ids != batch.ids,
-            logits=logits,
-            everywhere=everywhere,
-            states=states,
-            mlm_loss=mlm_loss,
-            sums=sums,
-        )
+        return Corrupted(corrupted, masked, chosen, generated, corrupted.ids != batch.ids, sums)
 
     def needs_logits(self) -> bool:
         """Whether an objective or a way of drawing reads more than one draw and its likelihood."""
@@ -399,19 +377,9 @@ class Corruptor(nn.Module):
         if isinstance(self.generator, AutoregressiveGenerator) and self.masking.unit != "token":
             sampled = self.sample_in_order(batch, chosen, targets, noise)
         else:
-            sampled = self.draw(logits, noise, batch.progress, targets)
+            sampled = sample(logits, noise, self.sampling, batch.progress, targets)
         is_best = logits.detach().argmax(2) == targets
         return Generated(sampled, is_best, mlm_loss, logits, everywhere, states)
-
-    def draw(
-        self,
-        logits: Float[Tensor, "batch count vocab"],
-        noise: Float[Tensor, "batch draws"],
-        progress: float | Float[Tensor, ""],
-        targets: Int[Tensor, "batch count"],
-    ) -> Int[Tensor, "batch count"]:
-        flat = logits.flatten(0, 1), noise.reshape(-1, 2), self.sampling, progress, targets.flatten()
-        return sample(*flat).view_as(targets)
 
     @torch.no_grad()
     def sample_in_order(
@@ -424,23 +392,22 @@ class Corruptor(nn.Module):
         """Spans and words from the left to the right: the second token of a span is drawn given the first one drawn. All
         spans of a row grow at the same time, one token a pass, `span_limit` passes; what is longer is drawn in the last
         pass. A span sees the spans to its left as far as they have grown."""
-        order = (
-            place_in_group(chosen.group).gather(1, chosen.positions).clamp(max=self.masking.span_limit - 1)
-        )
+        places = place_in_group(chosen.group).gather(1, chosen.positions)
+        order = places.clamp(max=self.masking.span_limit - 1)
         sampled = targets
         for turn in range(self.masking.span_limit):
             now = chosen.used & (order == turn)
             grown = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, chosen.used))
             logits = self.generator(grown, chosen.positions)
-            sampled = torch.where(now, self.draw(logits, noise, batch.progress, targets), sampled)
+            drawn = sample(logits, noise, self.sampling, batch.progress, targets)
+            sampled = torch.where(now, drawn, sampled)
         return sampled
 
     def networks(self) -> dict[str, Network]:
         """The generator, where it is a network that transformers can read."""
-        match self.generator:
-            case TransformerGenerator():
-                return {"generator": Network(self.generator.encoder, self.generator.head, "generator")}
-        return {}
+        if not isinstance(self.generator, TransformerGenerator):
+            return {}
+        return {"generator": Network(self.generator.encoder, self.generator.head, "generator")}
 
     def own_parameters(self, discriminator: nn.Module) -> Iterator[nn.Parameter]:
         """The generator's, without those it shares with the discriminator, to which they belong."""

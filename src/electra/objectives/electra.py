@@ -49,7 +49,7 @@ class Electra(nn.Module):
         rtd_loss = detection_loss(logits, corrupted.is_replaced, asked)
         total = self.settings.detection_weight * rtd_loss
         if self.corruptor.generator.learns:
-            total = total + self.settings.generator_weight * corrupted.mlm_loss
+            total = total + self.settings.generator_weight * corrupted.generated.mlm_loss
         if self.settings.loss_at == "chosen":
             rtd_loss = detection_loss(logits.detach(), corrupted.is_replaced, batch.is_real)
         sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)

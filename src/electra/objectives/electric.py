@@ -70,13 +70,14 @@ class Electric(nn.Module):
 
     def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
         corrupted = corrupted or self.corruptor(batch)
-        assert corrupted.everywhere is not None
+        assert corrupted.generated.everywhere is not None
         energies = self.detection_head(encode(self.discriminator, corrupted.batch))
-        log_q = log_likelihood(corrupted.everywhere, corrupted.batch.ids)
+        log_q = log_likelihood(corrupted.generated.everywhere, corrupted.batch.ids)
         is_noise = mark(corrupted.chosen)
         nce_loss = noise_contrastive_loss(energies, log_q, is_noise, batch.is_real, self.share)
         total = (
-            self.settings.generator_weight * corrupted.mlm_loss + self.settings.detection_weight * nce_loss
+            self.settings.generator_weight * corrupted.generated.mlm_loss
+            + self.settings.detection_weight * nce_loss
         )
         logits = (energies + log_q).detach() + math.log(self.share / (1 - self.share))
         sums = detection_sums(logits, is_noise, batch.is_real, nce_loss)

@@ -60,7 +60,7 @@ class MaskedLM(nn.Module):
         self.register_buffer("continues", inputs.continues, persistent=False)
         initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
 
-    def forward(self, batch: Batch) -> Loss:
+    def forward(self, batch: Batch, corrupted: None = None) -> Loss:
         chosen = choose(batch, self.masking, self.special, self.continues)
         masked = mask_chosen(batch, chosen, self.masking, self.special)
         if self.settings.random_share:

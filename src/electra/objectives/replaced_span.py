@@ -94,7 +94,7 @@ class ReplacedSpan(nn.Module):
 
         total = self.settings.detection_weight * rtd_loss + self.settings.span_weight * span_loss
         if self.corruptor.generator.learns:
-            total = total + self.settings.generator_weight * corrupted.mlm_loss
+            total = total + self.settings.generator_weight * corrupted.generated.mlm_loss
         sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
         right = ((span_logits.detach() > 0) == any_replaced) & spans.exists
         more = {

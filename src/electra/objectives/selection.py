@@ -63,7 +63,7 @@ class Selection(nn.Module):
         mws_loss = selection_loss(scores, used)
         total = self.settings.detection_weight * rtd_loss + self.settings.selection_weight * mws_loss
         if self.corruptor.generator.learns:
-            total = total + self.settings.generator_weight * corrupted.mlm_loss
+            total = total + self.settings.generator_weight * corrupted.generated.mlm_loss
         sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
         right = (scores.detach()[..., 1:] < scores.detach()[..., :1]).all(-1)
         return Loss(total, corrupted.sums | sums | {"selected": (right & used).sum()})
@@ -72,8 +72,8 @@ class Selection(nn.Module):
         """The original first, then k tokens that are not it."""
         targets = batch.ids.gather(1, corrupted.chosen.positions)
         others, rows = self.settings.candidates, targets.numel()
-        assert corrupted.logits is not None
-        logits = corrupted.logits.detach().flatten(0, 1)
+        assert corrupted.generated.logits is not None
+        logits = corrupted.generated.logits.detach().flatten(0, 1)
         logits = logits.scatter(1, targets.flatten()[:, None], -torch.inf)
         draws = uniform(batch.seed, "candidates", batch.samples, 2 * others * targets.shape[1])
         temperature = self.sampling.temperature_at(batch.progress)

@@ -83,7 +83,7 @@ class TokenRecovery(nn.Module):
 
         total = total + self.settings.recovery_weight * recovery
         if self.corruptor.generator.learns:
-            total = total + self.settings.generator_weight * corrupted.mlm_loss
+            total = total + self.settings.generator_weight * corrupted.generated.mlm_loss
         count = asked.sum()
         return Loss(total, sums | {"recovery_loss": recovery.detach() * count, "recoveries": count})
 

@@ -21,8 +21,6 @@ from electra.pretraining.settings import PretrainSettings, build_objective, obje
 from electra.train.device import choose_device
 from electra.train.loop import sums_over
 
-Score = Callable[[Batch], Sums]
-
 MEANINGS = {
     "mlm_loss": "generator: cross-entropy at the chosen positions (nats)",
     "mlm_accuracy": "generator: its first guess is the original token",
@@ -67,11 +65,14 @@ def evaluate_run(
     # whose text, and who answers what about it
     text = settings
     if generator is None:
-        scores = [lambda batch: trained(batch).sums, reread(trained, untrained)]
+        own = trained.corruptor
+        scores = [
+            lambda batch: trained(batch).sums,
+            lambda batch: untrained(batch, own(batch) if own else None).sums,
+        ]
     else:
-        text, other = load_run(generator)
-        refuse_another_text(run, settings, generator, text)
-        corruptor = frozen_corruptor(generator, text, other, tokenizer).to(device).eval()
+        text, corruptor = yardstick(run, settings, generator, tokenizer)
+        corruptor.to(device).eval()
         scores = [detect(run, objective, corruptor) for objective in (trained, untrained)]
     heldout = build_heldout(text.model_copy(update={"train": train}), folder, special_ids(tokenizer))
     if not len(heldout):
@@ -87,15 +88,7 @@ def evaluate_run(
     return ours, theirs
 
 
-def reread(trained: Objective, untrained: Objective) -> Score:
-    """The untrained network on the text that the trained one reads. Where nothing is generated it is the masked text."""
-    corruptor = trained.corruptor
-    if corruptor is None:
-        return lambda batch: untrained(batch).sums
-    return lambda batch: untrained(batch, corruptor(batch)).sums
-
-
-def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Score:
+def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Callable[[Batch], Sums]:
     """The discriminator's answers about anybody's replacements. Electric's are energies: only their order (AUC) compares."""
     network = objective.networks().get("discriminator")
     if network is None:
@@ -110,25 +103,12 @@ def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Score:
     return score
 
 
-def frozen_corruptor(
-    run: Path, settings: PretrainSettings, objective: Objective, tokenizer: Tokenizer
-) -> Corruptor:
-    """What corrupted the text of a run, or would have: a masked language model has a generator, but no discriminator."""
-    network = objective.networks().get("generator")
-    if network is None:
-        raise DataError(
-            f"{run} has no generator that could be used again (generator.kind={settings.generator.kind})."
-        )
-    assert isinstance(network.head, TokenHead)
-    frozen = TransformerGenerator(network.encoder, network.head, learns=False)
-    return Corruptor(objective_inputs(settings, tokenizer), frozen)
-
-
-def refuse_another_text(
-    run: Path, settings: PretrainSettings, generator: Path, text: PretrainSettings
-) -> None:
-    theirs = load_tokenizer(generator / "tokenizer.json")
-    if tokenizer_hash(theirs) != tokenizer_hash(load_tokenizer(run / "tokenizer.json")):
+def yardstick(
+    run: Path, settings: PretrainSettings, generator: Path, tokenizer: Tokenizer
+) -> tuple[PretrainSettings, Corruptor]:
+    """The settings of another run's text and what corrupts it. A masked language model is a generator too."""
+    text, other = load_run(generator)
+    if tokenizer_hash(load_tokenizer(generator / "tokenizer.json")) != tokenizer_hash(tokenizer):
         raise DataError(
             f"{generator} was trained with another tokenizer than {run}: their tokens do not compare."
         )
@@ -137,3 +117,10 @@ def refuse_another_text(
             f"the rows of {generator} (rows.length {text.rows.length}) are beyond what {run} can read "
             f"(encoder.positions {settings.encoder.positions})."
         )
+    network = other.networks().get("generator")
+    if network is None:
+        kind = text.generator.kind
+        raise DataError(f"{generator} has no generator that could be used again (generator.kind={kind}).")
+    assert isinstance(network.head, TokenHead)
+    frozen = TransformerGenerator(network.encoder, network.head, learns=False)
+    return text, Corruptor(objective_inputs(text, tokenizer), frozen)
