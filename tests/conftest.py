@@ -12,14 +12,15 @@ from helpers import SETTINGS, electra_process, write_corpus
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when first imported
 
-torch.set_num_threads(
-    1
-)  # as in the processes that tests start: the last bits depend on it; and other tests run beside
+# as in the processes that tests start, since the last bits depend on it; and other tests run beside
+torch.set_num_threads(1)
 
 install_import_hook(
     [
         "electra.base.batch",
         "electra.base.randomness",
+        "electra.finetuning.question_heads",
+        "electra.finetuning.questions",
         "electra.model",
         "electra.objectives",
     ],
