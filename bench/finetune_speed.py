@@ -66,9 +66,7 @@ def trainer(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -
         return [{key: tokens[key][n] for key in tokens} | {"label": labels[n]} for n in range(len(rows))]
 
     torch.manual_seed(arguments.seed)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        arguments.model, num_labels=len(names)
-    )
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(arguments.model, num_labels=len(names))
     with tempfile.TemporaryDirectory() as folder:
         settings = transformers.TrainingArguments(
             folder,
@@ -111,9 +109,7 @@ def rows_of(arguments: argparse.Namespace) -> tuple[list[dict], list[dict]]:
     train = list(read_rows(next(file for file in files if file.name.startswith("train"))))
     dev = list(read_rows(next(file for file in files if file.name.startswith("dev"))))
     step = max(1, len(train) // arguments.rows)
-    return train[::step][: arguments.rows], dev[:: max(1, len(dev) // arguments.dev_rows)][
-        : arguments.dev_rows
-    ]
+    return train[::step][: arguments.rows], dev[:: max(1, len(dev) // arguments.dev_rows)][: arguments.dev_rows]
 
 
 def high_water_mark() -> float:
@@ -166,19 +162,14 @@ def compare(arguments: argparse.Namespace) -> None:
         for seed in range(arguments.repeats):
             for side in SIDES:
                 runs[side].append(measure(side, task, seed, arguments))
-        rates = {
-            side: statistics.median(run["rows"] / run["seconds"] for run in found)
-            for side, found in runs.items()
-        }
+        rates = {side: statistics.median(run["rows"] / run["seconds"] for run in found) for side, found in runs.items()}
         memory = {side: max(run["peak_mib"] for run in found) for side, found in runs.items()}
         accuracy = {side: [round(run["accuracy"], 4) for run in found] for side, found in runs.items()}
         ratio = rates["electra"] / rates["trainer"]
         report[task] = {"runs": runs, "examples_per_second": rates, "peak_mib": memory, "ratio": ratio}
         print(f"{task}: {arguments.rows} rows, batch {BATCH}")
         for side in SIDES:
-            print(
-                f"  {side:10}{rates[side]:9.1f} examples/s{memory[side]:9.0f} MiB   accuracy {accuracy[side]}"
-            )
+            print(f"  {side:10}{rates[side]:9.1f} examples/s{memory[side]:9.0f} MiB   accuracy {accuracy[side]}")
         reached = "reached" if ratio >= ASKED else "NOT reached"
         print(f"  ours is {ratio:.2f} times as fast (asked {ASKED}: {reached}), "
               f"{memory['electra'] / memory['trainer']:.2f} of the memory")  # fmt: skip

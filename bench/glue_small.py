@@ -35,13 +35,7 @@ def main() -> None:
     overrides = {"data": str(data / "glue"), "evaluations": 1} | config.parse_overrides(arguments.words)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     started = time.perf_counter()
-    results = finetune(
-        model,
-        tasks,
-        overrides,
-        out,
-        jobs=arguments.jobs,
-    )
+    results = finetune(model, tasks, overrides, out, jobs=arguments.jobs)
     total = time.perf_counter() - started
     for name, result in results["tasks"].items():
         files = " · ".join(file_line(entry) for entry in result["files"])
@@ -51,9 +45,7 @@ def main() -> None:
         name: {"seconds": result["seconds"][0], result["metric"]: result["median"], "files": result["files"]}
         for name, result in results["tasks"].items()
     }
-    machine.write(
-        "glue_small", {"seconds": total, "jobs": arguments.jobs, "tasks": kept, "glue": results["glue"]}
-    )
+    machine.write("glue_small", {"seconds": total, "jobs": arguments.jobs, "tasks": kept, "glue": results["glue"]})
 
 
 if __name__ == "__main__":

@@ -75,9 +75,7 @@ def check(hidden: int) -> float:
     return max(errors)
 
 
-def kernels(
-    tokens: int, hidden: int, dropout: float
-) -> dict[str, tuple[str | None, float, Callable[[], Any]]]:
+def kernels(tokens: int, hidden: int, dropout: float) -> dict[str, tuple[str | None, float, Callable[[], Any]]]:
     """By name: the launch that it has, numbers a token that it must read and write, and a call."""
     wide, heads, batch = 4 * hidden, max(1, hidden // 64), tokens // SEQ
     projected, product, residual, upstream = (normal(tokens, w) for w in (3 * hidden, hidden, hidden, hidden))
@@ -109,11 +107,7 @@ def kernels(
             lambda: launch.add_norm_backward(upstream, product, gamma, seed, 1, dropout, 1e-12, norms),
         ),
         "gelu forward": ("gelu_forward", 2 * wide, lambda: launch.gelu(before)),
-        "gelu backward": (
-            "gelu_backward",
-            4 * wide,
-            lambda: launch.gelu_backward(above, before, wides),
-        ),
+        "gelu backward": ("gelu_backward", 4 * wide, lambda: launch.gelu_backward(above, before, wides)),
         "attention forward": (
             "attention_forward",
             4 * hidden,
@@ -158,10 +152,7 @@ def main() -> None:
     calls = kernels(arguments.tokens, arguments.hidden, arguments.dropout)
     for name, (field, numbers, run) in calls.items():
         each = 4 if name == "column sums" else 2
-        table[name] = {
-            "us": 1000 * milliseconds(run),
-            "floor_us": 1e6 * each * numbers * arguments.tokens / speed,
-        }
+        table[name] = {"us": 1000 * milliseconds(run), "floor_us": 1e6 * each * numbers * arguments.tokens / speed}
         if arguments.sweep and field:
             usual = launch.LAUNCH
             for choice in CHOICES[field]:
@@ -173,9 +164,7 @@ def main() -> None:
         table[name] = {"us": 1000 * taken, "floor_us": 1e6 * least, "tflops": work / taken / 1e9}
     for name, row in table.items():
         others = {key: value for key, value in row.items() if key.startswith("(")}
-        best = "   ".join(
-            f"{key} {value:.1f}" for key, value in sorted(others.items(), key=lambda p: p[1])[:4]
-        )
+        best = "   ".join(f"{key} {value:.1f}" for key, value in sorted(others.items(), key=lambda p: p[1])[:4])
         tflops = f"{row['tflops']:7.0f} TFLOP/s" if "tflops" in row else ""
         print(f"{name:24}{row['us']:9.1f}{row['floor_us']:9.1f}{tflops}   {best}")
     machine.write(

@@ -54,9 +54,7 @@ def seconds(make: Callable[[int], object], clock: Callable[[], float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("rows", 256), ("length", 128), ("repeats", 7)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="cpu")

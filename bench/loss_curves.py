@@ -83,9 +83,7 @@ def loss_curves(shards: str, case: Case, steps: int, out: str) -> None:
         for seed, (way, fast) in product(SEEDS, WAYS.items())
     }
     quiet = Case(case.size, case.rows, case.length, 0.0)
-    first = {
-        way: curve(settings_of(shards, quiet, steps, 0, fast), loader, FIRST, 1) for way, fast in WAYS.items()
-    }
+    first = {way: curve(settings_of(shards, quiet, steps, 0, fast), loader, FIRST, 1) for way, fast in WAYS.items()}
     runs = list(curves)
     print("step " + "".join(f"{f'{way} {seed}: mlm, rtd':>22}" for way, seed in runs))
     for place in range(steps // EVERY):
@@ -102,9 +100,7 @@ def loss_curves(shards: str, case: Case, steps: int, out: str) -> None:
         print(f"  {title:24}" + "".join(f"{name:>10} {value:.2e}" for name, value in found.items()))
     print(f"the first {FIRST} steps without dropout, plain, and fast less plain:")
     for name in LOSSES:
-        gaps = [
-            f"{b:.5f} {a - b:+.1e}" for a, b in zip(first["fast"][name], first["plain"][name], strict=True)
-        ]
+        gaps = [f"{b:.5f} {a - b:+.1e}" for a, b in zip(first["fast"][name], first["plain"][name], strict=True)]
         print(f"  {name:10}" + "   ".join(gaps))
     picture = draw(curves, machine.RESULTS / f"{out}.png")
     text = {

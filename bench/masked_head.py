@@ -55,9 +55,7 @@ def check(parts: list[Tensor], options: tuple[Any, ...], upstream: Tensor) -> di
     for head, dtype in ((masked_head, torch.bfloat16), (plain, torch.float64)):
         leaves = [part.to(dtype).requires_grad_() for part in some]
         found = head(*leaves, targets[few], noise[few], *rest)
-        gradients = torch.autograd.grad(
-            found.log_likelihood, leaves, upstream[few].to(found.log_likelihood.dtype)
-        )
+        gradients = torch.autograd.grad(found.log_likelihood, leaves, upstream[few].to(found.log_likelihood.dtype))
         results.append((found, gradients))
     (mine, slopes), (theirs, expected) = results
     names = "states", "words", "bias"
@@ -146,9 +144,7 @@ def sweep(given: tuple[Any, ...]) -> None:
             except Exception as error:
                 print(f"{kernel} {tile}: {type(error).__name__}")
         for taken, tile in sorted(times, key=lambda pair: pair[0])[:6]:
-            print(
-                f"{kernel:10}{taken:9.3f} ms  {tile}{'  (the plan)' if tile == getattr(usual, kernel) else ''}"
-            )
+            print(f"{kernel:10}{taken:9.3f} ms  {tile}{'  (the plan)' if tile == getattr(usual, kernel) else ''}")
     kernels.plan = lambda device: usual
 
 
@@ -173,9 +169,7 @@ def main() -> None:
     table = compare(arguments, given)
     ratios = {part: table["torch compiled"][part] / table["kernels"][part] for part in PARTS}
     print("kernels against torch compiled: " + ", ".join(f"{part} {r:.2f} x" for part, r in ratios.items()))
-    machine.write(
-        "masked_head", {"shape": vars(arguments), "errors": errors, "table": table, "ratios": ratios}
-    )
+    machine.write("masked_head", {"shape": vars(arguments), "errors": errors, "table": table, "ratios": ratios})
 
 
 if __name__ == "__main__":

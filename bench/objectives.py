@@ -59,9 +59,7 @@ FAMILIES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 
 
-def two_stages(
-    second: Variant, given: argparse.Namespace, budget: Budget, table: LabelledTexts
-) -> list[ComparedRun]:
+def two_stages(second: Variant, given: argparse.Namespace, budget: Budget, table: LabelledTexts) -> list[ComparedRun]:
     """Half of the budget for one masked language model of full size, half for discriminators that begin with it."""
     half = Budget(budget.unit, budget.amount / 2)
     first = Variant("masked-lm", f"{BASE}+masked-lm", second.overrides)
@@ -109,12 +107,7 @@ def main() -> None:
         untrained.append(probe_accuracy(table, network, settings.rows.length))
     print("untrained probe:", untrained)
 
-    report = {
-        "machine": machine.description(),
-        "budget": given.budget,
-        "untrained_probe": untrained,
-        "families": {},
-    }
+    report = {"machine": machine.description(), "budget": given.budget, "untrained_probe": untrained, "families": {}}
     for family in given.families:
         mine = [result for name in FAMILIES[family] for result in results if result.variant == name]
         report["families"][family] = summary(mine)

@@ -28,9 +28,7 @@ ROUNDS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=REPOSITORY.parent / "shared" / "data")
     data = parser.parse_args().data
     source = data / "pretrain_en" / "reviews_en-00.jsonl.zst"
@@ -66,10 +64,7 @@ def main() -> None:
         "cores": len(os.sched_getaffinity(0)),
         "processor": processor(),
         "versions": {"python": platform.python_version()}
-        | {
-            name: importlib.metadata.version(name)
-            for name in ("tokenizers", "numpy", "pyarrow", "safetensors")
-        },
+        | {name: importlib.metadata.version(name) for name in ("tokenizers", "numpy", "pyarrow", "safetensors")},
         "command": "python bench/prepare_speed.py",
     }
     (REPOSITORY / "bench" / "results" / "prepare_speed.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -77,11 +77,7 @@ def sizes(layers: int, hidden: int, embedding: int) -> ElectraEncoderSettings:
 SIZES = {
     "tiny": Size(sizes(1, 64, 32), GeneratorSettings(width=0.5), 0.15, 2000, "tiny:4x32"),
     "modern": Size(
-        ModernEncoderSettings(intermediate=704, embedding=128),
-        GeneratorSettings(),
-        0.15,
-        30_522,
-        "modern:128x128",
+        ModernEncoderSettings(intermediate=704, embedding=128), GeneratorSettings(), 0.15, 30_522, "modern:128x128"
     ),
     "small": Size(sizes(12, 256, 128), GeneratorSettings(), 0.15, 30_522, "small:128x128"),
     "base": Size(sizes(12, 768, 768), GeneratorSettings(width=1 / 3), 0.15, 30_522, "base:64x512"),

@@ -81,9 +81,7 @@ def t5_attention(decodes: bool, corrected: bool, length: int = 512) -> int:
     decoder has it twice."""
     h, s, wider = T5.hidden, length, 128 * 128 - T5.hidden
     more = 3 * (2 * h + 1) * wider + 2 * wider * s + (2 * wider * s + 2 * wider * h if corrected else 0)
-    whole = (
-        3 * (2 * h + 1) * h + 4 * h * s + 10 * s * T5.heads + 2 * h * h + 6 * h + 5 * (h if corrected else 1)
-    )
+    whole = 3 * (2 * h + 1) * h + 4 * h * s + 10 * s * T5.heads + 2 * h * h + 6 * h + 5 * (h if corrected else 1)
     return T5.layers * s * (2 * more + whole if decodes else more)
 
 

@@ -7,12 +7,7 @@ def random_small(folder: Path, vocabulary: Path) -> Path:
     from electra.data.tokenizer import adopt_vocabulary, vocabulary_size
     from electra.interop.read import Pretrained
     from electra.interop.write import write_network
-    from electra.model.electra import (
-        ElectraEmbeddings,
-        ElectraEncoder,
-        ElectraEncoderSettings,
-        initialise_electra,
-    )
+    from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
     from electra.model.heads import ElectraDetectionHead
 
     if not folder.exists():

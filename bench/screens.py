@@ -25,10 +25,7 @@ def electra(log: Path, *words: object) -> float:
     started = time.perf_counter()
     with log.open("w") as out:
         subprocess.run(
-            [sys.executable, "-m", "electra", *map(str, words)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            check=True,
+            [sys.executable, "-m", "electra", *map(str, words)], stdout=out, stderr=subprocess.STDOUT, check=True
         )
     return time.perf_counter() - started
 
@@ -49,15 +46,7 @@ def pretrain(arm: dict[str, Any], data: Path, out: Path) -> dict[str, Any]:
 
 def finetune(arm: dict[str, Any], glue: Path, out: Path) -> dict[str, Any]:
     target = out / "finetuned" / arm["name"]
-    words = [
-        *arm["tasks"],
-        f"data={glue}",
-        *arm.get("finetune", ()),
-        "--jobs",
-        len(arm["tasks"]),
-        "--out",
-        target,
-    ]
+    words = [*arm["tasks"], f"data={glue}", *arm.get("finetune", ()), "--jobs", len(arm["tasks"]), "--out", target]
     electra(out / f"{arm['name']}.finetune.log", "finetune", out / "runs" / arm["name"], *words)
     results = json.loads((target / "results.json").read_text("utf-8"))
     return {name: result["median"] for name, result in results["tasks"].items()}

@@ -209,9 +209,7 @@ def parse_case(text: str) -> tuple[str, int, int]:
     size, _, shape = text.partition(":")
     rows, _, length = shape.partition("x")
     if size not in SIZES or not (rows.isdigit() and length.isdigit()):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not SIZE:ROWSxLENGTH with a size of {', '.join(SIZES)}"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is not SIZE:ROWSxLENGTH with a size of {', '.join(SIZES)}")
     return size, int(rows), int(length)
 
 
@@ -234,9 +232,7 @@ def main() -> None:
     parser.add_argument("--out", help="name of the files under bench/results")
     arguments = parser.parse_args()
     shapes = arguments.case or [parse_case(SIZES[arguments.size].usual)]
-    cases = [
-        Case(size, rows, length, dropout) for size, rows, length in shapes for dropout in arguments.dropout
-    ]
+    cases = [Case(size, rows, length, dropout) for size, rows, length in shapes for dropout in arguments.dropout]
     if arguments.loss_curves:
         from loss_curves import loss_curves
 

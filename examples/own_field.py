@@ -35,9 +35,7 @@ def main(model: Path, text: Path, out: Path, recipe: str = "electra-small", step
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("out", type=Path)

@@ -92,13 +92,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = write_corpus(folder / "text.txt")
     tokenizer = train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=300))
     save_tokenizer(tokenizer, folder / "tokenizer")
-    prepare(
-        [text],
-        folder / "shards",
-        folder / "tokenizer",
-        PrepareSettings(heldout_share=0.1),
-        workers=1,
-    )
+    prepare([text], folder / "shards", folder / "tokenizer", PrepareSettings(heldout_share=0.1), workers=1)
     return folder / "shards"
 
 

@@ -97,9 +97,7 @@ def electra(*words: object, cwd: Path | None = None, stdin: str = "") -> subproc
 
 def electra_process(*words: object, env: dict[str, str] | None = None, **more) -> subprocess.CompletedProcess:
     """The command line as people use it: another process, which costs three seconds more."""
-    return subprocess.run(
-        command(*words), capture_output=True, text=True, timeout=240, env=environment(env), **more
-    )
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=240, env=environment(env), **more)
 
 
 def command(*words: object) -> list[str]:

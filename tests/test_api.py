@@ -12,17 +12,7 @@ import electra
 from helpers import write_corpus
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-IN_ORDER = (
-    "train_tokenizer",
-    "prepare",
-    "pretrain",
-    "finetune",
-    "predict",
-    "evaluate",
-    "export",
-    "compare",
-    "load",
-)
+IN_ORDER = ("train_tokenizer", "prepare", "pretrain", "finetune", "predict", "evaluate", "export", "compare", "load")
 
 
 @pytest.fixture
@@ -36,7 +26,9 @@ def workplace(tmp_path, monkeypatch):
 
 
 def test_importing_it_is_light_and_its_names_are_there():
-    code = "import sys, electra; print([name for name in ('torch', 'numpy', 'pydantic', 'rich') if name in sys.modules])"
+    code = (
+        "import sys, electra; print([name for name in ('torch', 'numpy', 'pydantic', 'rich') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
     assert {*IN_ORDER, "Model", "ElectraError", "__version__"} <= set(electra.__all__)
@@ -60,9 +52,7 @@ def test_every_docstring_example_runs(workplace):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     report: list[str] = []
     for name in IN_ORDER:
-        (example,) = doctest.DocTestFinder(recurse=False).find(
-            getattr(electra, name), name, globs={"electra": electra}
-        )
+        (example,) = doctest.DocTestFinder(recurse=False).find(getattr(electra, name), name, globs={"electra": electra})
         assert example.examples, f"{name} has no example"
         runner.run(example, out=report.append)
     assert not runner.failures, "".join(report)

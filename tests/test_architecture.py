@@ -33,13 +33,7 @@ ORDER = {
     "__main__": 11,
 }
 # Rooms that the order would allow to meet. Only pretraining and finetuning bring data and networks together.
-STRANGERS = [
-    ("data", "kernels"),
-    ("kernels", "data"),
-    ("model", "data"),
-    ("objectives", "data"),
-    ("train", "data"),
-]
+STRANGERS = [("data", "kernels"), ("kernels", "data"), ("model", "data"), ("objectives", "data"), ("train", "data")]
 
 
 def package_of(path: Path) -> list[str]:
@@ -225,9 +219,7 @@ def test_the_house_does_not_grow():
     assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 16_500
 
 
-@pytest.mark.xfail(
-    reason="the goal; data, finetuning, commands and objectives are above their budgets", strict=True
-)
+@pytest.mark.xfail(reason="the goal; data, finetuning, commands and objectives are above their budgets", strict=True)
 def test_the_house_is_small():
     assert len(FILES) <= 90
     assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 12_500
@@ -244,8 +236,5 @@ def test_help_answers_at_once_and_without_torch():
         "usage = resource.getrusage(resource.RUSAGE_SELF)\n"
         "print(usage.ru_utime + usage.ru_stime)"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-        for _ in range(5)
-    ]
+    runs = [subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True) for _ in range(5)]
     assert min(float(run.stdout.split()[-1]) for run in runs) < 0.2

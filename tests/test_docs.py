@@ -84,9 +84,7 @@ def test_every_line_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pytest.importorskip("transformers")
     theirs, ours = ({}, {})
-    for code, names in zip(
-        re.findall(r"```python\n(.*?)```", README, re.DOTALL), (theirs, ours), strict=True
-    ):
+    for code, names in zip(re.findall(r"```python\n(.*?)```", README, re.DOTALL), (theirs, ours), strict=True):
         exec(code, names)
     assert theirs["model"].config.hidden_size == ours["vectors"].shape[1] == 256
 
@@ -104,13 +102,7 @@ def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
             lines = [f"the {split} {row}\tback\t{labels[row % 2]}" for row in range(count)]
             (folder / f"{split}.tsv").write_text("sentence1\tsentence2\tlabel\n" + "\n".join(lines) + "\n")
     lines = commands((ROOT / "docs" / "finetune.md").read_text("utf-8"))
-    assert [shlex.split(line)[1] for line in lines] == [
-        "finetune",
-        "predict",
-        "evaluate",
-        "config",
-        "finetune",
-    ]
+    assert [shlex.split(line)[1] for line in lines] == ["finetune", "predict", "evaluate", "config", "finetune"]
     for line in lines:
         done = electra(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
@@ -225,9 +217,7 @@ def test_links_lead_somewhere(page):
 def test_the_quickstart_reaches_what_it_promises(tmp_path):
     """At most seven minutes on two cores after installation; held-out AUC at least 0.70; labels are learned better from it."""
     words = command("quickstart", tmp_path / "quickstart")
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=environment({"OMP_NUM_THREADS": "2"}), timeout=800
-    )
+    done = subprocess.run(words, capture_output=True, text=True, env=environment({"OMP_NUM_THREADS": "2"}), timeout=800)
     assert done.returncode == 0, done.stderr
     (row,) = (line for line in done.stdout.splitlines() if "ROC-AUC" in line)
     untrained, trained = map(float, re.findall(r"0\.\d+", row))

@@ -21,24 +21,12 @@ from helpers import electra, shipped_additions, words_of
 
 STORED = Path(__file__).parent / "golden" / "exact.json"
 RECIPES = ["", *shipped_additions(), "masked-lm+whole-word", "modernbert+gdes"]
-PRETRAIN_KEYS = (
-    "kind",
-    "step",
-    "loss",
-    "mlm_loss",
-    "rtd_loss",
-    "recovery_loss",
-    "auc",
-    "gradient_norm",
-    "lr",
-)
+PRETRAIN_KEYS = ("kind", "step", "loss", "mlm_loss", "rtd_loss", "recovery_loss", "auc", "gradient_norm", "lr")
 
 
 def machine_class() -> dict[str, str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    model = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown"
-    )
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     return {"cpu": model, "capability": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
 
 
@@ -98,9 +86,7 @@ def test_twenty_losses_to_the_last_bit(name, recipe, prepared, tmp_path, masked_
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     metrics = [[record.get(key) for key in PRETRAIN_KEYS] for record in records if record["kind"] != "alarm"]
     exported = sorted((tmp_path / "run" / "export").rglob("*.safetensors"))
-    compare(
-        f"pretrain {name or 'electra'}", {"metrics": metrics, "export": [tensor_hash(f) for f in exported]}
-    )
+    compare(f"pretrain {name or 'electra'}", {"metrics": metrics, "export": [tensor_hash(f) for f in exported]})
 
 
 def write_tables(folder: Path) -> None:
@@ -164,10 +150,7 @@ def test_a_fine_tuned_network_to_the_last_bit(name, start, recipe, prepared, tmp
         run("pretrain", joined, f"data={prepared}", f"run={model}", "train.steps=4")
     write_tables(tmp_path)
     folder = tmp_path / name.split()[0]
-    words = [
-        word.replace("text=a,b", 'text=["a","b"]').replace("text=text", 'text=["text"]')
-        for word in KINDS[name]
-    ]
+    words = [word.replace("text=a,b", 'text=["a","b"]').replace("text=text", 'text=["text"]') for word in KINDS[name]]
     out = tmp_path / "out"
     done = electra("finetune", model, folder, *words, "epochs=2", "batch=8", "--seeds", "1", "--out", out)
     assert done.returncode == 0, done.stderr
@@ -175,6 +158,4 @@ def test_a_fine_tuned_network_to_the_last_bit(name, start, recipe, prepared, tmp
     weights = sorted(out.rglob("*.safetensors"))
     scores = [result["scores"] for result in results["tasks"].values()]
     assert weights
-    compare(
-        f"finetune {name} {start}".strip(), {"scores": scores, "weights": [tensor_hash(f) for f in weights]}
-    )
+    compare(f"finetune {name} {start}".strip(), {"scores": scores, "weights": [tensor_hash(f) for f in weights]})

@@ -32,9 +32,7 @@ def test_own_language(shared_data, tmp_path):
     tokens = model.detect("한국어 문장입니다.")
     assert "".join(token.token.removeprefix("##") for token in tokens).startswith("한국")
     transformers = pytest.importorskip("transformers")
-    assert (
-        transformers.AutoModel.from_pretrained(folder).config.vocab_size == model.tokenizer.get_vocab_size()
-    )
+    assert transformers.AutoModel.from_pretrained(folder).config.vocab_size == model.tokenizer.get_vocab_size()
 
 
 @pytest.mark.timeout(240)

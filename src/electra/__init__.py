@@ -118,12 +118,7 @@ def pretrain(
 
 
 def finetune(
-    model: PathLike,
-    tasks: Paths,
-    out: PathLike = "runs/finetune",
-    seeds: int = 1,
-    jobs: int = 1,
-    **settings: Any,
+    model: PathLike, tasks: Paths, out: PathLike = "runs/finetune", seeds: int = 1, jobs: int = 1, **settings: Any
 ) -> FinetuneResult:
     """Fine-tune on shipped tasks ("mnli"), TOML files or tables, each with several seeds. Settings are those of the tasks and
     of the method: `text` and `label` name columns (else they are guessed), `dev` a table to score on, `epochs`, `lr`, ….
@@ -275,8 +270,5 @@ def _words(overrides: Overrides) -> list[str]:
 
     if not isinstance(overrides, Mapping):
         return list(overrides)
-    flat = {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in config.flatten(overrides).items()
-    }
+    flat = {key: str(value) if isinstance(value, Path) else value for key, value in config.flatten(overrides).items()}
     return [f"{key}={config.toml_value(value)}" for key, value in flat.items()]

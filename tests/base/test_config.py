@@ -17,9 +17,7 @@ def test_the_command_line_beats_the_recipe_and_the_recipe_beats_the_default():
 
 
 def test_an_unknown_key_is_refused_with_a_suggestion():
-    with pytest.raises(
-        SettingsError, match=r"unknown key encoder.hiden. Did you mean encoder.hidden\?"
-    ) as error:
+    with pytest.raises(SettingsError, match=r"unknown key encoder.hiden. Did you mean encoder.hidden\?") as error:
         resolve("electra-small", [DATA, "encoder.hiden=3"])
     assert error.value.exit_code == 2
 
@@ -31,10 +29,7 @@ def test_a_key_in_the_wrong_section_is_found_by_its_name():
 
 def test_all_problems_are_reported_at_once():
     with pytest.raises(SettingsError) as error:
-        resolve(
-            "electra-small",
-            [DATA, "masking.share=1.5", "optimizer.lr=-1", "train.batchh=3", "encoder.layers=two"],
-        )
+        resolve("electra-small", [DATA, "masking.share=1.5", "optimizer.lr=-1", "train.batchh=3", "encoder.layers=two"])
     lines = str(error.value).splitlines()
     assert len([line for line in lines if "optimizer.generator" not in line]) == 4
     assert any("masking.share" in line and "1.5" in line for line in lines)
@@ -70,9 +65,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest_or_with_all():
         resolve("large", [])
     with pytest.raises(SettingsError, match="no recipe 'maskedlm'.* Did you mean masked-lm?"):
         resolve("tiny+maskedlm", [DATA])
-    with pytest.raises(
-        SettingsError, match="Shipped are .*electra-base, electra-large, electra-small, .*tiny"
-    ):
+    with pytest.raises(SettingsError, match="Shipped are .*electra-base, electra-large, electra-small, .*tiny"):
         resolve("zzz", [DATA])
 
 
@@ -114,14 +107,7 @@ def test_settings_are_frozen():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [
-        ("3", 3),
-        ("1e-4", 1e-4),
-        ("true", True),
-        ("[0.9, 0.98]", [0.9, 0.98]),
-        ('"3"', "3"),
-        ("some/path", "some/path"),
-    ],
+    [("3", 3), ("1e-4", 1e-4), ("true", True), ("[0.9, 0.98]", [0.9, 0.98]), ('"3"', "3"), ("some/path", "some/path")],
 )
 def test_values_on_the_command_line_are_read_as_toml_or_as_text(text, value):
     assert config.parse_value(text) == value
@@ -149,17 +135,9 @@ def test_recipes_have_the_papers_hyper_parameters(name):
         1.0,
     )
     assert (e.dropout, e.attention_dropout, s.schedule.warmup, s.schedule.power) == (0.1, 0.1, 10_000, 1.0)
-    assert (s.objective.detection_weight, s.objective.generator_weight, s.sampling.temperature) == (
-        50.0,
-        1.0,
-        1.0,
-    )
+    assert (s.objective.detection_weight, s.objective.generator_weight, s.sampling.temperature) == (50.0, 1.0, 1.0)
     # The original's mechanics where they change numbers.
-    assert (s.masking.mask_token_share, s.optimizer.bias_correction, s.schedule.kind) == (
-        0.85,
-        False,
-        "original",
-    )
+    assert (s.masking.mask_token_share, s.optimizer.bias_correction, s.schedule.kind) == (0.85, False, "original")
     assert (e.initialisation, s.generator.sharing, s.rows.kind, s.sampling.start_temperature) == (
         "original",
         "tied",
@@ -175,15 +153,9 @@ def test_recipes_have_the_papers_hyper_parameters(name):
             "encoder=modernbert",
             "encoder is a section of settings (got 'modernbert'). Did you mean encoder.kind=modernbert?",
         ),
-        (
-            "optimizer=muon",
-            "optimizer is a section of settings (got 'muon'). Did you mean optimizer.kind=muon?",
-        ),
+        ("optimizer=muon", "optimizer is a section of settings (got 'muon'). Did you mean optimizer.kind=muon?"),
         ("rows=3", "rows is a section of settings (got 3). Did you mean rows.kind=…?"),
-        (
-            "encoder.window=4",
-            "encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window.",
-        ),
+        ("encoder.window=4", "encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window."),
         ("encoder.heads=3", "encoder: hidden (256) must be a multiple of heads (3)."),
         ("encoder.kind=bert", "encoder.kind: 'bert' is none of electra, modernbert."),
     ],

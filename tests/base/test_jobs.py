@@ -63,9 +63,7 @@ def test_a_signal_stops_workers_in_the_middle_of_their_jobs() -> None:
     assert time.monotonic() - started < 30
 
 
-def test_cores_are_counted_where_the_system_does_not_say_which_may_be_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cores_are_counted_where_the_system_does_not_say_which_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert cpu_count() == 7

@@ -74,9 +74,7 @@ def test_evaluate_prints_figures_beside_the_untrained_network_and_draws_the_curv
 
 def test_the_run_folder_holds_what_is_needed_to_know_what_was_done(finished_run, prepared):
     environment = json.loads((finished_run / "environment.json").read_text())
-    assert (
-        environment["torch"] and environment["cpu_count"] and len(environment["data_manifest_sha256"]) == 64
-    )
+    assert environment["torch"] and environment["cpu_count"] and len(environment["data_manifest_sha256"]) == 64
     assert json.loads((finished_run / "run_state.json").read_text())["state"] == "finished"
     kinds = [json.loads(line)["kind"] for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
     assert kinds.count("train") == 8 and kinds.count("heldout") == 4
@@ -125,10 +123,7 @@ def test_training_works_where_nothing_is_held_out(recipe, tmp_path):
     text = write_corpus(tmp_path / "text.txt", documents=60)
     assert electra("tokenizer", tmp_path / "tok", text, "--vocab-size", 300).returncode == 0
     assert (
-        electra(
-            "prepare", tmp_path / "shards", text, "--tokenizer", tmp_path / "tok", "--heldout", 0
-        ).returncode
-        == 0
+        electra("prepare", tmp_path / "shards", text, "--tokenizer", tmp_path / "tok", "--heldout", 0).returncode == 0
     )
     run = tmp_path / "run"
     done = electra("pretrain", recipe, f"data={tmp_path / 'shards'}", f"run={run}", "train.steps=12")
@@ -193,28 +188,17 @@ def test_shards_of_another_tokenizer_are_refused(finished_run, recipe, tmp_path)
     assert made.returncode == 0, made.stderr
     other = electra("evaluate", finished_run, "--data", tmp_path / "shards")
     refused(other, 4, "another tokenizer")
-    refused(
-        electra("pretrain", recipe, f"data={tmp_path / 'shards'}", f"run={finished_run}"),
-        4,
-        "other tokenizer",
-    )
+    refused(electra("pretrain", recipe, f"data={tmp_path / 'shards'}", f"run={finished_run}"), 4, "other tokenizer")
 
 
-def test_a_damaged_checkpoint_falls_back_loudly_and_only_damaged_ones_exit_4(
-    finished_run, recipe, prepared, tmp_path
-):
+def test_a_damaged_checkpoint_falls_back_loudly_and_only_damaged_ones_exit_4(finished_run, recipe, prepared, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     newest = sorted((run / "checkpoints").iterdir())[-1]
     flip(newest / "model.safetensors")
     again = electra("pretrain", recipe, f"data={prepared}", f"run={run}")
-    assert (
-        again.returncode == 0
-        and "is damaged and not used" in again.stderr
-        and "resuming at step 36" in again.stderr
-    )
+    assert again.returncode == 0 and "is damaged and not used" in again.stderr and "resuming at step 36" in again.stderr
     weights = [
-        (folder / "checkpoints" / newest.name / "model.safetensors").read_bytes()
-        for folder in (run, finished_run)
+        (folder / "checkpoints" / newest.name / "model.safetensors").read_bytes() for folder in (run, finished_run)
     ]
     assert weights[0] == weights[1]
     for folder in (run / "checkpoints").iterdir():
@@ -232,11 +216,7 @@ def test_a_diverging_run_stops_with_advice_and_keeps_its_checkpoints(recipe, pre
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
     [
-        (
-            ("pretrain", "electra-small", "data=nowhere"),
-            3,
-            ("nowhere has no manifest.json", "electra prepare"),
-        ),
+        (("pretrain", "electra-small", "data=nowhere"), 3, ("nowhere has no manifest.json", "electra prepare")),
         (("pretrain", "electra-small", "data=x", "encoder.hiden=3"), 2, ("Did you mean encoder.hidden?",)),
         (("evaluate", "nowhere"), 3, ("nowhere is not a run folder",)),
         (("export", "nowhere", "out"), 3, ("nowhere is not a run folder",)),
@@ -297,13 +277,7 @@ def test_a_whole_pipeline_in_folders_with_spaces_and_other_scripts(tmp_path):
     steps = [
         ("tokenizer", home / "tok", text, "--vocab-size", 300),
         ("prepare", home / "shards", text, "--tokenizer", home / "tok", "--heldout", 0.2),
-        (
-            "pretrain",
-            home / "my recipe.toml",
-            f"data={home / 'shards'}",
-            f"run={home / 'run'}",
-            "train.steps=6",
-        ),
+        ("pretrain", home / "my recipe.toml", f"data={home / 'shards'}", f"run={home / 'run'}", "train.steps=6"),
         ("detect", home / "run", TEXT),
     ]
     for words in steps:

@@ -10,9 +10,7 @@ from electra.commands import configure_logging
 from electra.commands.console import print_table, resume_hint
 
 TABLE = Table(
-    ("class", "F1", "meaning"),
-    [("a|b", "0.5000", "[bold] words"), (), ("c", "–", "more")],
-    title="scores [x]",
+    ("class", "F1", "meaning"), [("a|b", "0.5000", "[bold] words"), (), ("c", "–", "more")], title="scores [x]"
 )
 
 

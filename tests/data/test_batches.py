@@ -23,9 +23,7 @@ CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def make_loader(
-    kind: str, documents=None, length: int = 17, steps: int = 150, data=None, **changes
-) -> Loader:
+def make_loader(kind: str, documents=None, length: int = 17, steps: int = 150, data=None, **changes) -> Loader:
     data = data or make_data(documents or [[[7, 9, 4], [30], [5, 5]] * 20, [[12] * 9] * 15])
     rows = build_rows(RowsSettings(kind=kind, length=length), data, SPECIAL, 3)
     return Loader(**({"rows": rows, "batch": 12, "steps": steps, "seed": 3} | changes))
@@ -94,9 +92,7 @@ def test_a_corpus_is_placed_where_it_fits(monkeypatch):
     assert not on_device and "more than a quarter of the" in note
     assert placed("device")[0]
     free["bytes"] = needed - 1
-    with pytest.raises(
-        MachineError, match=r"train.corpus=device needs .* MiB, .* MiB are free on cuda. Use .*stream"
-    ):
+    with pytest.raises(MachineError, match=r"train.corpus=device needs .* MiB, .* MiB are free on cuda. Use .*stream"):
         placed("device")
 
 

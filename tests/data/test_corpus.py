@@ -126,9 +126,7 @@ def test_documents_of_plain_text_end_where_the_setting_says(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("documents", ["blank-line", "line", "file"])
-def test_windows_text_reads_as_unix_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: str
-) -> None:
+def test_windows_text_reads_as_unix_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: str) -> None:
     unix = "".join(f"line {n} é\n" + "\n" * (n % 5 == 0) for n in range(500))
     windows = b"\xef\xbb\xbf" + unix.replace("\n", "\r\n").encode()
     expected = read(write(tmp_path / "unix.txt", unix), documents=documents)
@@ -181,12 +179,7 @@ def test_bad_bytes_are_skipped_or_replaced_on_request_and_counted(tmp_path: Path
     assert [document.text for document in reading] == ["good", "fine"]
     assert (reading.documents, reading.skipped, reading.replaced) == (2, 2, 0)
     reading = Corpus([path], CorpusSettings(on_bad="replace")).read()
-    assert [document.text for document in reading] == [
-        "good",
-        "bad \ufffd end",
-        "nul \ufffd too",
-        "fine",
-    ]
+    assert [document.text for document in reading] == ["good", "bad \ufffd end", "nul \ufffd too", "fine"]
     assert (reading.documents, reading.skipped, reading.replaced) == (4, 0, 2)
 
 
@@ -197,9 +190,7 @@ def test_nul_bytes_are_refused_with_their_offset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
 def test_utf16_is_guessed(tmp_path: Path, encoding: str) -> None:
-    assert "looks like UTF-16: convert it with" in refused(
-        write(tmp_path / "a.txt", "plain text".encode(encoding))
-    )
+    assert "looks like UTF-16: convert it with" in refused(write(tmp_path / "a.txt", "plain text".encode(encoding)))
 
 
 def test_a_lone_surrogate_in_json_never_gets_through(tmp_path: Path) -> None:

@@ -50,9 +50,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 200 kB in 400 documents: ten small units."""
     path = tmp_path_factory.mktemp("corpus") / "in.txt"
     rng = random.Random(1)
-    documents = (
-        "\n".join(" ".join(rng.choices(LETTERS, k=40)) for _ in range(rng.randint(1, 12))) for _ in range(400)
-    )
+    documents = ("\n".join(" ".join(rng.choices(LETTERS, k=40)) for _ in range(rng.randint(1, 12))) for _ in range(400))
     path.write_text("\n\n".join(documents))
     return path
 
@@ -160,11 +158,7 @@ def test_only_the_missing_units_are_done_again(
     times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
     prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1)
     assert contents(out) == expected
-    changed = {
-        name
-        for name, old in times.items()
-        if (out / name).exists() and (out / name).stat().st_mtime_ns != old
-    }
+    changed = {name for name, old in times.items() if (out / name).exists() and (out / name).stat().st_mtime_ns != old}
     assert changed == {name for name in expected if name.rpartition("-")[2][:5] in ("00003", "00005")}
 
 
@@ -202,9 +196,7 @@ def test_a_finished_folder_is_left_alone(
     assert times == {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != ".lock"}
 
 
-def test_a_folder_of_other_shards_is_refused_with_what_differs(
-    corpus: Path, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_other_shards_is_refused_with_what_differs(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1)
     before = contents(out)
@@ -220,9 +212,7 @@ def test_a_folder_of_other_shards_is_refused_with_what_differs(
 
 @pytest.mark.parametrize("share", [0.01, 0.5])
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_few_documents_still_fill_both_splits(
-    tokenizer: Path, tmp_path: Path, share: float, count: int
-) -> None:
+def test_few_documents_still_fill_both_splits(tokenizer: Path, tmp_path: Path, share: float, count: int) -> None:
     for attempt in range(2):
         path = tmp_path / f"{attempt}.txt"
         path.write_text("\n\n".join(f"{LETTERS[attempt]} {LETTERS[n]}" for n in range(count)))
@@ -238,18 +228,14 @@ def test_documents_that_would_all_be_held_out_leave_one_to_train_on(tokenizer: P
     def would_be_held_out(text: str) -> bool:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") < 1 << 63
 
-    texts = [
-        text for first in LETTERS for second in LETTERS if would_be_held_out(text := f"{first} {second}")
-    ]
+    texts = [text for first in LETTERS for second in LETTERS if would_be_held_out(text := f"{first} {second}")]
     (tmp_path / "in.txt").write_text("\n\n".join(texts[:4]))
     settings = PrepareSettings(heldout_share=0.5)
     manifest = prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings, workers=1)
     assert (manifest.splits["train"].documents, manifest.splits["heldout"].documents) == (1, 3)
 
 
-def test_nothing_is_held_out_of_one_document_or_if_not_wanted(
-    corpus: Path, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_held_out_of_one_document_or_if_not_wanted(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("a b c\n\na b c")
     one = prepare([tmp_path / "one.txt"], tmp_path / "one", tokenizer, workers=1)
     none = prepare([corpus], tmp_path / "none", tokenizer, PrepareSettings(heldout_share=0), 1)
@@ -258,9 +244,7 @@ def test_nothing_is_held_out_of_one_document_or_if_not_wanted(
 
 
 def test_pieces_of_a_long_document_stay_together(tokenizer: Path, tmp_path: Path) -> None:
-    long = [
-        "".join(f"{letter} " for letter in random.Random(n).choices(LETTERS, k=1_200_000)) for n in range(3)
-    ]
+    long = ["".join(f"{letter} " for letter in random.Random(n).choices(LETTERS, k=1_200_000)) for n in range(3)]
     (tmp_path / "in.txt").write_text("\n\n".join(long))
     settings = PrepareSettings(heldout_share=0.3)
     manifest = prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings)
@@ -276,9 +260,7 @@ def test_windows_text_gives_the_same_shards(
     windows = tmp_path / "in.txt"
     windows.write_bytes(b"\xef\xbb\xbf" + corpus.read_bytes().replace(b"\n", b"\r\n"))
     prepare([windows], tmp_path / "out", tokenizer, SMALL_UNITS, workers=1)
-    shards = {
-        name: digest for name, digest in contents(tmp_path / "out").items() if name.endswith(".safetensors")
-    }
+    shards = {name: digest for name, digest in contents(tmp_path / "out").items() if name.endswith(".safetensors")}
     assert shards == {name: digest for name, digest in expected.items() if name.endswith(".safetensors")}
 
 
@@ -312,9 +294,7 @@ def test_bad_input_leaves_no_manifest_and_is_refused(tokenizer: Path, tmp_path: 
     assert "nothing left, the tokenizer finds no token" in message
 
 
-def test_a_second_process_is_refused_with_the_pid_of_the_first(
-    corpus: Path, tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_second_process_is_refused_with_the_pid_of_the_first(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("4242\n")
@@ -359,17 +339,13 @@ if __name__ == "__main__":
 
 def test_a_full_disk_keeps_what_is_done(tokenizer: Path, tmp_path: Path) -> None:
     """The limit on the size of a file stands in for the disk: the last document alone makes too large a shard."""
-    (tmp_path / "in.txt.gz").write_bytes(
-        gzip.compress((("a b " * 100 + "\n\n") * 1000 + "a b " * 250_000).encode())
-    )
+    (tmp_path / "in.txt.gz").write_bytes(gzip.compress((("a b " * 100 + "\n\n") * 1000 + "a b " * 250_000).encode()))
     script, out = tmp_path / "full.py", tmp_path / "out"
     script.write_text(FULL)
     command = [sys.executable, script, tmp_path / "in.txt.gz", out, tokenizer]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 5, result.stderr
-    assert (
-        f"{out} is full (File too large): about " in result.stdout and "What is done is kept" in result.stdout
-    )
+    assert f"{out} is full (File too large): about " in result.stdout and "What is done is kept" in result.stdout
     done = {path: path.stat().st_mtime_ns for path in out.glob("train-*.safetensors")}
     assert done and not (out / "manifest.json").exists()
     settings = PrepareSettings(unit_bytes=100_000, heldout_share=0)
@@ -431,9 +407,7 @@ def test_workers_import_neither_torch_nor_pyarrow() -> None:
 def test_an_interrupt_leaves_the_folder_ready_to_go_on(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     script, out = tmp_path / "killed.py", tmp_path / "out"
     script.write_text(KILLED.replace("20_000", "100"))
-    process = subprocess.Popen(
-        [sys.executable, script, corpus, out, tokenizer], stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, script, corpus, out, tokenizer], stderr=subprocess.PIPE, text=True)
     while not list(out.glob("units/0*.json")) and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
@@ -448,9 +422,7 @@ def trained(folder: Path, **named: object) -> Tokenizer:
 
 @pytest.fixture(scope="module", params=[True, False])
 def wordpiece(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    tokenizer = trained(
-        tmp_path_factory.mktemp("encoder"), lowercase=request.param, strip_accents=request.param
-    )
+    tokenizer = trained(tmp_path_factory.mktemp("encoder"), lowercase=request.param, strip_accents=request.param)
     assert words_are_independent(tokenizer)
     return tokenizer
 

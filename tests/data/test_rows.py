@@ -32,9 +32,7 @@ def make_data(documents_of_shards: list[list[list[int]]]) -> TokenData:
 def all_rows(rows, length):
     every = np.arange(len(rows))
     batch = collate(rows, every, every, seed=0)
-    for ids, segments, is_real in zip(
-        *map(np.asarray, (batch.ids, batch.segments, batch.is_real)), strict=True
-    ):
+    for ids, segments, is_real in zip(*map(np.asarray, (batch.ids, batch.segments, batch.is_real)), strict=True):
         real = is_real.sum()
         assert 2 <= real <= length == len(ids) and is_real[:real].all()
         assert not ids[real:].any() and not segments[real:].any() and ids[0] == SPECIAL.cls
@@ -42,9 +40,7 @@ def all_rows(rows, length):
 
 
 corpora = st.lists(
-    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=6),
-    min_size=1,
-    max_size=3,
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=6), min_size=1, max_size=3
 )
 
 
@@ -117,16 +113,12 @@ def collected(loader: Loader, first: int, count: int) -> np.ndarray:
 def same(batch: Batch, expected: Batch) -> bool:
     """To the bit, and of the same types."""
     return all(
-        (found == wanted).all() and found.dtype == wanted.dtype
-        if torch.is_tensor(wanted)
-        else found == wanted
+        (found == wanted).all() and found.dtype == wanted.dtype if torch.is_tensor(wanted) else found == wanted
         for found, wanted in zip(dataclasses.astuple(batch), dataclasses.astuple(expected), strict=True)
     )
 
 
-@given(
-    corpora, st.sampled_from(["packed", "segments"]), st.integers(8, 32), st.integers(0, 5), st.integers(1, 4)
-)
+@given(corpora, st.sampled_from(["packed", "segments"]), st.integers(8, 32), st.integers(0, 5), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_rows_made_at_once_are_the_rows_made_one_by_one(documents, kind, length, seed, world):
     rows = build_rows(RowsSettings(kind=kind, length=length), make_data(documents), SPECIAL, seed)

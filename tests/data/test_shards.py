@@ -43,13 +43,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tokenizer(adopt_vocabulary(folder / "vocab.txt"), folder / "tokenizer")
     rows = (json.dumps({"text": f"{text}\n{'a ' * n}"}) for n, text in enumerate(DOCUMENTS))
     (folder / "in.jsonl").write_text("\n".join(rows))
-    prepare(
-        [folder / "in.jsonl"],
-        folder / "out",
-        folder / "tokenizer",
-        PrepareSettings(unit_bytes=2000),
-        1,
-    )
+    prepare([folder / "in.jsonl"], folder / "out", folder / "tokenizer", PrepareSettings(unit_bytes=2000), 1)
     return folder / "out"
 
 
@@ -211,9 +205,7 @@ def test_arrays_outside_the_file_are_refused(moved: int) -> None:
     }
     text = json.dumps(header).encode()
     data = np.frombuffer(struct.pack("<Q", len(text)) + text + bytes(20), np.uint8)
-    entry = ShardEntry(
-        file="train-00000.safetensors", bytes=len(data), sha256="", tokens=2, documents=1, lines=1
-    )
+    entry = ShardEntry(file="train-00000.safetensors", bytes=len(data), sha256="", tokens=2, documents=1, lines=1)
     if moved:
         with pytest.raises(CorruptError, match="its header does not fit"):
             _parse(Path("x"), entry, data, "uint16")
@@ -230,9 +222,7 @@ def test_arrays_outside_the_file_are_refused(moved: int) -> None:
                     {
                         "dtype": strategies.sampled_from(["U16", "I64", "F32", 3]),
                         "shape": strategies.lists(strategies.integers(-5, 5), max_size=2),
-                        "data_offsets": strategies.lists(
-                            strategies.integers(-9, 1 << 70), min_size=1, max_size=3
-                        ),
+                        "data_offsets": strategies.lists(strategies.integers(-9, 1 << 70), min_size=1, max_size=3),
                     }
                 )
                 for name in ("tokens", "documents", "lines")
@@ -244,9 +234,7 @@ def test_arrays_outside_the_file_are_refused(moved: int) -> None:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_header_however_broken_gets_past_the_bounds(header: bytes, length: int | None) -> None:
     data = struct.pack("<Q", len(header) if length is None else length) + header + bytes(8)
-    entry = ShardEntry(
-        file="train-00000.safetensors", bytes=len(data), sha256="", tokens=2, documents=1, lines=1
-    )
+    entry = ShardEntry(file="train-00000.safetensors", bytes=len(data), sha256="", tokens=2, documents=1, lines=1)
     try:
         shard = _parse(Path("x"), entry, np.frombuffer(data, np.uint8), "uint16")
     except CorruptError as error:

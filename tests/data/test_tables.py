@@ -122,10 +122,7 @@ def test_columns_are_guessed_by_name_and_then_by_what_they_hold():
     long = "a long text of many words that differs "
     rows = [{"n": i, "body_of_it": f"{long}{i}", "group": "ab"[i % 2]} for i in range(20)]
     assert guess_columns(rows) == (("body_of_it",), "group")
-    assert guess_columns([{"premise": "a", "hypothesis": "b", "gold_label": "x"}] * 4)[0] == (
-        "premise",
-        "hypothesis",
-    )
+    assert guess_columns([{"premise": "a", "hypothesis": "b", "gold_label": "x"}] * 4)[0] == ("premise", "hypothesis")
     with pytest.raises(DataError, match="text and label"):
         guess_columns([{"a": 1}])
 
@@ -139,9 +136,7 @@ def test_kinds_are_guessed_from_the_labels():
 
 def test_one_label_has_one_name_in_every_format():
     assert {label_name(value) for value in (1, 1.0, "1")} == {"1"}
-    assert (
-        label_list('["a", "b"]', "|") == label_list("a | b", "|") == label_list(["a", "b"], "|") == ["a", "b"]
-    )
+    assert label_list('["a", "b"]', "|") == label_list("a | b", "|") == label_list(["a", "b"], "|") == ["a", "b"]
 
 
 def test_an_empty_cell_is_a_row_where_there_is_one_column(tmp_path):
@@ -165,10 +160,7 @@ def test_columns_of_a_parquet_file_keep_their_types(tmp_path):
 
 
 def test_parquet_that_cannot_hold_the_rows_names_the_way_round(tmp_path):
-    with (
-        pytest.raises(DataError, match=r"rows 2 to 2 .* a\.jsonl"),
-        TableWriter(tmp_path / "a.parquet") as writer,
-    ):
+    with pytest.raises(DataError, match=r"rows 2 to 2 .* a\.jsonl"), TableWriter(tmp_path / "a.parquet") as writer:
         writer.write([{"n": 1}])
         writer.write([{"n": "one"}])
     assert not list(tmp_path.iterdir())
@@ -179,10 +171,7 @@ def test_a_column_is_never_dropped(tmp_path, kind):
     with TableWriter(tmp_path / f"a.{kind}") as writer:
         writer.write([{"a": "1"}, {"a": "2", "b": "3"}])
     assert [row["b"] or None for row in read_rows(tmp_path / f"a.{kind}")] == [None, "3"]
-    with (
-        pytest.raises(DataError, match=r"'b' .* c\.jsonl"),
-        TableWriter(tmp_path / f"c.{kind}") as writer,
-    ):
+    with pytest.raises(DataError, match=r"'b' .* c\.jsonl"), TableWriter(tmp_path / f"c.{kind}") as writer:
         writer.write([{"a": "1"}])
         writer.write([{"a": "2", "b": "3"}])
 

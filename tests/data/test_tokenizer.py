@@ -55,9 +55,7 @@ def test_training_twice_gives_the_same_bytes(small_corpus: Corpus, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trained_tokenizer_has_the_special_tokens_first_and_frames_its_text(
-    small_corpus: Corpus, kind: str
-) -> None:
+def test_a_trained_tokenizer_has_the_special_tokens_first_and_frames_its_text(small_corpus: Corpus, kind: str) -> None:
     tokenizer = train_tokenizer(small_corpus, TokenizerSettings(kind=kind, vocab_size=500))
     ids = special_ids(tokenizer)
     assert (ids.pad, ids.unk, ids.cls, ids.sep, ids.mask) == (0, 1, 2, 3, 4)
@@ -74,9 +72,7 @@ def test_text_that_spells_a_special_token_does_not_become_one(small_corpus: Corp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_tokenizer_comes_back_with_the_same_hash(
-    tmp_path: Path, small_corpus: Corpus, kind: str
-) -> None:
+def test_a_saved_tokenizer_comes_back_with_the_same_hash(tmp_path: Path, small_corpus: Corpus, kind: str) -> None:
     tokenizer = train_tokenizer(small_corpus, TokenizerSettings(kind=kind, vocab_size=500))
     path = save_tokenizer(tokenizer, tmp_path / "saved")
     for place in (path, tmp_path / "saved"):
@@ -126,9 +122,7 @@ def test_a_large_corpus_is_sampled_by_document(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("name", "lowercase"), [("uncased", True), ("cased", False)])
-def test_an_adopted_vocabulary_gives_the_ids_of_transformers(
-    shared_data: Path, name: str, lowercase: bool
-) -> None:
+def test_an_adopted_vocabulary_gives_the_ids_of_transformers(shared_data: Path, name: str, lowercase: bool) -> None:
     transformers = pytest.importorskip("transformers")
     path = shared_data / "vocab" / f"bert-base-{name}-vocab.txt"
     ours = adopt_vocabulary(path, lowercase=lowercase)
@@ -150,9 +144,7 @@ def test_an_adopted_vocabulary_gives_the_ids_of_transformers(
 def test_a_vocabulary_without_the_special_tokens_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("[PAD]\n[UNK]\n[CLS]\na\n")
-    with pytest.raises(
-        DataError, match=r"vocab.txt has no \[SEP\], \[MASK\]. A vocabulary for ELECTRA needs"
-    ) as error:
+    with pytest.raises(DataError, match=r"vocab.txt has no \[SEP\], \[MASK\]. A vocabulary for ELECTRA needs") as error:
         adopt_vocabulary(path)
     assert error.value.exit_code == 3
     wordpiece = Tokenizer.from_str(adopt_complete(tmp_path).to_str().replace("[MASK]", "<mask>"))
@@ -183,9 +175,7 @@ def test_the_vocabulary_size_counts_holes(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_broken_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r'tokenizer.json does not exist. Train a tokenizer with "electra tokenizer"'
-    ):
+    with pytest.raises(DataError, match=r'tokenizer.json does not exist. Train a tokenizer with "electra tokenizer"'):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
     with pytest.raises(CorruptError, match=r"is not a tokenizer.json") as error:

@@ -22,9 +22,7 @@ def start_logits(w, hidden, allowed):
 
 
 def end_logits(w, hidden, allowed, start):
-    logits = [
-        dense(w, "end", gelu(dense(w, "end_hidden", np.concatenate([hidden[start], h]))))[0] for h in hidden
-    ]
+    logits = [dense(w, "end", gelu(dense(w, "end_hidden", np.concatenate([hidden[start], h]))))[0] for h in hidden]
     return masked(logits, allowed)
 
 

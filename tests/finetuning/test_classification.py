@@ -68,9 +68,7 @@ def test_the_last_layer_for_the_first_token_alone_is_the_same_maths(tokenizer, p
     whole = model.encoder(batch.ids, batch.segments, batch.is_real)
     assert short.shape[1] == 1
     torch.testing.assert_close(short[:, 0], whole[:, 0], atol=1e-6, rtol=1e-6)
-    gradients = [
-        torch.autograd.grad(x[:, 0].square().sum(), list(model.encoder.parameters())) for x in (short, whole)
-    ]
+    gradients = [torch.autograd.grad(x[:, 0].square().sum(), list(model.encoder.parameters())) for x in (short, whole)]
     for ours, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
@@ -102,13 +100,7 @@ def test_pairs_are_encoded_as_transformers_does_and_the_cut_is_counted(tokenizer
 
 @pytest.mark.parametrize(
     ("sizes", "room", "kept"),
-    [
-        ([5, 6], 20, [5, 6]),
-        ([30], 20, [20]),
-        ([3, 30], 20, [3, 17]),
-        ([30, 3], 20, [17, 3]),
-        ([30, 40], 20, [10, 10]),
-    ],
+    [([5, 6], 20, [5, 6]), ([30], 20, [20]), ([3, 30], 20, [3, 17]), ([30, 3], 20, [17, 3]), ([30, 40], 20, [10, 10])],
 )
 def test_the_longer_text_gives_way_first(sizes, room, kept):
     assert fit(sizes, room) == kept
@@ -139,11 +131,7 @@ def test_classification_scores_are_sklearn_s():
     rng = np.random.default_rng(0)
     gold, said = rng.integers(0, 3, 200), rng.integers(0, 3, 200)
     scores = class_scores(gold, said, 3)
-    assert (
-        scores["accuracy"]
-        == sklearn_metrics.accuracy_score(gold, said)
-        == pytest.approx((gold == said).mean())
-    )
+    assert scores["accuracy"] == sklearn_metrics.accuracy_score(gold, said) == pytest.approx((gold == said).mean())
     assert scores["mcc"] == sklearn_metrics.matthews_corrcoef(gold, said)
     assert scores["f1_macro"] == sklearn_metrics.f1_score(gold, said, average="macro")
     assert "f1" not in scores

@@ -16,9 +16,7 @@ METHOD = ("epochs=12", "batch=4", "evaluations=3", "keep=best", "save_minutes=0.
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory) -> Path:
-    rows = [
-        {"text": f"the barak {'walks' if n % 2 else 'reads'} {n}", "label": "ab"[n % 2]} for n in range(24)
-    ]
+    rows = [{"text": f"the barak {'walks' if n % 2 else 'reads'} {n}", "label": "ab"[n % 2]} for n in range(24)]
     path = tmp_path_factory.mktemp("table") / "my.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -7,7 +7,9 @@ import pytest
 
 from helpers import electra
 
-MNLI = "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+MNLI = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+)
 STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
 # task: (folder, {file: (header, row)}, labels, submissions); {n} is the row's number, {label} its label
 OFFICIAL = {
@@ -129,9 +131,7 @@ def test_official_files_are_read_and_their_submissions_written(toy_model, tmp_pa
     found = {path.name: path.read_text().splitlines() for path in (tmp_path / "out" / "submission").iterdir()}
     assert found.keys() == submissions
     for lines in found.values():
-        assert lines[0] == "index\tprediction" and [line.split("\t")[0] for line in lines[1:]] == [
-            *map(str, range(12))
-        ]
+        assert lines[0] == "index\tprediction" and [line.split("\t")[0] for line in lines[1:]] == [*map(str, range(12))]
         answers = {line.split("\t")[1] for line in lines[1:]}
         assert task == "stsb" or answers <= set(labels)
         assert task != "stsb" or all(map(math.isfinite, map(float, answers)))
@@ -142,13 +142,7 @@ def test_official_files_are_read_and_their_submissions_written(toy_model, tmp_pa
 
 def test_a_tenth_is_split_off_also_where_columns_have_two_names(toy_model, tmp_path):
     write(tmp_path / "RTE" / "train.tsv", *OFFICIAL["rte"][1]["train"], OFFICIAL["rte"][2], 0, 30)
-    words = (
-        "text=['premise|sentence1', 'hypothesis|sentence2']",
-        "epochs=1",
-        "length=32",
-        "--out",
-        tmp_path / "out",
-    )
+    words = ("text=['premise|sentence1', 'hypothesis|sentence2']", "epochs=1", "length=32", "--out", tmp_path / "out")
     done = electra("finetune", toy_model, "rte", f"data={tmp_path}", *words)
     assert done.returncode == 0, done.stderr
     assert "dev: a tenth of train, 3 rows" in done.stderr

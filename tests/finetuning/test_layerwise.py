@@ -10,11 +10,7 @@ from electra.finetuning.plan import MethodSettings
 from electra.finetuning.training import depth_factor, layerwise_group
 from electra.train.optimizers import Muon, Rates, build_optimizer
 
-NAMES = [
-    "head.dense.weight",
-    *(f"encoder.layers.{n}.expand.weight" for n in (11, 10, 0)),
-    "encoder.project.weight",
-]
+NAMES = ["head.dense.weight", *(f"encoder.layers.{n}.expand.weight" for n in (11, 10, 0)), "encoder.project.weight"]
 NAMES += ["encoder.embeddings.words.weight", "encoder.embeddings.norm.bias"]
 
 
@@ -61,15 +57,12 @@ def test_every_parameter_is_in_one_group_and_steps_at_its_rate(kind):
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     # the first corrected Adam step is the rate itself
-    moved = {
-        name: (before[name] - p).abs().max().item() for name, p in model.named_parameters() if p.ndim == 1
-    }
+    moved = {name: (before[name] - p).abs().max().item() for name, p in model.named_parameters() if p.ndim == 1}
     expected = {"encoder.layers.0.map.bias": 0.005, "encoder.layers.1.map.bias": 0.01, "head.bias": 0.02}
     assert moved == pytest.approx(expected, rel=1e-4)
     if kind == "muon":  # the same gradient, so the same direction: twice the rate a layer higher
         lower, upper = (
-            before[f"encoder.layers.{n}.map.weight"] * (1 - 0.01 * rate)
-            - model.encoder.layers[n]["map"].weight
+            before[f"encoder.layers.{n}.map.weight"] * (1 - 0.01 * rate) - model.encoder.layers[n]["map"].weight
             for n, rate in ((0, 0.005), (1, 0.01))
         )
         torch.testing.assert_close(upper, 2 * lower, atol=1e-6, rtol=1e-4)

@@ -12,9 +12,7 @@ SENTENCES = [{"text": f"the barak walks {number}", "label": "ab"[number % 2]} fo
 
 
 @pytest.mark.parametrize(("official_rows", "refused"), [(4, False), (5, True)])
-def test_rows_that_official_sets_share_are_said_and_not_refused(
-    toy_model, tmp_path, caplog, official_rows, refused
-):
+def test_rows_that_official_sets_share_are_said_and_not_refused(toy_model, tmp_path, caplog, official_rows, refused):
     for name, rows in (("train", SENTENCES[:4]), ("dev", SENTENCES[3:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = tmp_path / "official.toml"

@@ -9,22 +9,10 @@ import pyarrow as pa
 import pytest
 
 from electra.base.errors import DataError
-from electra.finetuning.questions import (
-    TrueAnswer,
-    by_id,
-    is_nested,
-    question_problems,
-    read_squad,
-    true_answers,
-)
+from electra.finetuning.questions import TrueAnswer, by_id, is_nested, question_problems, read_squad, true_answers
 
 CONTEXT = "Anna lives in Rome. Rome is old."
-GOOD = {
-    "id": "1",
-    "question": "Where?",
-    "context": CONTEXT,
-    "answers": [{"text": "Rome", "answer_start": 14}],
-}
+GOOD = {"id": "1", "question": "Where?", "context": CONTEXT, "answers": [{"text": "Rome", "answer_start": 14}]}
 NESTED = {
     "version": "v2.0",
     "data": [
@@ -81,9 +69,7 @@ def test_version_1_has_no_word_about_impossible_questions(tmp_path):
 def test_rows_are_not_taken_for_articles(tmp_path):
     (tmp_path / "articles.json").write_text(json.dumps(NESTED, indent=1))
     assert is_nested(tmp_path / "articles.json")
-    for number, text in enumerate(
-        (json.dumps(GOOD), json.dumps([GOOD]), json.dumps({**GOOD, "id": '"data": ['}))
-    ):
+    for number, text in enumerate((json.dumps(GOOD), json.dumps([GOOD]), json.dumps({**GOOD, "id": '"data": ['}))):
         (tmp_path / f"{number}.json").write_text(text)
         assert not is_nested(tmp_path / f"{number}.json")
 
@@ -93,10 +79,7 @@ def test_rows_are_not_taken_for_articles(tmp_path):
     [
         (b'{"data": []}', "has no questions"),
         (b'{"data": [{"paragraphs": [{"context": "x"}]}]}', r"data\[0\].paragraphs\[0\] has no 'qas'"),
-        (
-            b'{"data": [{"paragraphs": [{"context": "x", "qas": [{"id": 1}]}]}]}',
-            r"qas\[0\] has no 'question'",
-        ),
+        (b'{"data": [{"paragraphs": [{"context": "x", "qas": [{"id": 1}]}]}]}', r"qas\[0\] has no 'question'"),
         (b'{"data": [7]}', r"data\[0\] is not laid out"),
         (b'{"data": [\n{"paragraphs":', "is not valid JSON .*line 2"),
         (b'{"rows": 3}', "has not SQuAD's layout"),
@@ -118,9 +101,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_answers_of_both_layouts_and_of_none():
     assert true_answers(GOOD) == [TrueAnswer("Rome", 14)] and true_answers(GOOD)[0].end == 18
-    assert (
-        true_answers({**GOOD, "answers": {"text": ["Rome", "Rome"], "answer_start": [14, 20]}})[1].start == 20
-    )
+    assert true_answers({**GOOD, "answers": {"text": ["Rome", "Rome"], "answer_start": [14, 20]}})[1].start == 20
     assert true_answers({"answers": []}) == true_answers({"is_impossible": True}) == []
     assert true_answers({"question": "Where?"}) is None
 
@@ -140,10 +121,7 @@ def test_good_rows_have_no_problems():
         ),
         ({"answers": [{"text": "Oslo", "answer_start": 14}]}, "It is nowhere in the context"),
         ({"answers": [{"text": "ol", "answer_start": -4}]}, "not at answer_start -4, a negative number. Set"),
-        (
-            {"answers": [{"text": "Rome", "answer_start": 900}]},
-            "not at answer_start 900, where the context has ''",
-        ),
+        ({"answers": [{"text": "Rome", "answer_start": 900}]}, "not at answer_start 900, where the context has ''"),
         ({"answers": [{"text": "Rome", "answer_start": "14"}]}, "answer_start '14', not a number"),
         ({"answers": [{"text": " ", "answer_start": 4}]}, "an answer is ' '. Remove it."),
         ({"answers": [{"text": None, "answer_start": 4}]}, "an answer is None. Remove it."),

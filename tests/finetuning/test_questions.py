@@ -33,12 +33,7 @@ from electra.finetuning.questions import (
 )
 from electra.interop.formats import FORMATS, config_json, encoder_to_transformers, renamed
 from electra.model import question_head
-from electra.model.electra import (
-    ElectraEmbeddings,
-    ElectraEncoder,
-    ElectraEncoderSettings,
-    initialise_electra,
-)
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
 from helpers import write_corpus
 
 WORDS = [
@@ -53,17 +48,7 @@ def tokenizer(tmp_path_factory):
     """Every word of the tests is a piece; any other is spelled."""
     path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,?[]-"]
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *WORDS,
-        *UNITS,
-        *letters,
-        *(f"##{it}" for it in letters),
-    ]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *UNITS, *letters, *(f"##{it}" for it in letters)]
     path.write_text("\n".join(pieces) + "\n")
     return adopt_vocabulary(path)
 
@@ -104,9 +89,7 @@ def test_a_token_belongs_to_the_window_that_sees_most_around_it(tokens, room, st
 def test_windows_hold_the_question_their_part_and_the_answer(tokenizer):
     """8 tokens of context a window; "tree house" is cut in two by the first border, "hill" is in the second window."""
     task, context = task_of(tokenizer, length=13, max_query_length=2), " ".join(WORDS)
-    examples, cut = task.encode(
-        [row(context, "tree house", "hill", question="old big ?"), row("red tree", "tree")]
-    )
+    examples, cut = task.encode([row(context, "tree house", "hill", question="old big ?"), row("red tree", "tree")])
     special, ids = special_ids(tokenizer), [tokenizer.token_to_id(word) for word in WORDS]
     before = [special.cls, tokenizer.token_to_id("old"), tokenizer.token_to_id("big"), special.sep]
     assert cut == 1
@@ -198,12 +181,7 @@ def test_every_answer_of_squad_is_cut_out_exactly(shared_data):
 
 def test_an_answer_gets_the_tokens_it_shares_a_character_with():
     offsets = np.array([[0, 1], [1, 3], [4, 8], [8, 12], [12, 13]])  # ( by anna lena )
-    for text, start, expected in (
-        ("by", 1, (1, 1)),
-        ("anna", 4, (2, 2)),
-        ("nale", 6, (2, 3)),
-        (" a", 3, (2, 2)),
-    ):
+    for text, start, expected in (("by", 1, (1, 1)), ("anna", 4, (2, 2)), ("nale", 6, (2, 3)), (" a", 3, (2, 2))):
         assert token_span(offsets, TrueAnswer(text, start)) == expected
     assert token_span(offsets, TrueAnswer(" ", 3)) is None
 
@@ -238,8 +216,7 @@ def test_plain_logits_equal_those_of_transformers():
     config = transformers.ElectraConfig(**{key: it for key, it in config.items() if key != "model_type"})
     theirs = transformers.ElectraForQuestionAnswering(config).eval()
     body = {
-        f"electra.{name}": it
-        for name, it in encoder_to_transformers(encoder.settings, encoder.state_dict()).items()
+        f"electra.{name}": it for name, it in encoder_to_transformers(encoder.settings, encoder.state_dict()).items()
     }
     table = FORMATS["electra"].heads["ElectraForQuestionAnswering"]
     theirs.load_state_dict({**body, **renamed(head.state_dict(), table)})
@@ -309,11 +286,7 @@ def test_the_beam_equals_the_reference(joint):
 
 def test_a_plain_loss_looks_only_at_what_can_be_pointed_at():
     logits = torch.tensor([[0.0, 9.0, 1.0, 2.0]])
-    outputs = {
-        "start_logits": logits,
-        "end_logits": logits,
-        "allowed": torch.tensor([[True, False, True, True]]),
-    }
+    outputs = {"start_logits": logits, "end_logits": logits, "allowed": torch.tensor([[True, False, True, True]])}
     targets = {"start": torch.tensor([2]), "end": torch.tensor([3])}
     total = np.log(np.exp(0) + np.exp(1) + np.exp(2))
     assert span_loss(outputs, targets, 0.5).item() == pytest.approx(total - 1.5, abs=1e-6)
@@ -332,8 +305,7 @@ def test_weights_are_glorots_and_padding_changes_nothing(tokenizer, head):
     with torch.no_grad():
         together = module.eval()(hidden, inputs_of(batch))
         alone = module(
-            hidden[2:, :20],
-            Batch.of_rows(batch.ids[2:, :20], batch.segments[2:, :20], batch.is_real[2:, :20]),
+            hidden[2:, :20], Batch.of_rows(batch.ids[2:, :20], batch.segments[2:, :20], batch.is_real[2:, :20])
         )
     if head == "joint":
         assert beam_of(together, 2) == pytest.approx(beam_of(alone, 0), abs=1e-5)
@@ -370,13 +342,8 @@ def test_plain_decoding_finds_the_best_of_all_allowed_spans(tokenizer):
             for s in range(window.position, len(example.ids) - 1):
                 for e in range(s, min(s + 3, len(example.ids) - 1)):
                     if window.owned[s - window.position]:
-                        begin, end = (
-                            window.offsets[s - window.position, 0],
-                            window.offsets[e - window.position, 1],
-                        )
-                        spans.append(
-                            (output["start_logits"][s] + output["end_logits"][e], context[begin:end])
-                        )
+                        begin, end = (window.offsets[s - window.position, 0], window.offsets[e - window.position, 1])
+                        spans.append((output["start_logits"][s] + output["end_logits"][e], context[begin:end]))
         best = sorted(spans, reverse=True)[:5]
         assert [answer["text"] for answer in told["n_best"]] == [text for _, text in best]
         assert sum(answer["probability"] for answer in told["n_best"]) == pytest.approx(1)
@@ -394,9 +361,7 @@ def test_a_token_in_two_windows_is_judged_by_the_one_that_sees_more(tokenizer):
     assert not first.notes.owned[token] and second.notes.owned[token - 6]
     sure = certain(first, *2 * [first.notes.position + token])
     unsure = certain(second, *2 * [second.notes.position + later - 6])
-    (told,) = task.predict(
-        [row(context)], examples, [sure, {**unsure, "start_logits": unsure["start_logits"] / 2}]
-    )
+    (told,) = task.predict([row(context)], examples, [sure, {**unsure, "start_logits": unsure["start_logits"] / 2}])
     assert told["prediction"] == WORDS[later]
 
 
@@ -411,9 +376,7 @@ def test_the_same_text_is_listed_once_with_its_best_place(tokenizer):
         {"text": "red tree", "start": 13, "end": 21, "probability": told["score"], "logit": 20}
     )
     texts = [answer["text"] for answer in told["n_best"]]
-    assert len(texts) == len(set(texts)) and all(
-        context[a["start"] : a["end"]] == a["text"] for a in told["n_best"]
-    )
+    assert len(texts) == len(set(texts)) and all(context[a["start"] : a["end"]] == a["text"] for a in told["n_best"])
 
 
 def test_the_beam_gives_up_spans_that_cannot_be():
@@ -486,9 +449,7 @@ def test_scores_put_the_headline_first_and_use_the_threshold(tokenizer):
     strict = task_of(tokenizer, metric="exact", has_unanswerable=True, null_threshold=-2.0)
     assert strict.scores(rows, told)["has_answer_f1"] == 0
     fitting = task_of(tokenizer, metric="exact", has_unanswerable=True, null_threshold="dev")
-    fitted = fitting.fitted(
-        fitting.scores([rows[1], rows[0]], [told[0], told[1]])
-    )  # nothing should be let through
+    fitted = fitting.fitted(fitting.scores([rows[1], rows[0]], [told[0], told[1]]))  # nothing should be let through
     assert fitted.settings.null_threshold < -1 and fitted.predict(rows, [], [])[0]["prediction"] == ""
     assert fitting.scores(rows, told)["exact"] == fitting.scores(rows, told)["best_exact"] == 0.5
     assert strict.fitted({}) is strict
@@ -499,8 +460,7 @@ def test_scores_put_the_headline_first_and_use_the_threshold(tokenizer):
 def test_an_ensemble_averages_probabilities():
     def member(null: float, **probabilities: float):
         answers = [
-            {"text": text, "probability": p, "start": 0, "end": 1, "logit": 0.0}
-            for text, p in probabilities.items()
+            {"text": text, "probability": p, "start": 0, "end": 1, "logit": 0.0} for text, p in probabilities.items()
         ]
         return [question_heads.prediction(answers, null, 0.0)]
 
@@ -510,11 +470,7 @@ def test_an_ensemble_averages_probabilities():
         ("y", pytest.approx(0.65)),
         ("x", pytest.approx(0.3)),
     ]
-    assert (told["prediction"], told["score"], told["null_score_difference"]) == (
-        "y",
-        pytest.approx(0.65),
-        -0.5,
-    )
+    assert (told["prediction"], told["score"], told["null_score_difference"]) == ("y", pytest.approx(0.65), -0.5)
 
 
 def test_perfect_logits_reach_nearly_all_of_squad_2(shared_data):
@@ -565,24 +521,15 @@ def score(task: SpanTask, encoder, head, rows) -> dict[str, float]:
     return task.scores(rows, task.predict(rows, examples, each))
 
 
-@pytest.mark.parametrize(
-    ("head", "impossible"), [("plain", False), ("joint", False), ("plain", True), ("joint", True)]
-)
+@pytest.mark.parametrize(("head", "impossible"), [("plain", False), ("joint", False), ("plain", True), ("joint", True)])
 def test_both_heads_learn_to_point(tokenizer, head, impossible):
-    sizes = ElectraEncoderSettings(
-        layers=1, hidden=32, heads=2, intermediate=64, embedding=32, positions=32, dropout=0
-    )
-    task: Task = task_of(
-        tokenizer, length=24, head=head, has_unanswerable=impossible
-    )  # some need two windows
+    sizes = ElectraEncoderSettings(layers=1, hidden=32, heads=2, intermediate=64, embedding=32, positions=32, dropout=0)
+    task: Task = task_of(tokenizer, length=24, head=head, has_unanswerable=impossible)  # some need two windows
     rng = random.Random(0)
     train, dev = made_up_rows(60, rng, impossible), made_up_rows(30, rng, impossible)
     assert task.problems({"train": train, "dev": dev}) == []
     torch.manual_seed(0)
-    encoder, module = (
-        ElectraEncoder(sizes, ElectraEmbeddings(sizes, tokenizer.get_vocab_size())),
-        task.head(sizes),
-    )
+    encoder, module = (ElectraEncoder(sizes, ElectraEmbeddings(sizes, tokenizer.get_vocab_size())), task.head(sizes))
     for part in (encoder, module):
         initialise_electra(part, sizes, seed=0)
     before = score(task, encoder, module, dev)
@@ -595,9 +542,7 @@ def test_both_heads_learn_to_point(tokenizer, head, impossible):
         rng.shuffle(examples)
         for first in range(0, len(examples), 8):
             inputs = batch_of(task, examples[first : first + 8], with_targets=True)
-            loss = task.loss(
-                module(encoder(inputs.ids, inputs.segments, inputs.is_real), inputs), inputs.targets
-            )
+            loss = task.loss(module(encoder(inputs.ids, inputs.segments, inputs.is_real), inputs), inputs.targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -615,11 +560,7 @@ def test_the_shipped_tasks_are_valid(name):
     text = (resources.files("electra") / "recipes" / "tasks" / f"{name}.toml").read_text("utf-8")
     tree = tomllib.loads(text)
     assert (
-        tree.pop("rows")
-        == {
-            "squad1": {"train": 87599, "dev": 10570},
-            "squad2": {"train": 130319, "dev": 11873},
-        }[name]
+        tree.pop("rows") == {"squad1": {"train": 87599, "dev": 10570}, "squad2": {"train": 130319, "dev": 11873}}[name]
     )  # the sizes of the official sets, for whoever reads the files
     settings = validate(SpanSettings, tree)
     assert settings.name == name and set(settings.files) == {"train", "dev"}

@@ -12,15 +12,7 @@ from electra.finetuning.plan import make_plan
 from electra.finetuning.squad_metrics import squad1
 from helpers import electra
 
-FAST = (
-    "epochs=6",
-    "lr=4e-3",
-    "batch=16",
-    "evaluations=2",
-    "length=40",
-    "max_query_length=8",
-    "doc_stride=12",
-)
+FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=40", "max_query_length=8", "doc_stride=12")
 NOUNS = ("barak", "lonute", "timin", "gorowa")
 
 
@@ -137,9 +129,7 @@ def test_answers_to_squad_files_are_what_the_official_evaluator_reads(model, tmp
     said = json.loads((tmp_path / "test.predictions.json").read_text())
     assert list(said) == [row["id"] for row in rows]
     best = json.loads((tmp_path / "test.predictions.nbest.json").read_text())
-    assert all(
-        best[name][0]["text"] == text and best[name][0]["probability"] <= 1 for name, text in said.items()
-    )
+    assert all(best[name][0]["text"] == text and best[name][0]["probability"] <= 1 for name, text in said.items())
     scores = squad1(list(said.values()), [[answer["text"] for answer in row["answers"]] for row in rows])
     with_answers = write_json(tmp_path / "gold.json", nested(rows))
     figures = electra("evaluate", model, with_answers, "--json")
@@ -155,14 +145,10 @@ def test_rows_come_back_as_rows(model, tmp_path, kind, monkeypatch):
     done = electra("predict", model, file, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = list(read_rows(tmp_path / f"new.predictions.{kind}"))
-    assert [list(row) for row in found] == 10 * [
-        ["id", "question", "context", "answers", "prediction", "score"]
-    ]
+    assert [list(row) for row in found] == 10 * [["id", "question", "context", "answers", "prediction", "score"]]
     assert all(row["prediction"] in row["context"] for row in found)
     flat = json.loads(electra("evaluate", model, file, "--json").stdout)
-    official = json.loads(
-        electra("evaluate", model, write_json(tmp_path / "o.json", nested(rows)), "--json").stdout
-    )
+    official = json.loads(electra("evaluate", model, write_json(tmp_path / "o.json", nested(rows)), "--json").stdout)
     assert flat == official
 
 
@@ -175,9 +161,7 @@ def test_the_threshold_is_fitted_on_dev_saved_with_the_model_and_used(second, tm
     threshold = json.loads((model / "task.json").read_text())["task"]["null_threshold"]
     assert threshold == results["scores"]["dev"]["seed 1"]["best_exact_threshold"]
     rows = questions(12, 5, True)
-    done = electra(
-        "predict", model, write_json(tmp_path / "t.json", nested(rows)), "--probabilities", cwd=tmp_path
-    )
+    done = electra("predict", model, write_json(tmp_path / "t.json", nested(rows)), "--probabilities", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said, null = (json.loads((tmp_path / f"t.predictions{it}.json").read_text()) for it in ("", ".null"))
     assert all((said[name] == "") == (null[name] > threshold) for name in said)
@@ -208,9 +192,7 @@ def test_an_ensemble_of_beams_is_made_of_answers(second):
 
 def test_questions_about_one_paragraph_stay_on_one_side(tmp_path):
     rows = [
-        {**row, "id": f"{row['id']}-{n}", "question": f"who walks {n}"}
-        for row in questions(20, 6)
-        for n in range(3)
+        {**row, "id": f"{row['id']}-{n}", "question": f"who walks {n}"} for row in questions(20, 6) for n in range(3)
     ]
     plan = make_plan(str(write_table(tmp_path / "mine.jsonl", rows)), {}, {})
     splits = plan.splits
@@ -246,9 +228,7 @@ def test_squad_s_own_layout_is_known_without_a_word(toy_model, tmp_path):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("layout", ["flat", "nested"])
-def test_problems_of_questions_are_told_together_and_nothing_is_written(
-    toy_model, tmp_path, change, parts, layout
-):
+def test_problems_of_questions_are_told_together_and_nothing_is_written(toy_model, tmp_path, change, parts, layout):
     rows = questions(24, 7)
     for place in (4, 9):
         rows[place] |= change

@@ -79,10 +79,7 @@ def test_the_model_folder_loads_in_transformers_with_its_label_map(finished):
     transformers = pytest.importorskip("transformers")
     folder = finished / "my" / "seed-0"
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    assert (
-        model.config.id2label == {0: "bar", 1: "lon"}
-        and model.config.problem_type == "single_label_classification"
-    )
+    assert model.config.id2label == {0: "bar", 1: "lon"} and model.config.problem_type == "single_label_classification"
     written = json.loads((folder / "config.json").read_text())
     assert written["label2id"] == {"bar": 0, "lon": 1} and written["id2label"] == {"0": "bar", "1": "lon"}
     classify = transformers.pipeline("text-classification", model=str(folder))
@@ -149,9 +146,7 @@ def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
 
 
 def test_processes_side_by_side_give_the_same_weights(finished, toy_model, table, tmp_path):
-    done = electra_process(
-        "finetune", toy_model, table, *FAST, "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out"
-    )
+    done = electra_process("finetune", toy_model, table, *FAST, "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "2 of 2 done" in done.stderr
     for seed in ("seed-0", "seed-1"):
@@ -160,9 +155,7 @@ def test_processes_side_by_side_give_the_same_weights(finished, toy_model, table
 
 
 def test_workers_end_with_their_parent(toy_model, table, tmp_path):
-    words = command(
-        "finetune", toy_model, table, "epochs=3000", "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out"
-    )
+    words = command("finetune", toy_model, table, "epochs=3000", "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out")
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL)
     children: list[str] = []
     deadline = time.monotonic() + 60
@@ -248,9 +241,7 @@ def test_a_toml_file_is_a_task_whose_partial_files_are_named_as_such(toy_model, 
     assert "train: train_part.jsonl, 40 rows, NOT the official set of 900" in done.stderr
     assert "dev: dev_matched.csv, 20 rows, the official set's size" in done.stdout
     assert "mine*" in (out / "results.md").read_text()
-    assert (
-        json.loads((out / "mine" / "seed-0" / "result.json").read_text())["steps"] == 3
-    )  # 80 rows in batches of 32
+    assert json.loads((out / "mine" / "seed-0" / "result.json").read_text())["steps"] == 3  # 80 rows in batches of 32
     submission = (out / "submission" / "Mine.tsv").read_text().splitlines()
     assert submission[0] == "index\tprediction" and len(submission) == 11
     assert submission[1].split("\t")[1] in ("no", "yes")
@@ -286,9 +277,7 @@ def test_the_shipped_tasks_are_glue_with_the_paper_s_epochs():
 
 
 def test_glue_files_are_found_and_named(shared_data, toy_model, tmp_path):
-    done = electra(
-        "finetune", toy_model, "wnli", f"data={shared_data / 'glue'}", "epochs=1", "--out", tmp_path / "o"
-    )
+    done = electra("finetune", toy_model, "wnli", f"data={shared_data / 'glue'}", "epochs=1", "--out", tmp_path / "o")
     assert done.returncode == 0, done.stderr
     assert "train.jsonl.zst, 635 rows, the official set's size" in done.stderr
 
@@ -326,12 +315,8 @@ def test_numbers_and_several_labels_from_tables(toy_model, tmp_path, kind):
 
 
 def test_a_diverging_run_stops_with_advice(toy_model, table, tmp_path):
-    done = electra(
-        "finetune", toy_model, table, "lr=1e30", "clip=1e30", "epochs=2", "--out", tmp_path / "out"
-    )
-    assert (
-        done.returncode == 6 and "lower lr" in done.stderr and not list((tmp_path / "out/my").glob("seed-*"))
-    )
+    done = electra("finetune", toy_model, table, "lr=1e30", "clip=1e30", "epochs=2", "--out", tmp_path / "out")
+    assert done.returncode == 6 and "lower lr" in done.stderr and not list((tmp_path / "out/my").glob("seed-*"))
 
 
 GOOD = [{"text": f"the barak {n}", "label": "ab"[n % 2]} for n in range(40)]
@@ -372,24 +357,14 @@ def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
             ('labels=["a", "b"]',),
             ("label '1' is a number where a name was expected",),
         ),
-        (
-            spoiled((2, "label", "x")),
-            None,
-            ("kind=regression",),
-            ("label 'x' is not a number", "40 problems"),
-        ),
+        (spoiled((2, "label", "x")), None, ("kind=regression",), ("label 'x' is not a number", "40 problems")),
         (
             [{**row, "text": n} for n, row in enumerate(GOOD)],
             None,
             ("--text", "text"),
             ("column 'text' holds numbers",),
         ),
-        (
-            [{**row, "label": f"c{n}"} for n, row in enumerate(GOOD)],
-            None,
-            (),
-            ("different labels", "kind=regression"),
-        ),
+        ([{**row, "label": f"c{n}"} for n, row in enumerate(GOOD)], None, (), ("different labels", "kind=regression")),
         (GOOD, None, ("metric=pearson",), ("metric=pearson is not one of classification",)),
     ],
 )
@@ -443,9 +418,7 @@ def test_a_table_is_read_and_encoded_once_however_many_seeds(toy_model, table, t
 
     encoded, read = [], []
     encode, read_rows = Classification.encode, plan.read_rows
-    monkeypatch.setattr(
-        Classification, "encode", lambda self, rows: encoded.append(rows) or encode(self, rows)
-    )
+    monkeypatch.setattr(Classification, "encode", lambda self, rows: encoded.append(rows) or encode(self, rows))
     monkeypatch.setattr(plan, "read_rows", lambda *words: read.append(words[0]) or read_rows(*words))
     overrides = {"epochs": 1, "length": 24, "evaluations": 1, "kind": "classification"}
     run.finetune(toy_model, [str(table)], overrides, tmp_path / "out", seeds=2)

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from electra.finetuning.questions import read_squad, true_answers
-from electra.finetuning.squad_metrics import (
-    best_threshold,
-    normalise,
-    overlap,
-    score1,
-    score2,
-    squad1,
-    squad2,
-)
+from electra.finetuning.squad_metrics import best_threshold, normalise, overlap, score1, score2, squad1, squad2
 
 # Words and marks that the rules are about, glued together with and without spaces.
 PIECES = [
@@ -226,10 +218,7 @@ def made_up(number: int, context: str, truths: Sequence[str]) -> str:
 def questions(path):
     rows = read_squad(path)
     truths = [[answer.text for answer in true_answers(row)] for row in rows]
-    told = [
-        made_up(number, row["context"], them)
-        for number, (row, them) in enumerate(zip(rows, truths, strict=True))
-    ]
+    told = [made_up(number, row["context"], them) for number, (row, them) in enumerate(zip(rows, truths, strict=True))]
     return told, truths
 
 

@@ -10,17 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies
 from nervaluate import Evaluator
 
-from electra.finetuning.tagging import (
-    Counts,
-    Scheme,
-    Span,
-    all_tags,
-    count_spans,
-    fits,
-    from_spans,
-    legal,
-    to_spans,
-)
+from electra.finetuning.tagging import Counts, Scheme, Span, all_tags, count_spans, fits, from_spans, legal, to_spans
 
 SCHEMES = get_args(Scheme)
 
@@ -92,11 +82,7 @@ def test_tags_are_read_as_conlleval_reads_them(scheme: Scheme, tags: str, spans:
 
 @pytest.mark.parametrize(
     ("scheme", "tags"),
-    [
-        ("iob1", "I-A I-A B-A I-B O I-B"),
-        ("iob2", "B-A I-A B-A B-B O B-B"),
-        ("bioes", "B-A E-A S-A S-B O S-B"),
-    ],
+    [("iob1", "I-A I-A B-A I-B O I-B"), ("iob2", "B-A I-A B-A B-B O B-B"), ("bioes", "B-A E-A S-A S-B O S-B")],
 )
 def test_each_scheme_marks_the_same_spans_its_own_way(scheme: Scheme, tags: str) -> None:
     spans = [Span("A", 0, 2), Span("A", 2, 3), Span("B", 3, 4), Span("B", 5, 6)]
@@ -195,9 +181,7 @@ def test_conll_2003_with_perturbed_tags_scores_as_the_library_says(shared_data: 
     assert_equal_scores(gold, predicted, kinds)
 
 
-@pytest.mark.parametrize(
-    "name", ["conll2003-train ner_tags", "conll2003-dev chunk_tags", "conll2000-test chunk_tags"]
-)
+@pytest.mark.parametrize("name", ["conll2003-train ner_tags", "conll2003-dev chunk_tags", "conll2000-test chunk_tags"])
 def test_real_tags_convert_without_loss(shared_data: Path, name: str) -> None:
     file, column = name.split()
     for row in read(shared_data / "tokens" / f"{file}.jsonl.zst"):

@@ -32,12 +32,7 @@ from electra.finetuning.tagging import (
     to_spans,
 )
 from electra.interop.formats import FORMATS, encoder_from_transformers, renamed_back
-from electra.model.electra import (
-    ElectraEmbeddings,
-    ElectraEncoder,
-    ElectraEncoderSettings,
-    initialise_electra,
-)
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
 
 TASKS = Path(config.__file__).parents[1] / "recipes" / "tasks"
 TEXT = "Ada Lovelace met Mary Somerville in London . 日本語 の 東京 へ 行く 。 안녕하세요 서울 에서 Zürich naïve 3.14"
@@ -112,9 +107,7 @@ def test_logits_and_loss_equal_those_of_transformers(tokenizer: Tokenizer) -> No
     ).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(parameter.numel()))
-    settings = ElectraEncoderSettings(
-        layers=2, hidden=32, heads=2, intermediate=64, embedding=16, positions=64
-    )
+    settings = ElectraEncoderSettings(layers=2, hidden=32, heads=2, intermediate=64, embedding=16, positions=64)
     encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, vocabulary)).eval()
     task: Task = build(tokenizer)
     head = task.head(settings).eval()
@@ -182,9 +175,7 @@ def test_a_small_network_learns_a_rule(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", ["cased", "uncased"])
-def test_every_word_of_conll_2003_has_one_first_token_and_one_answer(
-    shared_data: Path, vocabulary: str
-) -> None:
+def test_every_word_of_conll_2003_has_one_first_token_and_one_answer(shared_data: Path, vocabulary: str) -> None:
     file = shared_data / "vocab" / f"bert-base-{vocabulary}-vocab.txt"
     tokenizer = adopt_vocabulary(file, lowercase=vocabulary == "uncased")
     rows = read(shared_data / "tokens" / "conll2003-dev.jsonl.zst")
@@ -250,9 +241,7 @@ def test_a_word_longer_than_the_limit_keeps_its_place_and_is_counted(tokenizer: 
 @given(
     strategies.integers(1, 40).flatmap(
         lambda room: strategies.tuples(
-            strategies.lists(
-                strategies.integers(1, room) | strategies.integers(1, min(3, room)), max_size=120
-            ),
+            strategies.lists(strategies.integers(1, room) | strategies.integers(1, min(3, room)), max_size=120),
             strategies.just(room),
         )
     )
@@ -489,9 +478,7 @@ def test_shipped_tasks_fit_their_data_and_lose_nothing(shared_data: Path, name: 
     official = recipe.pop("rows")
     settings = config.validate(TaggingSettings, recipe)
     assert settings.name == name and {"train", "dev"} <= settings.files.keys()
-    whole = {
-        split: read(shared_data / "tokens" / f"{file}.jsonl.zst") for split, file in settings.files.items()
-    }
+    whole = {split: read(shared_data / "tokens" / f"{file}.jsonl.zst") for split, file in settings.files.items()}
     assert {split: len(rows) for split, rows in whole.items()} == official
     splits = {split: rows[:1500] for split, rows in whole.items()}
     tokenizer = adopt_vocabulary(shared_data / "vocab" / "bert-base-uncased-vocab.txt")

@@ -41,10 +41,7 @@ def write_table(path: Path, rows: list[dict]) -> Path:
 
 def write_columns(path: Path, rows: list[dict]) -> Path:
     """With a column between words and tags, as CoNLL's files have."""
-    parts = [
-        "".join(f"{word} X {tag}\n" for word, tag in zip(row["tokens"], row["tags"], strict=True))
-        for row in rows
-    ]
+    parts = ["".join(f"{word} X {tag}\n" for word, tag in zip(row["tokens"], row["tags"], strict=True)) for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("-DOCSTART- -X- O\n\n" + "\n".join(parts))
     return path
@@ -65,9 +62,7 @@ def data(tmp_path_factory) -> Path:
 def out(data, toy_model, tmp_path_factory) -> Path:
     """A task of one's own is one TOML file."""
     out = tmp_path_factory.mktemp("tagged") / "out"
-    done = electra(
-        "finetune", toy_model, data / "my_ner.toml", f"data={data}", *FAST, "--seeds", 2, "--out", out
-    )
+    done = electra("finetune", toy_model, data / "my_ner.toml", f"data={data}", *FAST, "--seeds", 2, "--out", out)
     assert done.returncode == 0, done.stderr
     assert "train: eng.train, 120 rows, NOT the official set of 900" in done.stderr
     return out
@@ -117,9 +112,7 @@ def test_the_folder_loads_in_transformers_and_its_pipeline_says_the_same(model):
 def test_tables_come_back_with_predictions_beside_the_true_tags(model, tmp_path, kind, monkeypatch):
     monkeypatch.setattr("electra.finetuning.predict.CHUNK", 7)
     rows = sentences(20, 3)
-    rows[0:8] = [
-        {"id": n, "tokens": ["the", "reads"], "tags": ["O", "O"]} for n in range(8)
-    ]  # no span for long
+    rows[0:8] = [{"id": n, "tokens": ["the", "reads"], "tags": ["O", "O"]} for n in range(8)]  # no span for long
     file = write_table(tmp_path / f"new.{kind}", rows)
     done = electra("predict", model, file, "--probabilities", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -143,10 +136,7 @@ def test_column_files_come_back_line_by_line_with_one_column_more(model, tmp_pat
     (tmp_path / "eng.testb.gz").write_bytes(gzip.compress(file.read_bytes()))
     done = electra("predict", model, file, cwd=tmp_path)
     assert done.returncode == 0 and "eng.predictions.testb: 12 rows" in done.stdout, done.stderr
-    before, after = (
-        file.read_text().splitlines(),
-        (tmp_path / "eng.predictions.testb").read_text().splitlines(),
-    )
+    before, after = (file.read_text().splitlines(), (tmp_path / "eng.predictions.testb").read_text().splitlines())
     assert after[0] == "-DOCSTART- -X- O O"
     assert [line.rpartition(" ")[0] if line else "" for line in after] == before
     named = read_conll(tmp_path / "eng.predictions.testb", {"gold": 2, "said": 3})
@@ -212,15 +202,7 @@ def test_a_tenth_of_the_sentences_is_split_off(toy_model, tmp_path):
 
 
 def test_a_column_file_is_a_task_when_its_kind_is_said(toy_model, data, tmp_path):
-    words = (
-        "finetune",
-        toy_model,
-        data / "eng.train",
-        "--dev",
-        data / "eng.testa",
-        "--out",
-        tmp_path / "out",
-    )
+    words = ("finetune", toy_model, data / "eng.train", "--dev", data / "eng.testa", "--out", tmp_path / "out")
     unsaid = electra(*words)
     assert unsaid.returncode == 2 and "say kind=tagging" in unsaid.stderr
     done = electra(*words, "kind=tagging", "epochs=1", "train_scheme=bioes")
@@ -276,10 +258,7 @@ def test_files_that_are_no_sentences_are_refused(toy_model, tmp_path, name, cont
 @pytest.mark.parametrize(
     ("rows", "part"),
     [
-        (
-            [{"tokens": ["a"]}, {"tokens": "not a list"}],
-            "row 2: 'tokens' is 'not a list', not a list of texts",
-        ),
+        ([{"tokens": ["a"]}, {"tokens": "not a list"}], "row 2: 'tokens' is 'not a list', not a list of texts"),
         ([{"text": "a"}], "no column 'tokens' (there are text)"),
         ([{"tokens": ["a"], "spans": 1}], "has a column 'spans' already"),
     ],

@@ -8,14 +8,7 @@ import torch
 
 from electra import compare
 from electra.base.errors import SettingsError
-from electra.inspector.compare import (
-    Budget,
-    ComparedRun,
-    comparison_table,
-    parse_budget,
-    summary,
-    variants,
-)
+from electra.inspector.compare import Budget, ComparedRun, comparison_table, parse_budget, summary, variants
 from electra.inspector.probe import LabelledTexts
 from helpers import electra
 
@@ -47,9 +40,7 @@ def test_varying_a_key_makes_a_variant_of_every_recipe_and_value():
 
 
 def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measured():
-    results = [
-        ComparedRun("a", seed, 10, 1e9, 1.0, {"auc": auc}, None) for seed, auc in enumerate((0.6, 0.9, 0.7))
-    ]
+    results = [ComparedRun("a", seed, 10, 1e9, 1.0, {"auc": auc}, None) for seed, auc in enumerate((0.6, 0.9, 0.7))]
     results.append(ComparedRun("b", 0, 20, 2e9, 1.0, {"auc": float("nan")}, 0.5))
     results.append(ComparedRun("b", 1, 20, 2e9, 1.0, {}, None, diverged=True))
     rows = summary(results)
@@ -66,14 +57,7 @@ def compared(tmp_path_factory, recipe, prepared):
     table = folder / "table.csv"
     lines = [f"the {'barak' if n % 2 else 'selin'} walks {n},{'a' if n % 2 else 'b'}" for n in range(60)]
     table.write_text("sentence,kind\n" + "\n".join(lines) + "\n")
-    words = [
-        "compare",
-        recipe,
-        f"{recipe}+masked-lm",
-        f"data={prepared}",
-        "--seeds",
-        "2",
-    ]
+    words = ["compare", recipe, f"{recipe}+masked-lm", f"data={prepared}", "--seeds", "2"]
     words += ["--budget", "6 steps", "--out", folder / "out"]
     words += ["--table", table, "--text", "sentence", "--label", "kind"]
     done = electra(*words)

@@ -63,9 +63,7 @@ def test_texts_together_score_as_texts_alone_and_long_ones_are_read_in_windows(e
     np.testing.assert_allclose(together[-1][: window // 4], start[: window // 4], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("count", "size"), [(0, 10), (3, 10), (10, 10), (11, 10), (95, 10), (95, 11), (8, 1)]
-)
+@pytest.mark.parametrize(("count", "size"), [(0, 10), (3, 10), (10, 10), (11, 10), (95, 10), (95, 11), (8, 1)])
 def test_every_token_is_taken_from_one_window_with_context_on_both_sides(count, size):
     ids = list(range(count))
     windows = list(windows_of(0, ids, size))
@@ -93,10 +91,7 @@ def test_text_that_spells_special_tokens_is_scored_as_text(electric_run, tmp_pat
 
 def test_reranking_adds_the_weighted_score_and_sorts(electric_run, tmp_path):
     lists = [
-        {
-            "id": 7,
-            "hypotheses": [{"text": TEXTS[0], "score": -3.0, "lattice": 1}, {"text": TEXTS[1], "score": 9.0}],
-        },
+        {"id": 7, "hypotheses": [{"text": TEXTS[0], "score": -3.0, "lattice": 1}, {"text": TEXTS[1], "score": 9.0}]},
         {"id": 8, "hypotheses": [{"text": TEXTS[2]}]},
         {"id": 9, "hypotheses": []},
     ]
@@ -128,9 +123,7 @@ def test_bad_lists_and_models_that_cannot_score_are_refused(electric_run, finish
     done = electra("rerank", electric_run, path)
     assert done.returncode == 3 and "line 1 has bytes that are not UTF-8" in done.stderr
     done = electra("score", finished_run, "text")
-    assert (
-        done.returncode == 3 and "objective is electra" in done.stderr and "pretrain electric" in done.stderr
-    )
+    assert done.returncode == 3 and "objective is electra" in done.stderr and "pretrain electric" in done.stderr
     assert electra("rerank", electric_run, tmp_path / "none.jsonl").returncode == 3
     done = electra("detect", electric_run / "export", "text")
     assert done.returncode == 3 and "electra score" in done.stderr

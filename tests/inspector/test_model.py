@@ -33,9 +33,7 @@ def exported(finished_run, tmp_path_factory):
 @pytest.fixture(scope="module")
 def finetuned(toy_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finetuned")
-    rows = [
-        {"text": f"the barak {'walks' if n % 2 else 'reads'} {n}", "label": "ab"[n % 2]} for n in range(40)
-    ]
+    rows = [{"text": f"the barak {'walks' if n % 2 else 'reads'} {n}", "label": "ab"[n % 2]} for n in range(40)]
     (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = {"epochs": 1, "length": 16}
     finetune(toy_model, [str(folder / "table.jsonl")], overrides, folder / "out")
@@ -122,11 +120,7 @@ def test_predictions_have_probabilities_and_take_rows_or_texts(finetuned):
     ("which", "method", "says"),
     [
         ("generator", "detect", "holds no discriminator: its network is of kind generator. Give"),
-        (
-            "discriminator",
-            "score",
-            'its objective is electra, and only "electric" learns energies. Train one',
-        ),
+        ("discriminator", "score", 'its objective is electra, and only "electric" learns energies. Train one'),
         ("discriminator", "predict", "is not fine-tuned .* Fine-tune it first"),
     ],
 )
@@ -173,37 +167,22 @@ def test_positions_that_were_never_trained_are_said_once(finished_run, exported,
 
 
 def test_fine_tuning_beyond_the_trained_length_says_it(finished_run, tmp_path, caplog):
-    rows = [
-        {"text": f"{n} " + " ".join(["barak"] * (40 if n % 2 else 3)), "label": "ab"[n % 2]}
-        for n in range(20)
-    ]
+    rows = [{"text": f"{n} " + " ".join(["barak"] * (40 if n % 2 else 3)), "label": "ab"[n % 2]} for n in range(20)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for length, expected in ((24, 0), (32, 1)):
         read.say_untrained.cache_clear()
         caplog.clear()
         overrides = {"epochs": 1, "length": length}
         with caplog.at_level(logging.WARNING, "electra"):
-            finetune(
-                finished_run,
-                [str(tmp_path / "t.jsonl")],
-                overrides,
-                tmp_path / str(length),
-            )
+            finetune(finished_run, [str(tmp_path / "t.jsonl")], overrides, tmp_path / str(length))
         assert len(warnings(caplog)) == expected
-        assert (
-            json.loads((tmp_path / str(length) / "t/seed-0/config.json").read_text())["pretraining_length"]
-            == 24
-        )
+        assert json.loads((tmp_path / str(length) / "t/seed-0/config.json").read_text())["pretraining_length"] == 24
 
 
-def test_rotary_positions_and_folders_that_do_not_say_are_not_warned_of(
-    prepared, toy_model, tmp_path, caplog
-):
+def test_rotary_positions_and_folders_that_do_not_say_are_not_warned_of(prepared, toy_model, tmp_path, caplog):
     from electra.data.tokenizer import load_tokenizer, vocabulary_size
 
-    settings = ModernEncoderSettings(
-        layers=2, hidden=32, heads=2, intermediate=48, embedding=32, positions=64
-    )
+    settings = ModernEncoderSettings(layers=2, hidden=32, heads=2, intermediate=48, embedding=32, positions=64)
     tokenizer = load_tokenizer(prepared)
     encoder = encoder_alone(settings, vocabulary_size(tokenizer))
     initialise(encoder, settings, 1)

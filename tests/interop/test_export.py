@@ -38,9 +38,7 @@ def test_the_discriminator_loads_with_the_auto_classes_and_has_our_logits(export
     _, objective = load_run(finished_run)
     with torch.no_grad():
         theirs = model(**inputs).logits
-        hidden = objective.discriminator(
-            inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"].bool()
-        )
+        hidden = objective.discriminator(inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"].bool())
         ours = objective.detection_head(hidden)
     real = inputs["attention_mask"].bool()
     assert (ours - theirs)[real].abs().max() <= 1e-5
@@ -66,9 +64,7 @@ def test_the_generator_fills_masks_in_a_pipeline(exported, finished_run):
 def test_the_run_folder_ends_with_an_export_of_the_discriminator(finished_run):
     loaded = read_network(finished_run / "export", "discriminator")
     _, objective = load_run(finished_run)
-    assert torch.equal(
-        loaded.encoder.embeddings.words.weight, objective.discriminator.embeddings.words.weight
-    )
+    assert torch.equal(loaded.encoder.embeddings.words.weight, objective.discriminator.embeddings.words.weight)
 
 
 def test_their_tokenizer_gives_our_ids_for_every_kind_of_tokenizer(finished_run, tmp_path):
@@ -101,9 +97,7 @@ def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeyp
 
     def harmed(*parts):
         tensors = honest(*parts)
-        return tensors | {
-            "electra.embeddings.LayerNorm.bias": tensors["electra.embeddings.LayerNorm.bias"] + 0.1
-        }
+        return tensors | {"electra.embeddings.LayerNorm.bias": tensors["electra.embeddings.LayerNorm.bias"] + 0.1}
 
     monkeypatch.setattr(write, "network_tensors", harmed)
     settings, objective = load_run(finished_run)

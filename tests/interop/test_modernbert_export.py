@@ -39,10 +39,7 @@ def tokenizer(prepared):
 
 def build(settings, tokenizer):
     size = vocabulary_size(tokenizer)
-    encoder, head = (
-        ModernEncoder(settings, ModernEmbeddings(settings, size)),
-        build_token_head(settings, size),
-    )
+    encoder, head = (ModernEncoder(settings, ModernEmbeddings(settings, size)), build_token_head(settings, size))
     initialise_modern(torch.nn.ModuleList((encoder, head)), settings, seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():

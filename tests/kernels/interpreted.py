@@ -23,7 +23,5 @@ def bfloat16_is_a_number(monkeypatch):
             return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
         monkeypatch.setattr(
-            InterpreterBuilder,
-            "create_dot",
-            lambda self, a, b, *rest: multiply(self, widen(a), widen(b), *rest),
+            InterpreterBuilder, "create_dot", lambda self, a, b, *rest: multiply(self, widen(a), widen(b), *rest)
         )

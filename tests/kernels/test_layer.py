@@ -251,13 +251,7 @@ def test_dropout_drops_the_asked_share_and_keeps_the_mean(share):
     dropped = first == 0
     assert dropped.double().mean().item() == pytest.approx(share, abs=5 * deviation)
     # Rows, columns, seeds (low and high bits) and streams: what is dropped here says nothing of what is dropped there.
-    others = [
-        total(4, 1) == 0,
-        total(3 + (1 << 40), 1) == 0,
-        total(3, 2) == 0,
-        dropped.roll(1, 0),
-        dropped.roll(1, 1),
-    ]
+    others = [total(4, 1) == 0, total(3 + (1 << 40), 1) == 0, total(3, 2) == 0, dropped.roll(1, 0), dropped.roll(1, 1)]
     for other in others:
         both = (dropped & other).double().mean().item()
         assert both == pytest.approx(share**2, abs=5 * deviation)
@@ -415,9 +409,7 @@ for kernel, fixed, warps, *stages in jobs:
 @pytest.mark.slow
 def test_the_layers_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     """To machine code, and within the shared memory of A100 (163 KiB), RTX 3090 (99) and H100 (227)."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
-        "TRITON_CACHE_DIR": str(tmp_path)
-    }
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     made = [line.split() for line in done.stdout.splitlines()]

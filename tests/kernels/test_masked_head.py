@@ -149,9 +149,7 @@ def test_draws_follow_the_distribution(temperature, forbid_target):
     noise = uniform(5, "sample", torch.arange(draws), 2).to(DEVICE)
     targets = torch.full((draws,), target, device=DEVICE)
     repeated = states.expand(draws, -1)
-    _, sampled, _ = fused_head(
-        repeated, words, bias, targets, noise, temperature, forbid_target, states.dtype
-    )
+    _, sampled, _ = fused_head(repeated, words, bias, targets, noise, temperature, forbid_target, states.dtype)
     logits = (words.double() @ states[0].double() + bias.double()) / temperature
     if forbid_target:
         logits[target] = -torch.inf
@@ -172,9 +170,7 @@ def test_a_forbidden_target_alone_in_its_block_is_not_drawn(monkeypatch, process
     upstream = upstream_of(200)
     parts[2][128] += 20
     options = 1.0, True
-    found, (_, sampled, _) = loss_and_gradients(
-        fused_head, parts, targets, noise, upstream, *options, parts[0].dtype
-    )
+    found, (_, sampled, _) = loss_and_gradients(fused_head, parts, targets, noise, upstream, *options, parts[0].dtype)
     wide = [part.double() for part in parts]
     expected, drawn = loss_and_gradients(masked_head, wide, targets, noise, upstream, *options)
     assert (sampled < 128).all() and (sampled == drawn.sampled).float().mean() > 0.99
@@ -184,9 +180,7 @@ def test_a_forbidden_target_alone_in_its_block_is_not_drawn(monkeypatch, process
 def test_the_same_call_gives_the_same_bits():
     parts, targets, noise = case(150, 300, 20)
     options = 1.3, True, parts[0].dtype
-    runs = [
-        loss_and_gradients(fused_head, parts, targets, noise, upstream_of(150), *options) for _ in range(2)
-    ]
+    runs = [loss_and_gradients(fused_head, parts, targets, noise, upstream_of(150), *options) for _ in range(2)]
     for one, other in zip(runs[0][0] + [runs[0][1][1]], runs[1][0] + [runs[1][1][1]], strict=True):
         assert torch.equal(one, other)
 
@@ -283,9 +277,7 @@ for kernel, rows, warps in ((kernels.forward_kernel, 128, 8), (kernels.finish_ke
 @pytest.mark.slow
 def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     """To machine code, and within the shared memory of A100 (163 KiB), RTX 3090 (99) and H100 (227)."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {
-        "TRITON_CACHE_DIR": str(tmp_path)
-    }
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     made = [line.split() for line in done.stdout.splitlines()]

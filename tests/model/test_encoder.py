@@ -6,12 +6,7 @@ import torch
 from conftest import SPECIAL, TINY, VOCABULARY, make_batch
 from electra.interop import formats
 from electra.interop.formats import network_tensors
-from electra.model.electra import (
-    ElectraEmbeddings,
-    ElectraEncoder,
-    ElectraEncoderSettings,
-    initialise_electra,
-)
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
 from electra.model.heads import ElectraDetectionHead, TokenHead
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
@@ -76,11 +71,7 @@ def test_detection_logits_equal_electra_for_pre_training():
 
 
 def test_token_logits_equal_electra_for_masked_lm():
-    encoder, head, batch = (
-        our_encoder(TINY),
-        noisy(TokenHead(TINY.hidden, TINY.embedding, VOCABULARY)),
-        make_batch(),
-    )
+    encoder, head, batch = (our_encoder(TINY), noisy(TokenHead(TINY.hidden, TINY.embedding, VOCABULARY)), make_batch())
     theirs = transformers.ElectraForMaskedLM(hf_config(TINY, "generator")).eval()
     missing = theirs.load_state_dict(network_tensors(encoder, head, "ElectraForMaskedLM"), strict=False)
     assert missing.missing_keys == ["generator_lm_head.weight"] and not missing.unexpected_keys
@@ -100,24 +91,14 @@ def test_gradients_equal_transformers():
     (theirs(batch.ids, batch.is_real.long(), batch.segments).last_hidden_state @ weights)[
         batch.is_real
     ].sum().backward()
-    ours = formats.encoder_to_transformers(
-        encoder.settings, {name: p.grad for name, p in encoder.named_parameters()}
-    )
+    ours = formats.encoder_to_transformers(encoder.settings, {name: p.grad for name, p in encoder.named_parameters()})
     for name, parameter in theirs.named_parameters():
-        torch.testing.assert_close(
-            ours[name], parameter.grad, atol=2e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(ours[name], parameter.grad, atol=2e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_constants_are_those_of_the_released_models():
     ours, theirs = hf_config(TINY, "discriminator"), transformers.ElectraConfig()
-    for name in (
-        "layer_norm_eps",
-        "hidden_act",
-        "type_vocab_size",
-        "initializer_range",
-        "hidden_dropout_prob",
-    ):
+    for name in ("layer_norm_eps", "hidden_act", "type_vocab_size", "initializer_range", "hidden_dropout_prob"):
         assert getattr(ours, name) == getattr(theirs, name)
 
 
@@ -155,11 +136,7 @@ def test_the_original_initialisation_uses_glorot_for_the_projection_and_cuts_the
     ("full", "width", "small"),
     [
         (ElectraEncoderSettings(), 0.25, (64, 256, 1, 12)),
-        (
-            ElectraEncoderSettings(hidden=768, heads=12, intermediate=3072, embedding=768),
-            1 / 3,
-            (256, 1024, 4, 12),
-        ),
+        (ElectraEncoderSettings(hidden=768, heads=12, intermediate=3072, embedding=768), 1 / 3, (256, 1024, 4, 12)),
         (
             ElectraEncoderSettings(layers=24, hidden=1024, heads=16, intermediate=4096, embedding=1024),
             0.25,

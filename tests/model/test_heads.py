@@ -7,20 +7,12 @@ import torch.nn.functional as F
 from conftest import TINY, make_batch
 from electra.finetuning.classification import LinearHead
 from electra.finetuning.question_heads import JointHead
-from electra.model import (
-    build_detection_head,
-    initialise,
-    question_head,
-    sequence_label_head,
-    token_label_head,
-)
+from electra.model import build_detection_head, initialise, question_head, sequence_label_head, token_label_head
 from electra.model.heads import in_float32
 from electra.model.modern import ModernEncoderSettings
 
 
-@pytest.mark.parametrize(
-    "settings", [TINY, ModernEncoderSettings(hidden=32, heads=2)], ids=["electra", "modernbert"]
-)
+@pytest.mark.parametrize("settings", [TINY, ModernEncoderSettings(hidden=32, heads=2)], ids=["electra", "modernbert"])
 def test_a_detection_head_ends_in_float32_also_under_autocast(settings):
     """Logits of half precision differ in their third digit: near ties would be decided by rounding."""
     head = build_detection_head(settings)

@@ -53,9 +53,7 @@ def encode(w, prefix, embeddings, layers, heads, ids, segments, is_real, directi
         )
         inner = gelu(x @ g("expand.weight").T + g("expand.bias"))
         x = layer_norm(
-            x + inner @ g("contract.weight").T + g("contract.bias"),
-            g("output_norm.weight"),
-            g("output_norm.bias"),
+            x + inner @ g("contract.weight").T + g("contract.bias"), g("output_norm.weight"), g("output_norm.bias")
         )
     return x
 
@@ -74,20 +72,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def step(
-    w,
-    sizes,
-    special,
-    ids,
-    segments,
-    is_real,
-    noise,
-    share,
-    mask_share,
-    weights,
-    temperature,
-    disallow_correct,
-):
+def step(w, sizes, special, ids, segments, is_real, noise, share, mask_share, weights, temperature, disallow_correct):
     """Losses, labels, corrupted ids and detection logits. `sizes`: (generator layers, heads, embeddings), the same for
     the discriminator. `noise`: the three arrays of uniform numbers, for choosing, masking and sampling."""
     (g_layers, g_heads, g_embeddings), (d_layers, d_heads, d_embeddings) = sizes

@@ -40,9 +40,7 @@ print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """
 
 
-@pytest.mark.parametrize(
-    "encoder", [f"ElectraEncoderSettings({SIZES})", f"ModernEncoderSettings({SIZES}, window=6)"]
-)
+@pytest.mark.parametrize("encoder", [f"ElectraEncoderSettings({SIZES})", f"ModernEncoderSettings({SIZES}, window=6)"])
 def test_the_whole_step_is_one_graph_and_stays_one_while_the_run_goes_on(encoder):
     """Nothing in the forward asks the host, so a compiler can take it whole. Progress, samples and temperature change with
     every step: a second graph may be made for their changing, not one for each."""

@@ -8,13 +8,7 @@ from scipy import stats
 from conftest import SPECIAL, make_batch
 from electra.base.randomness import uniform
 from electra.model.heads import inverse_cdf, sample_tokens
-from electra.objectives.corruption import (
-    SamplingSettings,
-    choose_positions,
-    maskable,
-    replace_at,
-    sample,
-)
+from electra.objectives.corruption import SamplingSettings, choose_positions, maskable, replace_at, sample
 
 
 def choose(batch, share=0.15, purpose="choose"):
@@ -121,9 +115,7 @@ def test_uniform_numbers_are_uniform_and_independent_of_the_batch_around_them():
     numbers = uniform(3, "anything", samples, 40)
     assert numbers.min() > 0 and numbers.max() < 1
     assert stats.kstest(numbers.flatten().numpy(), "uniform").pvalue > 1e-4
-    assert abs(np.corrcoef(numbers[:-1].flatten(), numbers[1:].flatten())[0, 1]) < 4 / math.sqrt(
-        numbers.numel()
-    )
+    assert abs(np.corrcoef(numbers[:-1].flatten(), numbers[1:].flatten())[0, 1]) < 4 / math.sqrt(numbers.numel())
     assert torch.equal(uniform(3, "anything", samples[17:19], 40), numbers[17:19])
     assert not torch.equal(uniform(3, "other", samples[:2], 40), numbers[:2])
     assert not torch.equal(uniform(4, "anything", samples[:2], 40), numbers[:2])

@@ -48,9 +48,7 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
         if sharing == "all"
         else HALF.model_copy(update={"sharing": sharing})
     )
-    sampling = SamplingSettings(
-        temperature=temperature, start_temperature=temperature, disallow_correct=disallow
-    )
+    sampling = SamplingSettings(temperature=temperature, start_temperature=temperature, disallow_correct=disallow)
     objective = build(generator=generator, sampling=sampling).double()
     batch = make_batch(vocabulary=VOCABULARY)
     loss = objective(batch)
@@ -70,9 +68,7 @@ def test_the_whole_step_equals_a_float64_reference_written_from_the_paper(sharin
     }
     special = [SPECIAL.pad, SPECIAL.unk, SPECIAL.cls, SPECIAL.sep, SPECIAL.mask]
     rows = batch.ids.numpy(), batch.segments.numpy(), batch.is_real.numpy()
-    expected = reference.step(
-        weights, sizes, special, *rows, noise, 0.15, 0.85, (1, 50), temperature, disallow
-    )
+    expected = reference.step(weights, sizes, special, *rows, noise, 0.15, 0.85, (1, 50), temperature, disallow)
 
     assert np.array_equal(corrupted.batch.ids.numpy(), expected["corrupted"])
     assert np.array_equal(corrupted.is_replaced.numpy(), expected["is_replaced"])

@@ -50,10 +50,7 @@ def rows_of(sentences, first_sample=0):
 
 def test_the_learned_energies_rank_as_the_true_probabilities_do():
     encoder = TINY.model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
-    masking, generator = (
-        MaskingSettings(share=0.15),
-        GeneratorSettings(kind="two_tower", width=0.5, depth=0.5),
-    )
+    masking, generator = (MaskingSettings(share=0.15), GeneratorSettings(kind="two_tower", width=0.5, depth=0.5))
     objective = build_objective(ElectricSettings(), inputs_for(FIRST + LETTERS, encoder, generator, masking))
     rng = np.random.default_rng(0)
     optimizer = torch.optim.AdamW(objective.parameters(), lr=5e-3, betas=(0.9, 0.98))
@@ -73,6 +70,4 @@ def test_the_learned_energies_rank_as_the_true_probabilities_do():
     assert stats.spearmanr(found.sum(1), exact.sum(1)).statistic >= 0.9
     assert stats.spearmanr(found[:300].sum(1), exact[:300].sum(1)).statistic >= 0.9
     assert stats.spearmanr(found.ravel(), exact.ravel()).statistic >= 0.9
-    assert (
-        np.abs(found - exact)[:300].mean() < 0.35
-    )  # where there was data to learn from, the scale is right too
+    assert np.abs(found - exact)[:300].mean() < 0.35  # where there was data to learn from, the scale is right too

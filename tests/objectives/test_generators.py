@@ -30,9 +30,7 @@ def build(kind, encoder=QUIET):
 @ENCODERS
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("kind", "sees_left", "sees_right"), [("two_tower", 1, 1), ("autoregressive", 1, 0)])
-def test_generators_that_read_the_text_never_see_the_token_they_predict(
-    kind, sees_left, sees_right, padded, encoder
-):
+def test_generators_that_read_the_text_never_see_the_token_they_predict(kind, sees_left, sees_right, padded, encoder):
     objective = build(kind, encoder).double().eval()
     batch = make_batch(vocabulary=VOCABULARY, padded=padded)
     places = torch.arange(batch.ids.shape[1]).expand_as(batch.ids)
@@ -143,9 +141,7 @@ def test_whole_words_are_chosen_whole():
     joints = goes_on[:, 1:]
     assert joints.float().mean() > 0.2
     budget = round(0.3 * 40)
-    first_cut = (
-        chosen.used.sum(1) == budget
-    )  # only a first word that is too long is cut, and it fills the budget
+    first_cut = chosen.used.sum(1) == budget  # only a first word that is too long is cut, and it fills the budget
     unequal = (marked[:, 1:] != marked[:, :-1]) & joints
     assert not unequal[~first_cut].any()
     assert not (marked & special).any()
@@ -174,9 +170,7 @@ def test_span_lengths_follow_the_geometric_distribution():
 
 def test_spans_are_chosen_whole_and_stop_at_special_tokens():
     batch = make_batch(rows=300, length=40, vocabulary=VOCABULARY, padded=False)
-    chosen, marked, _ = chosen_groups(
-        batch, MaskingSettings(unit="span", span_stop=0.3, span_limit=5, share=0.3)
-    )
+    chosen, marked, _ = chosen_groups(batch, MaskingSettings(unit="span", span_stop=0.3, span_limit=5, share=0.3))
     for row in range(300):
         for group in chosen.group[row, marked[row]].unique():
             members = chosen.group[row] == group

@@ -83,9 +83,7 @@ def test_policy_and_its_baseline(draws):
 
     right = np.exp(-reward)
     guess = sigmoid(draws["scores"])
-    expected = [
-        -right[at] * np.log(guess[at]) - (1 - right[at]) * np.log(1 - guess[at]) for at in by_position(draws)
-    ]
+    expected = [-right[at] * np.log(guess[at]) - (1 - right[at]) * np.log(1 - guess[at]) for at in by_position(draws)]
     found = losses.baseline_loss(*map(torch.from_numpy, (draws["scores"], reward, draws["where"])))
     assert found.item() == pytest.approx(np.mean(expected), abs=1e-10)
 
@@ -98,9 +96,7 @@ def test_the_policy_gradient_is_that_of_the_expected_reward():
     found = torch.zeros(4, dtype=torch.float64)
     for token, probability in enumerate(logits.detach().softmax(0)):
         log_p = logits.log_softmax(0)[token][None]
-        loss = losses.policy_loss(
-            log_p, reward[token][None], torch.tensor([0.9]).double(), torch.tensor([True])
-        )
+        loss = losses.policy_loss(log_p, reward[token][None], torch.tensor([0.9]).double(), torch.tensor([True]))
         found += probability * torch.autograd.grad(loss, logits)[0]
     torch.testing.assert_close(found, exact, atol=1e-12, rtol=0)
 

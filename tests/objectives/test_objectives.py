@@ -107,9 +107,7 @@ def test_berts_random_words_take_the_place_of_some_tokens_that_stay():
     seen = []
     for share in (0.0, 0.1):
         objective = build(MaskedLMSettings(random_share=share), masking=masking)
-        objective.encoder.forward = lambda ids, *rest: (
-            seen.append(ids) or torch.zeros(*ids.shape, QUIET.hidden)
-        )
+        objective.encoder.forward = lambda ids, *rest: seen.append(ids) or torch.zeros(*ids.shape, QUIET.hidden)
         objective(batch)
     chosen = 600 * 6
     for ids, random in zip(seen, (0, 0.1), strict=True):
@@ -126,14 +124,9 @@ def test_electra_15_percent_equals_numpy():
     logits = reference.detection_logits(side.w, "detection_head", side.hidden(batch, corrupted.batch.ids))
     rtd = np.mean([bce(logits[row, t], corrupted.is_replaced[row, t]) for row, _, t in pieces(corrupted)])
     assert loss.total.item() == pytest.approx(2 * corrupted.generated.mlm_loss.item() + 7 * rtd, abs=1e-10)
-    assert (
-        loss.sums["real"] == batch.is_real.sum()
-    )  # metrics are over all tokens, to compare with other objectives
+    assert loss.sums["real"] == batch.is_real.sum()  # metrics are over all tokens, to compare with other objectives
     expected = np.mean(
-        [
-            bce(logits[at], corrupted.is_replaced[at])
-            for at in zip(*batch.is_real.numpy().nonzero(), strict=True)
-        ]
+        [bce(logits[at], corrupted.is_replaced[at]) for at in zip(*batch.is_real.numpy().nonzero(), strict=True)]
     )
     assert summarise(loss.sums, objective.extra_metrics)["rtd_loss"] == pytest.approx(expected, abs=1e-6)
 
@@ -196,9 +189,7 @@ def test_electric_equals_numpy_proposal_and_all():
     energies = reference.detection_logits(side.w, "detection_head", side.hidden(batch, corrupted.batch.ids))
     noise = {(row, t) for row, _, t in pieces(corrupted)}
     prior = np.log(0.15 / 0.85)
-    nce = np.mean(
-        [bce(energies[at] - nll(q[at], corrupted.batch.ids[at]) + prior, at in noise) for at in real]
-    )
+    nce = np.mean([bce(energies[at] - nll(q[at], corrupted.batch.ids[at]) + prior, at in noise) for at in real])
     assert corrupted.generated.mlm_loss.item() == pytest.approx(mlm, abs=1e-10)
     assert loss.total.item() == pytest.approx(mlm + 50 * nce, abs=1e-9)
     flagged = sum(energies[at] - nll(q[at], corrupted.batch.ids[at]) + prior > 0 for at in real)
@@ -206,10 +197,7 @@ def test_electric_equals_numpy_proposal_and_all():
 
 
 def test_for_electric_a_sample_that_equals_the_original_is_noise_all_the_same():
-    objective, batch = (
-        build(ElectricSettings(), TOWERS),
-        make_batch(rows=2000, vocabulary=VOCABULARY, padded=False),
-    )
+    objective, batch = (build(ElectricSettings(), TOWERS), make_batch(rows=2000, vocabulary=VOCABULARY, padded=False))
     corrupted = objective.corruptor(batch)
     correct = corrupted.chosen.used.sum() - corrupted.is_replaced.sum()
     assert correct > 0
@@ -223,16 +211,13 @@ def test_adversarial_equals_numpy():
     loss, corrupted = objective(batch), objective.corruptor(batch)
     side = Numpy(objective)
     logits = reference.detection_logits(side.w, "detection_head", side.hidden(batch, corrupted.batch.ids))
-    states = (
-        objective.corruptor.generator.states(corrupted.masked, corrupted.chosen.positions).detach().numpy()
-    )
+    states = objective.corruptor.generator.states(corrupted.masked, corrupted.chosen.positions).detach().numpy()
     guesses = states @ side.w["baseline.weight"][0] + side.w["baseline.bias"][0]
     policy, fit = [], []
     for row, slot, t in pieces(corrupted):
         reward = bce(logits[row, t], corrupted.is_replaced[row, t])
         log_p = -nll(
-            corrupted.generated.logits[row, slot].detach().numpy() / 1.3,
-            corrupted.generated.sampled[row, slot],
+            corrupted.generated.logits[row, slot].detach().numpy() / 1.3, corrupted.generated.sampled[row, slot]
         )
         baseline = -np.log(reference.sigmoid(guesses[row, slot]))
         policy.append(-(reward - baseline) * log_p)
@@ -250,9 +235,7 @@ def test_the_baseline_reads_the_states_that_the_samples_came_from():
     batch, generator = make_batch(vocabulary=VOCABULARY), objective.corruptor.generator
     corrupted = objective.corruptor(batch)
     assert torch.equal(generator.logits(corrupted.generated.states), corrupted.generated.logits)
-    assert not torch.equal(
-        generator(corrupted.masked, corrupted.chosen.positions), corrupted.generated.logits
-    )
+    assert not torch.equal(generator(corrupted.masked, corrupted.chosen.positions), corrupted.generated.logits)
     encoded = []
     generator.encoder.register_forward_hook(lambda *_: encoded.append(1))
     objective(batch)
@@ -269,9 +252,7 @@ def test_selection_equals_numpy():
     w = side.w | {"selection_head.bias": 0.0}
     picks = []
     for row, slot, t in pieces(corrupted):
-        scores = reference.token_logits(
-            w, "selection_head", side.table[candidates[row, slot]], hidden[row, t]
-        )
+        scores = reference.token_logits(w, "selection_head", side.table[candidates[row, slot]], hidden[row, t])
         picks.append(nll(scores, 0))
         assert candidates[row, slot, 0] == batch.ids[row, t]
         assert (candidates[row, slot, 1:] != batch.ids[row, t]).all()
@@ -317,11 +298,7 @@ def touches(names, *prefixes):
     return any(name.startswith(prefixes) for name in names)
 
 
-GENERATOR = (
-    "corruptor.generator.encoder.layers",
-    "corruptor.generator.head",
-    "corruptor.generator.left.layers",
-)
+GENERATOR = ("corruptor.generator.encoder.layers", "corruptor.generator.head", "corruptor.generator.left.layers")
 UNSHARED = HALF.model_copy(update={"sharing": "none"})
 
 
@@ -381,9 +358,7 @@ def test_the_generators_likelihood_never_reaches_the_main_network():
         SelectionSettings(detection_weight=0, selection_weight=0),
     ):
         names = learners(build(settings, UNSHARED))
-        assert touches(names, *GENERATOR) and not touches(
-            names, "discriminator", "detection_head", "token_head"
-        )
+        assert touches(names, *GENERATOR) and not touches(names, "discriminator", "detection_head", "token_head")
 
 
 def test_correcting_teaches_nothing_about_when_to_copy():
@@ -403,9 +378,7 @@ def test_a_disentangled_discriminator_reads_the_generators_words_and_never_pulls
     only_main = settings.model_copy(update={"generator_weight": 0.0})
     objective = build(only_main, gdes)
     words = objective.corruptor.generator.encoder.embeddings.words.weight
-    assert torch.equal(
-        objective.discriminator.embeddings.table, words + objective.discriminator.embeddings.delta
-    )
+    assert torch.equal(objective.discriminator.embeddings.table, words + objective.discriminator.embeddings.delta)
     names = learners(objective)
     assert "discriminator.embeddings.delta" in names and not touches(names, "corruptor")
     fresh = build_objective(settings, inputs_for(VOCABULARY, QUIET, gdes))

@@ -28,9 +28,7 @@ VARIANTS = [*shipped_additions(), "masked-lm+whole-word"]
 
 def compare_with_stored(name, run, records):
     found = [
-        {key: record[key] for key in KEYS if key in record}
-        for record in read_metrics(run)
-        if record["kind"] == "train"
+        {key: record[key] for key in KEYS if key in record} for record in read_metrics(run) if record["kind"] == "train"
     ]
     path = GOLDEN / f"{name}.json"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -60,9 +58,7 @@ def words_for(name, prepared, run, masked_lm_run, finished_run):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_twenty_steps_of_every_objective_and_generator(
-    name, recipe, prepared, tmp_path, masked_lm_run, finished_run
-):
+def test_twenty_steps_of_every_objective_and_generator(name, recipe, prepared, tmp_path, masked_lm_run, finished_run):
     run = tmp_path / "run"
     settings, _ = resolve(f"{recipe}+{name}", words_for(name, prepared, run, masked_lm_run, finished_run))
     figures = pretrain(settings)
@@ -81,9 +77,7 @@ def test_a_run_goes_on_without_the_folders_it_began_from(
     run = tmp_path / "run"
     settings, _ = resolve(f"{recipe}+{name}", words_for(name, prepared, run, masked_lm_run, finished_run))
     pretrain(settings)
-    whole = {
-        f.name: f.read_bytes() for f in checkpoint_folders(run / "checkpoints")[-1].glob("*.safetensors")
-    }
+    whole = {f.name: f.read_bytes() for f in checkpoint_folders(run / "checkpoints")[-1].glob("*.safetensors")}
     for folder in checkpoint_folders(run / "checkpoints")[1:]:
         for file in folder.iterdir():
             file.unlink()
@@ -91,9 +85,7 @@ def test_a_run_goes_on_without_the_folders_it_began_from(
     monkeypatch.setattr("electra.pretraining.run.take_weights", None)
     monkeypatch.setattr("electra.data.shards.TokenData.token_counts", None)
     pretrain(settings)
-    again = {
-        f.name: f.read_bytes() for f in checkpoint_folders(run / "checkpoints")[-1].glob("*.safetensors")
-    }
+    again = {f.name: f.read_bytes() for f in checkpoint_folders(run / "checkpoints")[-1].glob("*.safetensors")}
     assert again.keys() == whole.keys() and all(again[name] == whole[name] for name in whole)
 
 

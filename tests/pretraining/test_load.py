@@ -41,9 +41,7 @@ def test_another_number_of_heads_is_refused(settings):
     says = f"encoder.heads is {settings.heads} there and {here} here: give encoder.heads={settings.heads}.$"
     with pytest.raises(SettingsError, match=says):
         take(START, settings, settings, heads=here)
-    says = (
-        f"recipe: heads {settings.heads} there and {here} here: give the generator.width and generator.depth"
-    )
+    says = f"recipe: heads {settings.heads} there and {here} here: give the generator.width and generator.depth"
     with pytest.raises(SettingsError, match=says):
         take(SOURCE, settings, settings, heads=here)
 

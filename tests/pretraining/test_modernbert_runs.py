@@ -167,9 +167,7 @@ def test_classification_from_a_run_and_from_its_export(run, start, tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "results.json").read_text())["tasks"]["t"]["median"] == 1.0
     model = out / "t" / "seed-0"
-    assert json.loads((model / "task.json").read_text())["architecture"] == (
-        "ModernBertForSequenceClassification"
-    )
+    assert json.loads((model / "task.json").read_text())["architecture"] == ("ModernBertForSequenceClassification")
     done = electra("predict", model, table, "--probabilities", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     transformers = pytest.importorskip("transformers")
@@ -192,9 +190,7 @@ def test_tagging_and_a_head_that_transformers_lacks(run, tmp_path):
     done = electra("finetune", run, table, *FAST, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     model = tmp_path / "out" / "tags" / "seed-0"
-    assert json.loads((model / "config.json").read_text())["architectures"] == [
-        "ModernBertForTokenClassification"
-    ]
+    assert json.loads((model / "config.json").read_text())["architectures"] == ["ModernBertForTokenClassification"]
     reviews = write_reviews(tmp_path / "t.csv")
     words = "text=review", "label=stars", "head=linear"
     done = electra("finetune", run, reviews, *words, *FAST, "--out", tmp_path / "own")
@@ -238,8 +234,7 @@ def test_settings_without_a_kind_of_encoder_are_electras(run, recipe, prepared, 
 
 def test_keys_and_kinds_that_do_not_go_together_are_refused():
     with pytest.raises(
-        SettingsError,
-        match=r"encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window",
+        SettingsError, match=r"encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window"
     ):
         resolve("electra-small", ["data=x", "encoder.window=64"])
     with pytest.raises(SettingsError, match=r"encoder.initialisation is for encoder.kind=electra"):
@@ -261,13 +256,9 @@ def test_joined_to_a_recipe_it_keeps_the_sizes():
 
 
 def test_modernbert_small_is_electra_small_but_for_its_layers():
-    small, modern = (
-        config.flatten(config.read_recipe(f"{name}-small")) for name in ("electra", "modernbert")
-    )
+    small, modern = (config.flatten(config.read_recipe(f"{name}-small")) for name in ("electra", "modernbert"))
     assert modern == small | {"encoder.kind": "modernbert", "encoder.intermediate": 704}
-    (small, _), (modern, _) = (
-        resolve(f"{name}-small", ["data=x", "run=x"]) for name in ("electra", "modernbert")
-    )
+    (small, _), (modern, _) = (resolve(f"{name}-small", ["data=x", "run=x"]) for name in ("electra", "modernbert"))
     assert modern.model_copy(update={"encoder": small.encoder}) == small
 
 

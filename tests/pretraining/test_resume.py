@@ -16,9 +16,7 @@ from helpers import command, electra, environment
 
 def start(recipe: Path, prepared: Path, run: Path, *more: str) -> subprocess.Popen:
     words = command("pretrain", recipe, f"data={prepared}", f"run={run}", *more)
-    return subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    )
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
 
 def wait_for_step(run: Path, step: int, timeout: float = 60) -> None:
@@ -61,9 +59,7 @@ def kill_until_finished(recipe: Path, prepared: Path, run: Path, kills: int) -> 
     return done
 
 
-def test_a_run_killed_twice_ends_with_the_same_weights_and_the_same_figures(
-    finished_run, recipe, prepared, tmp_path
-):
+def test_a_run_killed_twice_ends_with_the_same_weights_and_the_same_figures(finished_run, recipe, prepared, tmp_path):
     run = tmp_path / "run"
     for step in (10, 25):
         process = start(recipe, prepared, run)
@@ -110,9 +106,7 @@ def test_a_signal_saves_and_the_same_command_ends_with_the_same_weights(
 
 def test_a_finished_run_says_so_and_changes_nothing(finished_run, recipe, prepared):
     before = {
-        path: path.read_bytes()
-        for path in finished_run.rglob("*")
-        if path.name.endswith(("safetensors", "jsonl"))
+        path: path.read_bytes() for path in finished_run.rglob("*") if path.name.endswith(("safetensors", "jsonl"))
     }
     again = electra("pretrain", recipe, f"data={prepared}", f"run={finished_run}")
     assert again.returncode == 0 and "finished" in again.stdout
@@ -130,9 +124,7 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(recipe, prepared,
 
 
 def test_other_settings_are_refused_and_the_differing_keys_listed(finished_run, recipe, prepared):
-    other = electra(
-        "pretrain", recipe, f"data={prepared}", f"run={finished_run}", "optimizer.lr=0.5", "seed=9"
-    )
+    other = electra("pretrain", recipe, f"data={prepared}", f"run={finished_run}", "optimizer.lr=0.5", "seed=9")
     assert other.returncode == 2
     assert "optimizer.lr: 0.001 -> 0.5" in other.stderr and "seed: 3 -> 9" in other.stderr
 

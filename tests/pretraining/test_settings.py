@@ -27,11 +27,7 @@ DATA = "data=x"
         ("replaced-span", ["masking.unit=token"], ["masking.unit=span"]),
         ("replaced-span", ["masking.span_limit=127"], ["span_limit (127)", "rows.length 128", "Lower it"]),
         ("electra-small", ["generator.sharing=all"], ["generator.width=1"]),
-        (
-            "generator-unigram",
-            ["generator.sharing=gdes"],
-            ["no embeddings to share", "generator.sharing=none"],
-        ),
+        ("generator-unigram", ["generator.sharing=gdes"], ["no embeddings to share", "generator.sharing=none"]),
         ("electric", ["masking.unit=word"], ["masking.unit=token"]),
         ("masked-lm", ["objective.random_share=0.2"], ["(0.85)", "(0.2)", "together at most 1"]),
         ("masked-lm+two-stage", ["generator.source=x"], ["has no generator", "Drop one"]),
@@ -74,11 +70,7 @@ def test_a_key_of_another_objective_is_answered_with_its_kind():
 
 def test_recipes_joined_by_plus_override_from_left_to_right(tmp_path):
     settings, sources = resolve("tiny+masked-lm+whole-word", [DATA])
-    assert (settings.encoder.hidden, settings.objective.kind, settings.masking.unit) == (
-        64,
-        "masked_lm",
-        "word",
-    )
+    assert (settings.encoder.hidden, settings.objective.kind, settings.masking.unit) == (64, "masked_lm", "word")
     assert settings.run == "runs/tiny+masked-lm+whole-word"
     mine = tmp_path / "mine.toml"
     mine.write_text("seed = 3")

@@ -154,9 +154,7 @@ def test_devices_are_known_by_torchs_name_for_them(name, tera):
 
 
 def test_the_verb_counts_a_recipe_and_the_time_it_takes():
-    done = electra(
-        "flops", "electra-small", "train.steps=1000", "--device", "A100", "--utilisation", "0.5", "--json"
-    )
+    done = electra("flops", "electra-small", "train.steps=1000", "--device", "A100", "--utilisation", "0.5", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["run"] == pytest.approx(70.19e6 * 128 * 128 * 1000, rel=1e-4)
@@ -175,23 +173,13 @@ def test_the_verb_shows_tables_for_people(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     done = electra("flops", "electra-small")
     assert done.returncode == 0
-    for text in (
-        "discriminator",
-        "70.19 M",
-        "1.294e+18",
-        "0.0201 times its BERT-Base",
-        "h200",
-        "790 measured",
-    ):
+    for text in ("discriminator", "70.19 M", "1.294e+18", "0.0201 times its BERT-Base", "h200", "790 measured"):
         assert text in done.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [
-        (["--device", "abacus"], "no device 'abacus'"),
-        (["--utilisation", "0"], "--utilisation 0.0 must be above 0"),
-    ],
+    [(["--device", "abacus"], "no device 'abacus'"), (["--utilisation", "0"], "--utilisation 0.0 must be above 0")],
 )
 def test_a_wrong_device_or_utilisation_is_refused(words, says):
     done = electra("flops", "tiny", *words)

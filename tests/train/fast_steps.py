@@ -30,9 +30,7 @@ WARM_UP = 2  # the first step compiles, the second is captured
 
 def build(dropout: float = 0.0, **parts) -> torch.nn.Module:
     sizes = {"layers": 2, "hidden": 64, "heads": 2, "intermediate": 128, "embedding": 32, "positions": 64}
-    encoder = ElectraEncoderSettings(
-        **(sizes | parts.pop("sizes", {})), dropout=dropout, attention_dropout=dropout
-    )
+    encoder = ElectraEncoderSettings(**(sizes | parts.pop("sizes", {})), dropout=dropout, attention_dropout=dropout)
     vocabulary = parts.get("vocabulary", VOCABULARY)
     inputs = ObjectiveInputs(
         encoder=encoder,
@@ -92,19 +90,13 @@ def is_fast(step: Step) -> None:
 
 
 def weights(objective: torch.nn.Module) -> dict[str, Tensor]:
-    return {
-        name: parameter.detach().float().cpu().clone() for name, parameter in objective.named_parameters()
-    }
+    return {name: parameter.detach().float().cpu().clone() for name, parameter in objective.named_parameters()}
 
 
 def equals_plain() -> None:
     """Losses and gradient norms of the first steps. In bfloat16 a few samples fall out otherwise."""
     near, about = {"float32": 2e-3, "bfloat16": 3e-2}, {"float32": 2e-2, "bfloat16": 0.15}
-    for precision, unit, accumulate in (
-        ("float32", "token", 1),
-        ("bfloat16", "token", 1),
-        ("bfloat16", "span", 4),
-    ):
+    for precision, unit, accumulate in (("float32", "token", 1), ("bfloat16", "token", 1), ("bfloat16", "span", 4)):
         found: dict[str, list[tuple[float, float]]] = {}
         for fast in ("auto", "off"):
             masking = MaskingSettings.model_validate({"unit": unit})
@@ -126,9 +118,7 @@ def equals_plain() -> None:
 def learns() -> None:
     """The same rows again and again: the loss falls, so a replay does use the optimizer and the new rates."""
     step = start(build())
-    losses = [
-        step(replace(batch_at(0), progress=0.0), number, 1.0)[0]["total"].item() for number in range(60)
-    ]
+    losses = [step(replace(batch_at(0), progress=0.0), number, 1.0)[0]["total"].item() for number in range(60)]
     is_fast(step)
     assert losses[-1] < 0.95 * losses[0], losses
     before = weights(step.objective)
@@ -159,9 +149,7 @@ def never_waits() -> None:
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
         sums, _ = step(batch, number, 1.0 / (number + 1))
-        totals = {
-            name: totals[name] + value if name in totals else value.clone() for name, value in sums.items()
-        }
+        totals = {name: totals[name] + value if name in totals else value.clone() for name, value in sums.items()}
         assert (step.paused > 0) == (number < (WARM_UP if DEVICE.type == "cuda" else 1)), number
     if DEVICE.type == "cuda":
         torch.cuda.set_sync_debug_mode("default")
@@ -230,9 +218,7 @@ def leaves_its_graphs_when_memory_is_short() -> None:
     for number in range(3):
         step(batch_at(number, rows), number, 0.0)
     graphs, free = len(step.captured.graphs), torch.cuda.memory_reserved()
-    torch.cuda.set_per_process_memory_fraction(
-        1.1 * free / torch.cuda.get_device_properties(DEVICE).total_memory
-    )
+    torch.cuda.set_per_process_memory_fraction(1.1 * free / torch.cuda.get_device_properties(DEVICE).total_memory)
     sums, _ = step(batch_at(3, rows, padded=True), 3, 0.0)
     assert graphs == 1 and not step.captured.graphs, LINES.said
     assert torch.isfinite(sums["total"]).item() and sums["tokens"].item() == rows * LENGTH * 3 // 4

@@ -27,9 +27,7 @@ def test_what_was_saved_is_restored(tmp_path):
     assert found.step == 7 and (live["model"]["w"] == 3.5).all()
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_never_loaded_and_the_one_before_is_used_loudly(tmp_path, name, harm, caplog):
     save(tmp_path, 1)
@@ -71,10 +69,7 @@ def test_damaged_checkpoints_are_set_aside_and_do_not_push_good_ones_out(tmp_pat
     checkpoint.set_aside(tmp_path, found.step)
     save(tmp_path, 15)
     checkpoint.prune(tmp_path, keep=2, permanent_every=0)
-    assert [folder.name for folder in checkpoint.checkpoint_folders(tmp_path)] == [
-        "step-000000010",
-        "step-000000015",
-    ]
+    assert [folder.name for folder in checkpoint.checkpoint_folders(tmp_path)] == ["step-000000010", "step-000000015"]
     assert len(list(tmp_path.glob("damaged-*"))) == 2
 
 

@@ -14,10 +14,7 @@ from electra.objectives.electra import ElectraSettings
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
 
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @pytest.mark.gpu
@@ -39,9 +36,7 @@ def test_the_step_on_the_gpu_equals_the_step_on_the_cpu():
     assert objective(batch.to("cuda")).total.item() == pytest.approx(expected, rel=1e-4)
 
 
-def run_to_the_end(
-    recipe: str, prepared: Path, run: Path, device: str, stop_at: int | None = None
-) -> dict[str, bytes]:
+def run_to_the_end(recipe: str, prepared: Path, run: Path, device: str, stop_at: int | None = None) -> dict[str, bytes]:
     """In this process, so that shapes are checked too. `stop_at` plays an interruption."""
     from electra.pretraining.run import pretrain
     from electra.pretraining.settings import resolve
@@ -71,15 +66,11 @@ def run_to_the_end(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("joined", ["", "+muon", "+gdes+muon"])
-def test_training_learns_and_an_interrupted_run_ends_with_the_same_weights(
-    joined, device, recipe, prepared, tmp_path
-):
+def test_training_learns_and_an_interrupted_run_ends_with_the_same_weights(joined, device, recipe, prepared, tmp_path):
     whole = run_to_the_end(f"{recipe}{joined}", prepared, tmp_path / "whole", device)
     parts = run_to_the_end(f"{recipe}{joined}", prepared, tmp_path / "parts", device, stop_at=12)
     assert whole == parts
-    losses = [
-        record["mlm_loss"] for record in read_metrics(tmp_path / "whole") if record["kind"] == "heldout"
-    ]
+    losses = [record["mlm_loss"] for record in read_metrics(tmp_path / "whole") if record["kind"] == "heldout"]
     assert losses[-1] < losses[0]
     environment = json.loads((tmp_path / "whole" / "environment.json").read_text())
     assert environment["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else None)

@@ -61,8 +61,7 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
     model = nn.Module()
     model.words = nn.Embedding(9, 6)
     model.layers = nn.ModuleList(
-        nn.ModuleDict({"up": nn.Linear(6, 10), "down": nn.Linear(10, 6), "qkv": nn.Linear(6, 18)})
-        for _ in range(2)
+        nn.ModuleDict({"up": nn.Linear(6, 10), "down": nn.Linear(10, 6), "qkv": nn.Linear(6, 18)}) for _ in range(2)
     )
     for layer in model.layers:
         layer["qkv"].stacked = 3
@@ -191,9 +190,7 @@ def test_embeddings_heads_norms_and_biases_are_adamws():
 
 
 def test_a_shared_encoder_is_updated_once():
-    objective = build_objective(
-        ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=1, sharing="all"))
-    )
+    objective = build_objective(ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=1, sharing="all")))
     matrices = matrices_in_layers(objective)
     assert len({id(matrix.parameter) for matrix in matrices}) == len(matrices) == 2 * 4
 
@@ -249,9 +246,7 @@ def test_going_on_from_saved_state_is_the_same_to_the_bit():
         for name, tensor in optimizer_tensors(resumed, again).items():
             tensor.copy_(saved[name])
     advance(again, resumed, range(3, 6))
-    assert all(
-        torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True)
-    )
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
     first, second = optimizer_tensors(optimizer, model), optimizer_tensors(resumed, again)
     assert first.keys() == second.keys()
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
@@ -345,15 +340,11 @@ def test_an_objective_is_updated_as_in_numpy_with_a_rate_for_each_network(sharin
         else:
             expected = original_adam(*given, decay)
         np.testing.assert_allclose(parameter.detach().numpy(), expected, atol=1e-9, err_msg=name)
-    assert {name.startswith("corruptor.") for name in stacked} == (
-        {False} if sharing == "all" else {False, True}
-    )
+    assert {name.startswith("corruptor.") for name in stacked} == ({False} if sharing == "all" else {False, True})
 
 
 def test_what_does_not_learn_is_left_alone():
-    objective = build_objective(
-        ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=0.5, sharing="none"))
-    )
+    objective = build_objective(ElectraSettings(), inputs_for(97, TINY, GeneratorSettings(width=0.5, sharing="none")))
     objective.corruptor.requires_grad_(False)
     settings = OptimizerSettings(kind="muon", decoupled=True)
     optimizer = optimizer_for(settings, objective)

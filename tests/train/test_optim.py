@@ -66,9 +66,9 @@ def test_the_original_schedule_multiplies_warm_up_and_decay():
     rates = [learning_rate(settings, 5e-4, step, 1_000_000) for step in (0, 4_999, 9_999, 500_000, 999_999)]
     expected = [5e-4 * min(1, (t + 1) / 1e4) * (1 - t / 1e6) for t in (0, 4_999, 9_999, 500_000, 999_999)]
     assert rates == pytest.approx(expected)
-    assert max(
-        learning_rate(settings, 1.0, step, 1_000_000) for step in range(9_000, 11_000)
-    ) == pytest.approx(0.99, abs=1e-4)
+    assert max(learning_rate(settings, 1.0, step, 1_000_000) for step in range(9_000, 11_000)) == pytest.approx(
+        0.99, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])

@@ -210,9 +210,7 @@ def test_why_there_can_be_no_kernels_is_found_by_building_one(monkeypatch):
 
 def test_fast_or_nothing_is_refused_where_the_step_cannot_be_compiled(monkeypatch):
     torch.compiler.reset()
-    with pytest.raises(
-        MachineError, match="train.fast=on, but the step cannot be compiled: .*train.fast=auto"
-    ):
+    with pytest.raises(MachineError, match="train.fast=on, but the step cannot be compiled: .*train.fast=auto"):
         make_refusing(Toy(), broken_forward)(batch_at(0), 0, 1.0)
     with pytest.raises(MachineError, match="train.fast=on, but there is no CUDA device.*train.fast=auto"):
         make_step(Toy(), fast="on")
@@ -258,10 +256,7 @@ def test_out_of_memory_ends_the_run_with_the_parts_that_would_fit(recipe, prepar
     monkeypatch.setattr(Electra, "forward", ShortOfMemory.forward)
     done = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path}", "train.batch=8")
     assert done.returncode == 7
-    assert (
-        "8 rows at once do not fit: add train.accumulate=2 (same batch, same data, less memory)"
-        in done.stderr
-    )
+    assert "8 rows at once do not fit: add train.accumulate=2 (same batch, same data, less memory)" in done.stderr
     assert json.loads((tmp_path / "run_state.json").read_text())["state"] == "failed"
 
 

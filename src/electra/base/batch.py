@@ -74,6 +74,5 @@ class Batch:
         if parts == 1:
             return [self]
         return [
-            self.with_tensors(piece)
-            for piece in zip(*(tensor.chunk(parts) for tensor in self.tensors()), strict=True)
+            self.with_tensors(piece) for piece in zip(*(tensor.chunk(parts) for tensor in self.tensors()), strict=True)
         ]

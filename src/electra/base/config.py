@@ -115,10 +115,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(
-    kind: type[Tree],
-    recipe: str,
-    overrides: Sequence[str] = (),
-    defaults: Mapping[str, Any] | None = None,
+    kind: type[Tree], recipe: str, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> tuple[Tree, dict[str, str]]:
     """The validated tree, and for every key where its value came from: default, the recipe, or the command line.
     `defaults` are those that the tree itself cannot know."""
@@ -213,9 +210,7 @@ def to_toml(settings: Settings) -> str:
     def write(tree: Mapping[str, Any], path: str) -> None:
         if path:
             lines.append(f"\n[{path}]")
-        lines.extend(
-            f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict)
-        )
+        lines.extend(f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict))
         for key, value in tree.items():
             if isinstance(value, dict):
                 write(value, f"{path}.{key}" if path else key)
@@ -231,9 +226,7 @@ def toml_value(value: Any) -> str:
         case int() | float():
             return repr(value)
         case str():
-            escaped = (
-                value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-            )
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
             return f'"{escaped}"'
         case list() | tuple():
             return "[" + ", ".join(toml_value(item) for item in value) + "]"

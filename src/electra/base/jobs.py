@@ -42,9 +42,7 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():  # python lets no other thread listen
             self.previous = {}
             return self
-        self.previous = {
-            number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        self.previous = {number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:

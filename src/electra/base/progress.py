@@ -95,9 +95,7 @@ class Progress:
 
 def metrics_text(metrics: Mapping[str, float], names: Iterable[str]) -> str:
     """Those of the named metrics that there are, in the order of `names`."""
-    return " ".join(
-        f"{LABELS.get(name, name)} {readable(name, metrics[name])}" for name in names if name in metrics
-    )
+    return " ".join(f"{LABELS.get(name, name)} {readable(name, metrics[name])}" for name in names if name in metrics)
 
 
 def readable(name: str, value: float) -> str:

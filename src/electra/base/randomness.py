@@ -34,9 +34,7 @@ def _scramble(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
-def uniform(
-    seed: int, purpose: str, samples: Int[Tensor, "batch"], count: int
-) -> Float[Tensor, "batch {count}"]:
+def uniform(seed: int, purpose: str, samples: Int[Tensor, "batch"], count: int) -> Float[Tensor, "batch {count}"]:
     """Numbers in (0, 1), float32, one for each sample and slot; never 0 and never 1."""
     # torch's compiler multiplies a bare range as if it had 32 bits; after `^ 0` it is a tensor like any other.
     slots = torch.arange(count, device=samples.device) ^ 0

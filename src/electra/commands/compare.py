@@ -22,9 +22,7 @@ def compare_command(
     text: Annotated[str, typer.Option(help="its column of text")] = "text",
     label: Annotated[str, typer.Option(help="its column of labels")] = "label",
     probe_rows: Annotated[int, typer.Option(help="rows of it that are used, at most", min=10)] = 4000,
-    out: Annotated[Path, typer.Option(help="folder for the runs, the table and the plot")] = Path(
-        "runs/compare"
-    ),
+    out: Annotated[Path, typer.Option(help="folder for the runs, the table and the plot")] = Path("runs/compare"),
     jobs: Annotated[int, typer.Option(help="runs at the same time", min=1)] = 1,
 ) -> None:
     """Train recipes under the same budget, over several seeds; a table and a plot of what came out."""

@@ -19,9 +19,7 @@ OverrideWords = Annotated[
 ]
 
 TextKey = Annotated[str, typer.Option(help="key or column that holds the text")]
-Documents = Annotated[
-    Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")
-]
+Documents = Annotated[Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")]
 OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
 Text2 = Annotated[str | None, typer.Option(help="column of a second text")]
 

@@ -14,8 +14,7 @@ from electra.commands.console import OverrideWords
 
 
 def doctor_command(
-    recipe: Annotated[str | None, typer.Argument(help="a recipe to try")] = None,
-    overrides: OverrideWords = None,
+    recipe: Annotated[str | None, typer.Argument(help="a recipe to try")] = None, overrides: OverrideWords = None
 ) -> None:
     """Check the machine, the shards and the settings before hours are spent."""
     import torch
@@ -43,9 +42,7 @@ def doctor_command(
     with check("settings") as notes:
         settings, _ = resolve(recipe, overrides or [])
         train, device = settings.train, choose_device(settings.train)
-        notes.append(
-            f"{recipe}, {train.steps:,} steps of {train.batch} rows of {settings.rows.length} tokens"
-        )
+        notes.append(f"{recipe}, {train.steps:,} steps of {train.batch} rows of {settings.rows.length} tokens")
         if warning := schedule_warning(settings.schedule, train.steps):
             notes.append(f"WARNING: {warning}")
 

@@ -36,19 +36,14 @@ def evaluate_command(
         keep_metrics(run, result, generator, as_json)
 
 
-def keep_metrics(
-    run: Path, result: Mapping[str, Mapping[str, float]], generator: Path | None, as_json: bool
-) -> None:
+def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator: Path | None, as_json: bool) -> None:
     """In evaluation.json of the run, or in a file named after the run whose generator corrupted the text; with the curves
     beside it, and on standard output."""
     from electra.base.files import write_json
     from electra.pretraining.evaluate import MEANINGS
     from electra.train.log import finite_or_none, plot_run
 
-    finite = {
-        name: {key: finite_or_none(value) for key, value in metrics.items()}
-        for name, metrics in result.items()
-    }
+    finite = {name: {key: finite_or_none(value) for key, value in metrics.items()} for name, metrics in result.items()}
     name = "evaluation.json" if generator is None else f"evaluation-by-{generator.resolve().name}.json"
     text = "" if generator is None else f", corrupted by {generator}"
     write_json(run / name, finite)
@@ -62,9 +57,7 @@ def keep_metrics(
         for key, meaning in MEANINGS.items()
         if key in trained
     ]
-    print_table(
-        Table(("metric", "trained", "untrained", "meaning"), lines, title=f"{run}, held-out documents{text}")
-    )
+    print_table(Table(("metric", "trained", "untrained", "meaning"), lines, title=f"{run}, held-out documents{text}"))
     print(f"{run / name} · {run / 'curves.png'}")
 
 
@@ -75,11 +68,7 @@ def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> N
         print(f"{result['cut']:,} rows {result['cut_words']}")
     if "per_class" in result:
         classes = [
-            (
-                entry["label"],
-                *(f"{entry[key]:.4f}" for key in ("precision", "recall", "f1")),
-                f"{entry['rows']:,}",
-            )
+            (entry["label"], *(f"{entry[key]:.4f}" for key in ("precision", "recall", "f1")), f"{entry['rows']:,}")
             for entry in result["per_class"]
         ]
         print_table(Table(("class", "precision", "recall", "F1", "rows"), classes, title="each class"))

@@ -13,8 +13,7 @@ from electra.commands.console import Text2, columns, print_table, resume_hint
 
 def finetune_command(
     model: Annotated[
-        Path,
-        typer.Argument(help="a run folder, an export, or any transformers ELECTRA or ModernBERT folder"),
+        Path, typer.Argument(help="a run folder, an export, or any transformers ELECTRA or ModernBERT folder")
     ],
     items: Annotated[
         list[str],
@@ -30,9 +29,7 @@ def finetune_command(
     label: Annotated[
         str | None, typer.Option(help="column of the label, or of the tags", show_default="guessed")
     ] = None,
-    dev: Annotated[
-        str | None, typer.Option(help="table to score on", show_default="a tenth of the table")
-    ] = None,
+    dev: Annotated[str | None, typer.Option(help="table to score on", show_default="a tenth of the table")] = None,
     seeds: Annotated[int, typer.Option(help="runs of each task", min=1)] = 1,
     jobs: Annotated[int, typer.Option(help="runs at the same time", min=1)] = 1,
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),

@@ -16,9 +16,7 @@ def flops(
     device: Annotated[
         str | None, typer.Option(help="h200, a100, v100, …; cpu is measured", show_default="a few")
     ] = None,
-    tflops: Annotated[
-        float | None, typer.Option(help="peak of a device in TFLOP/s, instead of ours", min=1e-6)
-    ] = None,
+    tflops: Annotated[float | None, typer.Option(help="peak of a device in TFLOP/s, instead of ours", min=1e-6)] = None,
     utilisation: Annotated[float, typer.Option(help="share of the peak that is reached", max=1)] = 0.4,
     vocab_size: Annotated[
         int | None, typer.Option(help="tokens", show_default="that of data=…, else the paper's 30522", min=1)
@@ -74,8 +72,7 @@ def devices(name: str | None, tflops: float | None) -> dict[str, dict[str, float
         raise SettingsError(f"no device {name!r} in the table ({known}). Give its peak with --tflops.")
     chosen = SHOWN_DEVICES if name is None else (known_device(name),)
     return {
-        key: {"tflops": PEAKS[key]} | ({"measured_tflops": MEASURED[key]} if key in MEASURED else {})
-        for key in chosen
+        key: {"tflops": PEAKS[key]} | ({"measured_tflops": MEASURED[key]} if key in MEASURED else {}) for key in chosen
     }
 
 
@@ -101,9 +98,7 @@ def show(recipe: str, result: dict[str, Any]) -> None:
     for name, entry in result["devices"].items():
         rate = result["tokens"] / (entry["hours"] * 3600)
         measured = f" ({entry['measured_tflops']:.0f} measured)" if "measured_tflops" in entry else ""
-        rows.append(
-            (name, f"{entry['tflops']:.3g}{measured}", f"{rate:,.0f}", readable_hours(entry["hours"]))
-        )
+        rows.append((name, f"{entry['tflops']:.3g}{measured}", f"{rate:,.0f}", readable_hours(entry["hours"])))
     columns = ("device", "peak TFLOP/s", "tokens/s", "the run")
     print_table(Table(columns, rows, f"time at {result['utilisation']:.0%} of the peak"))
 

@@ -11,8 +11,7 @@ from electra.commands.console import Text2, columns
 def predict_command(
     model: Annotated[Path, typer.Argument(help="a fine-tuned model folder")],
     file: Annotated[
-        Path,
-        typer.Argument(help="a table, a file with a word per line, or SQuAD's JSON; answers are not needed"),
+        Path, typer.Argument(help="a table, a file with a word per line, or SQuAD's JSON; answers are not needed")
     ],
     out: Annotated[
         Path | None, typer.Option(help="its name says the format", show_default="FILE.predictions.…")
@@ -20,9 +19,7 @@ def predict_command(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="of each class, of each tag, or the n-best answers")
     ] = False,
-    text: Annotated[
-        str | None, typer.Option(help="column of the text or the words, if not as in training")
-    ] = None,
+    text: Annotated[str | None, typer.Option(help="column of the text or the words, if not as in training")] = None,
     text2: Text2 = None,
 ) -> None:
     """A prediction for each row of a file of any size, in the file's format."""

@@ -11,8 +11,7 @@ from electra.commands.console import Documents, OnBad, TextKey
 def prepare_command(
     out: Annotated[Path, typer.Argument(help="folder for the token shards")],
     inputs: Annotated[
-        list[Path],
-        typer.Argument(help="files and folders of .txt, .jsonl, .parquet or arrow; plain or compressed"),
+        list[Path], typer.Argument(help="files and folders of .txt, .jsonl, .parquet or arrow; plain or compressed")
     ],
     tokenizer: Annotated[Path, typer.Option(help="tokenizer.json or a folder with one")],
     heldout: Annotated[float, typer.Option(help="share of documents kept for evaluation")] = 0.01,

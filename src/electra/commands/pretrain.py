@@ -16,9 +16,7 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None) -> None:
     folder = Path(settings.run)
     with resume_hint(["pretrain", recipe, *words], lambda: bool(checkpoint_folders(folder / "checkpoints"))):
         metrics = electra.pretrain(recipe, words).metrics
-    headline = ", ".join(
-        f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None
-    )
+    headline = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None)
     heldout = f", held-out {headline}" if headline else " (no held-out documents, so no metrics)"
     print(f"{folder}: finished{heldout}")
     detects = "auc" in metrics and settings.objective.kind != "electric"

@@ -24,9 +24,7 @@ SHOWN_METRICS = {"auc": "ROC-AUC", "rtd_accuracy": "accuracy", "recall": "recall
 
 def quickstart_command(
     folder: Annotated[Path, typer.Argument(help="where everything goes")] = Path("runs/quickstart"),
-    steps: Annotated[
-        int | None, typer.Option(help="fewer steps than the recipe: faster, learns less")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="fewer steps than the recipe: faster, learns less")] = None,
 ) -> None:
     """Tokenizer, shards, pre-training and a result from the documentation on this machine; no download."""
     with resume_hint(["quickstart", str(folder), *(["--steps", str(steps)] if steps else [])]):
@@ -60,9 +58,7 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
     words = [f"data={shards}", f"run={run}"]
     if steps:
         words += [f"train.steps={steps}", f"schedule.warmup={max(1, steps // 10)}"]
-        words += [
-            f"train.{key}={max(1, steps // 4)}" for key in ("log_every", "evaluate_every", "save_every")
-        ]
+        words += [f"train.{key}={max(1, steps // 4)}" for key in ("log_every", "evaluate_every", "save_every")]
     begin("4. Pre-training", f"pretrain tiny {' '.join(words)}")
     electra.pretrain("tiny", words)
 
@@ -110,10 +106,7 @@ def metrics_table(metrics: dict[str, dict[str, float]]) -> Table:
     from electra.base.progress import readable
 
     trained, untrained = metrics["trained"], metrics["untrained"]
-    rows = [
-        (name, readable(key, untrained[key]), readable(key, trained[key]))
-        for key, name in SHOWN_METRICS.items()
-    ]
+    rows = [(name, readable(key, untrained[key]), readable(key, trained[key])) for key, name in SHOWN_METRICS.items()]
     rows.append(('accuracy of always saying "original"', "", f"{trained['majority_baseline']:.3f}"))
     return Table(("", "untrained", "trained"), rows, title="replaced token detection on held-out documents")
 
@@ -138,9 +131,7 @@ def swaps_table(run: Path, shards: Path) -> Table:
     rows.append((f"all {len(ranks):,} documents: median rank", *middle))
     rows.append(("it is the most suspicious token", f"{first[0]:.1%}", f"{first[1]:.1%}"))
     head = ("held-out text (WHAT WAS SWAPPED IN, what stood there)", "rank", "guessing")
-    return Table(
-        head, rows, title="one word of each document swapped for a random one: how suspicious is it?"
-    )
+    return Table(head, rows, title="one word of each document swapped for a random one: how suspicious is it?")
 
 
 def swap_words(shards: Path) -> Iterator[tuple[str, str, int]]:
@@ -162,11 +153,7 @@ def swap_words(shards: Path) -> Iterator[tuple[str, str, int]]:
                 old = words[mix("place", text) % len(words)]
                 new = vocabulary[mix("word", text) % len(vocabulary)]
                 before, after = text[: old.start()], text[old.end() :]
-                yield (
-                    f"… {before[-20:]}{new.upper()} ({old[0]}){after[:20]} …",
-                    before + new + after,
-                    len(before),
-                )
+                yield (f"… {before[-20:]}{new.upper()} ({old[0]}){after[:20]} …", before + new + after, len(before))
 
 
 def labels_table(folder: Path, text: Path, epochs: int) -> Table:

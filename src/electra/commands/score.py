@@ -11,17 +11,13 @@ import typer
 from electra.base.errors import DataError
 from electra.commands.console import read_lines
 
-ElectricModel = Annotated[
-    Path, typer.Argument(help='a run folder whose objective is "electric", or its export')
-]
+ElectricModel = Annotated[Path, typer.Argument(help='a run folder whose objective is "electric", or its export')]
 
 
 def score_command(
     model: ElectricModel,
     text: Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="one JSON object per line, with every token")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line, with every token")] = False,
 ) -> None:
     """Pseudo-log-likelihood of each line of text, in one pass (Electric models)."""
     from electra.inspector import load
@@ -42,9 +38,7 @@ def score_command(
 
 def rerank_command(
     model: ElectricModel,
-    lists: Annotated[
-        Path, typer.Argument(help='jsonl, per line {"hypotheses": [{"text": …, "score": …}, …]}')
-    ],
+    lists: Annotated[Path, typer.Argument(help='jsonl, per line {"hypotheses": [{"text": …, "score": …}, …]}')],
     out: Annotated[Path | None, typer.Option(help="jsonl to write", show_default="standard output")] = None,
     weight: Annotated[float, typer.Option(help="total = score + weight * pseudo-log-likelihood")] = 1.0,
 ) -> None:
@@ -57,9 +51,7 @@ def rerank_command(
         raise DataError(f"{lists} does not exist.")
     score = load(model).score
     score([])  # a model that cannot says so before anything is written
-    ranked = (
-        json.dumps(record, ensure_ascii=False) + "\n" for record in rerank(text_lines(lists), score, weight)
-    )
+    ranked = (json.dumps(record, ensure_ascii=False) + "\n" for record in rerank(text_lines(lists), score, weight))
     if out is None:
         sys.stdout.writelines(ranked)
         return
@@ -75,6 +67,4 @@ def text_lines(path: Path) -> Iterator[str]:
             try:
                 yield line.decode("utf-8")
             except UnicodeDecodeError:
-                raise DataError(
-                    f"{path} line {number} has bytes that are not UTF-8. Convert the file."
-                ) from None
+                raise DataError(f"{path} line {number} has bytes that are not UTF-8. Convert the file.") from None

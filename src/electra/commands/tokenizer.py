@@ -16,15 +16,10 @@ def tokenizer_command(
     vocab_size: Annotated[int, typer.Option()] = 30522,
     lowercase: Annotated[bool, typer.Option("--lowercase/--cased")] = True,
     strip_accents: Annotated[
-        bool | None,
-        typer.Option("--strip-accents/--keep-accents", show_default="kept; with --from-vocab as BERT does"),
+        bool | None, typer.Option("--strip-accents/--keep-accents", show_default="kept; with --from-vocab as BERT does")
     ] = None,
-    split_cjk: Annotated[
-        bool, typer.Option("--split-cjk/--keep-cjk", help="every Chinese character is a word")
-    ] = True,
-    from_vocab: Annotated[
-        Path | None, typer.Option(help="adopt a BERT vocab.txt instead of training")
-    ] = None,
+    split_cjk: Annotated[bool, typer.Option("--split-cjk/--keep-cjk", help="every Chinese character is a word")] = True,
+    from_vocab: Annotated[Path | None, typer.Option(help="adopt a BERT vocab.txt instead of training")] = None,
     from_json: Annotated[Path | None, typer.Option(help="adopt a tokenizer.json instead of training")] = None,
     text_key: TextKey = "text",
     documents: Documents = "blank-line",
@@ -41,12 +36,7 @@ def tokenizer_command(
     elif from_json:
         path = save_tokenizer(load_tokenizer(from_json), out)
     else:
-        words = {
-            "kind": kind,
-            "lowercase": lowercase,
-            "strip_accents": bool(strip_accents),
-            "split_cjk": split_cjk,
-        }
+        words = {"kind": kind, "lowercase": lowercase, "strip_accents": bool(strip_accents), "split_cjk": split_cjk}
         reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
         path = electra.train_tokenizer(inputs or [], out, vocab_size, **words, **reading)
     print(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens")

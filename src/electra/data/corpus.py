@@ -63,9 +63,7 @@ class Reading:
     def __init__(self, corpus: Corpus) -> None:
         self.corpus, self.settings = corpus, corpus.settings
         self.stop = self.settings.on_bad == "stop"
-        self.decoding = (
-            "strict" if self.stop else "surrogateescape"
-        )  # lone surrogates are for `_clean` to find
+        self.decoding = "strict" if self.stop else "surrogateescape"  # lone surrogates are for `_clean` to find
         self.documents = self.skipped = self.replaced = self.empty_files = 0
         self.bytes_in_finished_files = self.bytes_in_this_file = 0
 
@@ -86,12 +84,8 @@ class Reading:
             inputs = self.corpus.inputs
             names = ", ".join(map(str, inputs[:3])) + (", …" if len(inputs) > 3 else "")
             if self.skipped:
-                raise DataError(
-                    f"{names}: nothing left, all {self.skipped} documents were skipped as unusable."
-                )
-            raise DataError(
-                f"{names}: no text, every file is empty or only whitespace. Give files with text."
-            )
+                raise DataError(f"{names}: nothing left, all {self.skipped} documents were skipped as unusable.")
+            raise DataError(f"{names}: no text, every file is empty or only whitespace. Give files with text.")
 
     def _documents(self, file: OpenSource, size: int) -> Iterator[Document]:
         match file.format:
@@ -191,9 +185,7 @@ class Reading:
         kind = schema.field(key).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-            raise DataError(
-                f"{path}: column {key!r} holds {kind}, not text. Set text_key to a column of strings."
-            )
+            raise DataError(f"{path}: column {key!r} holds {kind}, not text. Set text_key to a column of strings.")
 
     def _column(self, file: OpenSource, batch: Any, rows_before: int) -> Iterator[Document]:
         """As bytes: Arrow does not check that its strings are UTF-8."""

@@ -53,9 +53,7 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
         if path.is_dir():
             files = list(_walk(path, set()))
             if not files:
-                raise DataError(
-                    f"{path} has no file to read. Give a folder of .txt, .jsonl, .parquet or .arrow files."
-                )
+                raise DataError(f"{path} has no file to read. Give a folder of .txt, .jsonl, .parquet or .arrow files.")
             sources += [Source(file, str(file.relative_to(path)), file.stat().st_size) for file in files]
         elif not path.exists():
             raise DataError(f"{path} does not exist. Check the path.")

@@ -207,9 +207,7 @@ class _Preparation:
                 lines=sum(shard.lines for shard in shards),
             )
         if not splits["train"].tokens:
-            raise DataError(
-                f"{self.corpus.inputs[0]}: nothing left, the tokenizer finds no token in the text."
-            )
+            raise DataError(f"{self.corpus.inputs[0]}: nothing left, the tokenizer finds no token in the text.")
         return Manifest(
             vocab_size=self.vocab_size,
             tokenizer_sha256=self.tokenizer_sha256,
@@ -269,9 +267,7 @@ class _Preparation:
         """The entry of a unit that an earlier run finished, if it was the same unit and its shards are still there."""
         try:
             entry = UnitEntry.model_validate_json(_entry_path(self.out, number).read_bytes())
-            whole = all(
-                (self.out / shard.file).stat().st_size == shard.bytes for shard in entry.shards.values()
-            )
+            whole = all((self.out / shard.file).stat().st_size == shard.bytes for shard in entry.shards.values())
         except (OSError, ValidationError):
             return None
         return entry if entry.key == key and whole else None

@@ -121,9 +121,7 @@ class SegmentRows:
     def __init__(self, data: TokenData, length: int, special: SpecialIds, seed: int):
         self.shards, self.special, self.length = data.shards, special, length
         plans = [
-            plan_segments(
-                shard.lines, shard.documents, length, np.random.default_rng(mix(seed, "segments", number))
-            )
+            plan_segments(shard.lines, shard.documents, length, np.random.default_rng(mix(seed, "segments", number)))
             for number, shard in enumerate(data.shards)
         ]
         assert plans, "open_data refuses a corpus without shards"
@@ -166,9 +164,7 @@ def gather(shards: tuple[Shard, ...], numbers: np.ndarray, positions: np.ndarray
     return tokens
 
 
-def plan_segments(
-    lines: np.ndarray, documents: np.ndarray, length: int, rng: np.random.Generator
-) -> np.ndarray:
+def plan_segments(lines: np.ndarray, documents: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
     """(start, middle, stop) of every example of a shard, as offsets into its tokens; middle == stop means one segment."""
     plan: list[tuple[int, int, int]] = []
     line_ends = lines.tolist()
@@ -195,7 +191,5 @@ def plan_segments(
             start = stop
             while line and line_ends[line - 1] > start:
                 line -= 1
-            target = (
-                int(rng.integers(SHORTEST_TARGET, length + 1)) if rng.random() < SHORT_ROW_SHARE else length
-            )
+            target = int(rng.integers(SHORTEST_TARGET, length + 1)) if rng.random() < SHORT_ROW_SHARE else length
     return np.array(plan, np.int64).reshape(-1, 3)

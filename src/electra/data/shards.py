@@ -108,15 +108,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
-        raise DataError(
-            f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.'
-        ) from None
+        raise DataError(f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.') from None
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise CorruptError(
-            f'{path} is damaged: not UTF-8. Delete {folder} and run "electra prepare" again.'
-        ) from None
+        raise CorruptError(f'{path} is damaged: not UTF-8. Delete {folder} and run "electra prepare" again.') from None
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -195,9 +191,7 @@ def _allow_open_files(count: int) -> None:
     wanted = (len(list(descriptors.iterdir())) if descriptors.is_dir() else 4096) + count + 64
     if soft != resource.RLIM_INFINITY and soft < wanted:
         if hard != resource.RLIM_INFINITY and hard < wanted:
-            raise MachineError(
-                f'{count} shards need {wanted} open files, {hard} are allowed. Raise "ulimit -n".'
-            )
+            raise MachineError(f'{count} shards need {wanted} open files, {hard} are allowed. Raise "ulimit -n".')
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

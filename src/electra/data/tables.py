@@ -132,9 +132,7 @@ def _text(source: OpenSource, newline: str = "") -> io.TextIOWrapper:
 Refuse = Callable[[int, str], None]
 
 
-def _cells(
-    path: Path, lines: Iterable[list[str]], header: Sequence[str], refuse: Refuse
-) -> Iterator[dict[str, Any]]:
+def _cells(path: Path, lines: Iterable[list[str]], header: Sequence[str], refuse: Refuse) -> Iterator[dict[str, Any]]:
     """The first line is a header unless it has as many cells as the known one and none of its names."""
     rows = iter(lines)
     names = next(rows, [])
@@ -165,9 +163,7 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             block = text.read(_BLOCK)
             if not block:
-                raise DataError(
-                    f"{source.path} row {number + 1} is not valid JSON ({error}). Repair it."
-                ) from None
+                raise DataError(f"{source.path} row {number + 1} is not valid JSON ({error}). Repair it.") from None
             buffer += block
             continue
         number += 1
@@ -185,9 +181,7 @@ class TableWriter:
     parquet could not tell the type; `schema` has the types of columns that come from a parquet file. The columns are
     those of the first rows written, and one that comes later is refused where the format has no place for it."""
 
-    def __init__(
-        self, path: Path, sample: Mapping[str, Any] | None = None, schema: "pa.Schema | None" = None
-    ) -> None:
+    def __init__(self, path: Path, sample: Mapping[str, Any] | None = None, schema: "pa.Schema | None" = None) -> None:
         self.path, self.sample = path, dict(sample or {})
         self.schema = schema
         self.format = table_format(path)
@@ -380,9 +374,7 @@ def _lines(path: Path) -> Iterator[str]:
                 yield line.decode("utf-8").rstrip("\r\n")
                 number += 1
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}:{number} has bytes that are not UTF-8 ({error.reason}). Convert it."
-            ) from None
+            raise DataError(f"{path}:{number} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
 
 
 # Columns and their values, when nobody named them. A guess is always shown.
@@ -396,18 +388,7 @@ PAIRS = (
     ("text1", "text2"),
 )
 TEXTS = ["text", "sentence", "review", "document", "content", "comment", "body", "message", "tweet", "title"]
-LABELS = [
-    "label",
-    "labels",
-    "class",
-    "category",
-    "target",
-    "gold_label",
-    "sentiment",
-    "stars",
-    "rating",
-    "score",
-]
+LABELS = ["label", "labels", "class", "category", "target", "gold_label", "sentiment", "stars", "rating", "score"]
 MOST_CLASSES = 200
 
 
@@ -440,11 +421,7 @@ def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
         texts: tuple[str, ...] = tuple(low[name] for name in pair)
     else:
         named = [low[name] for name in TEXTS if name in low and low[name] != label]
-        strings = [
-            name
-            for name in columns
-            if name != label and any(isinstance(row.get(name), str) for row in sample)
-        ]
+        strings = [name for name in columns if name != label and any(isinstance(row.get(name), str) for row in sample)]
         texts = tuple(named[:1]) or tuple(sorted(strings, key=mean_length)[-1:])
     if label is None or not texts:
         raise DataError(
@@ -458,9 +435,7 @@ def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
     """Lists are several labels, and so are names with a separator between them; many different numbers, or numbers with a
     fraction, are a quantity; the rest is names."""
     joined = (value.split(separator) for value in values if isinstance(value, str) and separator in value)
-    if any(isinstance(value, list) for value in values) or any(
-        all(map(str.strip, names)) for names in joined
-    ):
+    if any(isinstance(value, list) for value in values) or any(all(map(str.strip, names)) for names in joined):
         return "multilabel"
     numbers = [number(value) for value in values if value is not None and value != ""]
     if not numbers or None in numbers:

@@ -86,9 +86,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
-        raise CorruptError(
-            f'{file} is not a tokenizer.json ({error}). Train one with "electra tokenizer".'
-        ) from None
+        raise CorruptError(f'{file} is not a tokenizer.json ({error}). Train one with "electra tokenizer".') from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return _ready(file, tokenizer)
@@ -317,9 +315,7 @@ def learn_pieces(counts: Counter[str], size: int, alphabet: Sequence[str]) -> li
     is explained by all its segmentations, P(w) = sum over s of prod p(x in s). EM raises sum of count(w) log P(w); between
     its rounds the pieces whose loss would be missed least are dropped."""
     characters = set(alphabet)
-    usable = (
-        item for item in counts.items() if len(item[0]) <= _LONGEST_WORD and characters.issuperset(item[0])
-    )
+    usable = (item for item in counts.items() if len(item[0]) <= _LONGEST_WORD and characters.issuperset(item[0]))
     words = sorted(usable, key=lambda item: (-item[1], item[0]))[:_WORDS]
     pieces, weights = _seeds(words, size, alphabet)
     lattices = _Lattices.build([word for word, _ in words], [count for _, count in words], pieces)
@@ -395,15 +391,8 @@ class _Lattices:
         for index, word in enumerate(words):
             by_length[len(word)].append(index)
         for length, indices in sorted(by_length.items()):
-            edges = [
-                (start, end)
-                for end in range(1, length + 1)
-                for start in range(max(0, end - _LONGEST_PIECE), end)
-            ]
-            ids = [
-                [number.get(words[index][start:end], len(pieces)) for index in indices]
-                for start, end in edges
-            ]
+            edges = [(start, end) for end in range(1, length + 1) for start in range(max(0, end - _LONGEST_PIECE), end)]
+            ids = [[number.get(words[index][start:end], len(pieces)) for index in indices] for start, end in edges]
             group = np.array(ids, np.int32), np.array([counts[index] for index in indices], np.float64)
             lattices.groups.append((edges, *group, np.array(indices)))
         return lattices

@@ -245,9 +245,7 @@ class Task(Protocol):
         """An example of those columns of answers that may be empty lists, row after row."""
         return {}
 
-    def submission(
-        self, rows: Rows, predictions: Sequence[Prediction]
-    ) -> Sequence[Prediction] | Mapping[str, Any]:
+    def submission(self, rows: Rows, predictions: Sequence[Prediction]) -> Sequence[Prediction] | Mapping[str, Any]:
         """What a benchmark's server wants: GLUE's a table, SQuAD's one JSON object."""
         return [{"index": index, "prediction": it["prediction"]} for index, it in enumerate(predictions)]
 

@@ -145,9 +145,7 @@ class Classification(Task):
 
     settings: ClassificationSettings
 
-    def __init__(
-        self, settings: ClassificationSettings, tokenizer: Tokenizer, length: int, guessed: bool = False
-    ):
+    def __init__(self, settings: ClassificationSettings, tokenizer: Tokenizer, length: int, guessed: bool = False):
         self.settings, self.tokenizer, self.length, self.guessed = settings, tokenizer, length, guessed
         self.special = special_ids(tokenizer)
         self.labels = settings.labels
@@ -236,8 +234,7 @@ class Classification(Task):
                 shares = 1 / (1 + np.exp(-logits))
                 answers = [[n for n, p in zip(self.labels, row, strict=True) if p > 0.5] for row in shares]
         return [
-            {"prediction": answer}
-            | {f"probability_{name}": float(p) for name, p in zip(self.labels, row, strict=True)}
+            {"prediction": answer} | {f"probability_{name}": float(p) for name, p in zip(self.labels, row, strict=True)}
             for answer, row in zip(answers, shares, strict=True)
         ]
 
@@ -253,9 +250,7 @@ class Classification(Task):
         headline = self.settings.metric or METRICS_OF_KINDS[self.settings.kind][0]
         return {headline: scores[headline]} | scores
 
-    def gold_and_predicted(
-        self, rows: Rows, predictions: Sequence[Prediction]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def gold_and_predicted(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of classes, rows x labels of 0 and 1, or quantities."""
         answers = [prediction["prediction"] for prediction in predictions]
         gold = np.array([self.target(row) for row in rows])
@@ -365,9 +360,7 @@ def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, floa
 # What can be wrong with rows
 
 
-def class_problems(
-    settings: ClassificationSettings, splits: Splits, guessed: bool = False
-) -> Iterator[Problem]:
+def class_problems(settings: ClassificationSettings, splits: Splits, guessed: bool = False) -> Iterator[Problem]:
     """Everything, split by split, then what all rows say together, of columns that are there."""
     absent: set[str] = set()
     clean = True

@@ -59,9 +59,7 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes])
     ours = task_answers(trained.model)
     readers = folder.write(out, ours, lambda path: task_answers(load_task_folder(path).model))
     if not name:
-        return (
-            f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({readers})"
-        )
+        return f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({readers})"
     return f"same ids and same logits as ours, read back by {readers}"
 
 
@@ -90,6 +88,4 @@ def load_task_folder(folder: Path) -> TaskModel:
     task = settings.build(stored.tokenizer, min(settings.length, stored.settings.positions), {})
     head = task.head(stored.settings)
     encoder = stored.build(head, architecture(stored.settings, task), described_by=TASK_FILE)
-    return TaskModel(
-        Finetuned(encoder, head).eval(), task, method, stored.tokenizer, described, stored.length
-    )
+    return TaskModel(Finetuned(encoder, head).eval(), task, method, stored.tokenizer, described, stored.length)

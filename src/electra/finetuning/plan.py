@@ -117,12 +117,7 @@ def size_defaults(encoder: EncoderSettings) -> dict[str, Any]:
         lr, decay = 1e-4, 0.8
     else:
         lr, decay = 3e-4, 0.8
-    return {
-        "lr": lr,
-        "layer_decay": decay,
-        "dropout": encoder.dropout,
-        "attention_dropout": encoder.attention_dropout,
-    }
+    return {"lr": lr, "layer_decay": decay, "dropout": encoder.dropout, "attention_dropout": encoder.attention_dropout}
 
 
 @dataclass(frozen=True)
@@ -201,16 +196,12 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
             numbered = enumerate(splits[split], 1)
             splits[split] = [row for number, row in numbered if number not in malformed[split]]
             malformed[split] = {}
-    plan = Plan(
-        item, task.name or name, task, method, source, files, splits, (*notes, *task.notes), malformed
-    )
+    plan = Plan(item, task.name or name, task, method, source, files, splits, (*notes, *task.notes), malformed)
     if "dev" in files:
         return plan
     if len(splits["train"]) < 2:
         count = "one row" if splits["train"] else "no rows"
-        raise DataError(
-            f"{files['train']} has {count}. At least two different ones are needed, one of them for dev."
-        )
+        raise DataError(f"{files['train']} has {count}. At least two different ones are needed, one of them for dev.")
     parts, numbers = split_dev(task, splits)
     return replace(plan, splits=parts, numbers=numbers)
 
@@ -274,15 +265,11 @@ def guess(tree: dict[str, Any], rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def find_files(
-    name: str, data: Path | None, names: Mapping[str, str], any_file: bool = False
-) -> dict[str, Path]:
+def find_files(name: str, data: Path | None, names: Mapping[str, str], any_file: bool = False) -> dict[str, Path]:
     """split -> file. A file is named by its path, by its name, or by the beginning of its name, `a|b` meaning b where
     there is no a; of several that begin so, none is chosen for the user. Column files may be called anything."""
     if data is None:
-        raise SettingsError(
-            f"where are the files of {name}? Add data=FOLDER, with train, dev and test files in it."
-        )
+        raise SettingsError(f"where are the files of {name}? Add data=FOLDER, with train, dev and test files in it.")
     if data.is_file():
         files, folder = {"train": data}, data.parent
         tables: list[Path] = []
@@ -309,9 +296,7 @@ def find_files(
             files[split] = file
     if "train" not in files:
         listed = ", ".join(path.name for path in tables) or "no table at all"
-        raise DataError(
-            f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME."
-        )
+        raise DataError(f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME.")
     return {split: files[split] for split in dict.fromkeys([*SPLIT_PREFIXES, *names]) if split in files}
 
 
@@ -328,9 +313,7 @@ def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequenc
         exact = [path for path in tables if prefix in (path.name, stem(path))]
         begins = exact or [path for path in tables if path.name.startswith(prefix)]
         if len(begins) > 1:
-            raise DataError(
-                f"which of {', '.join(path.name for path in begins)} is {split}? Say files.{split}=NAME."
-            )
+            raise DataError(f"which of {', '.join(path.name for path in begins)} is {split}? Say files.{split}=NAME.")
         if begins:
             return begins[0]
     return None
@@ -391,10 +374,7 @@ def file_line(entry: Mapping[str, Any]) -> str:
 
 
 def table_problems(
-    task: Task,
-    splits: Splits,
-    malformed: Mapping[str, Mapping[int, str]],
-    numbers: Mapping[str, Sequence[int]],
+    task: Task, splits: Splits, malformed: Mapping[str, Mapping[int, str]], numbers: Mapping[str, Sequence[int]]
 ) -> list[Problem]:
     """Rows that could not be read, then what is wrong with the others, each by the number it has in its file."""
     unread = {
@@ -411,9 +391,7 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
     are said, and not refused."""
     problems = table_problems(task, plan.splits, plan.malformed, plan.numbers)
     official = {split for split in plan.splits if plan.is_official(split)}
-    shared = {
-        it for it in problems if it.other and it.split != it.other[0] and {it.split, it.other[0]} <= official
-    }
+    shared = {it for it in problems if it.other and it.split != it.other[0] and {it.split, it.other[0]} <= official}
     if shared:
         text = "%s: %s rows of the official sets are in train and in another split (%s). They are used as they are."
         log.warning(text, plan.name, f"{len(shared):,}", min(shared, key=lambda it: (it.split, it.row)))

@@ -95,9 +95,7 @@ def predict_table(predictor: Predictor, file: Path, target: Path, probabilities:
             predictions = predictor(rows)
             names = [name for name in predictions[0] if probabilities or name in task.columns_written]
             if twice := set(names) & {name for row in rows for name in row}:
-                raise DataError(
-                    f"{file} has a column {min(twice)!r} already, which would be overwritten. Rename it."
-                )
+                raise DataError(f"{file} has a column {min(twice)!r} already, which would be overwritten. Rename it.")
             pairs = zip(rows, predictions, strict=True)
             writer.write([{**row, **{name: it[name] for name in names}} for row, it in pairs], answers=names)
         require_rows(file, predictor)

@@ -97,9 +97,7 @@ class JointHead(nn.Module):
         by_position = F.linear(hidden, of_end, self.end_hidden.bias)
         chosen = hidden.gather(1, starts[..., None].expand(-1, -1, hidden.shape[-1]))
         by_start = F.linear(chosen, of_start)
-        logits = [
-            in_float32(self.end, F.gelu(by_position + one[:, None])).squeeze(-1) for one in by_start.unbind(1)
-        ]
+        logits = [in_float32(self.end, F.gelu(by_position + one[:, None])).squeeze(-1) for one in by_start.unbind(1)]
         return torch.stack(logits, 1).masked_fill(~allowed[:, None], -torch.inf)
 
     def search(
@@ -118,9 +116,7 @@ class JointHead(nn.Module):
         return {"starts": starts, "ends": ends.where(possible, 0), "scores": scores.where(possible, 0)}
 
 
-def span_loss(
-    outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], answerability: float
-) -> Float[Tensor, ""]:
+def span_loss(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], answerability: float) -> Float[Tensor, ""]:
     """(CE(start) + CE(end)) / 2, and `answerability` times the BCE of "no answer in this window" where there is such an
     output. Means over the batch; the original sums. It labels a window that misses the answer of
     an answerable question "has an answer"; as the window least sure of "none" decides for the question, ours is "none"."""
@@ -206,9 +202,7 @@ def beam_spans(window: ContextWindow, outputs: Outputs, longest: int) -> Candida
     """The spans of the beam that lie in the window and are not too long; as in the original, starts and ends outside
     the context, and ends before their start, are dropped only here."""
     beam = np.broadcast_to(outputs["starts"][:, None], outputs["ends"].shape)
-    assert (beam % 1 == 0).all(), (
-        "beams hold positions: combine several models by average(), not by mean outputs"
-    )
+    assert (beam % 1 == 0).all(), "beams hold positions: combine several models by average(), not by mean outputs"
     starts, ends = (part.astype(np.int64).ravel() - window.position for part in (beam, outputs["ends"]))
     scores = outputs["scores"].ravel()
     fits = (starts >= 0) & (starts <= ends) & (ends < len(window.offsets)) & (ends - starts < longest)
@@ -236,9 +230,7 @@ def n_best(context: str, windows: Iterable[Candidates], most: int) -> list[dict[
                 break
     if not kept:
         return []
-    weights = np.exp(
-        np.array([score for score, _ in kept.values()]) - max(score for score, _ in kept.values())
-    )
+    weights = np.exp(np.array([score for score, _ in kept.values()]) - max(score for score, _ in kept.values()))
     return [
         {"text": text, "probability": float(weight), "start": start, "end": start + len(text), "logit": score}
         for (text, (score, start)), weight in zip(kept.items(), weights / weights.sum(), strict=True)
@@ -270,9 +262,7 @@ def average(members: Sequence[Sequence[Prediction]], most: int, threshold: float
                 entry["probability"] += answer["probability"] / len(predictions)
         answers = sorted(sums.values(), key=lambda answer: -answer["probability"])[:most]
         answers = [{**answer, "logit": float(np.log(answer["probability"]))} for answer in answers]
-        nulls = [
-            member["null_score_difference"] for member in predictions if "null_score_difference" in member
-        ]
+        nulls = [member["null_score_difference"] for member in predictions if "null_score_difference" in member]
         difference = sum(nulls) / len(nulls) if nulls else None
         together.append(prediction(answers, difference, threshold))
     return together

@@ -136,9 +136,7 @@ class SpanTask(Task):
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """Windows of all rows, and of how many rows the question was cut. Contexts are never cut."""
-        places = {
-            context: place for place, context in enumerate(dict.fromkeys(row["context"] for row in rows))
-        }
+        places = {context: place for place, context in enumerate(dict.fromkeys(row["context"] for row in rows))}
         contexts = list(self._tokens(list(places)))
         examples: list[Example] = []
         cut = 0
@@ -199,9 +197,7 @@ class SpanTask(Task):
 
     def _predict(self, row: Row, windows: Sequence[tuple[ContextWindow, Outputs]]) -> dict[str, Any]:
         candidates = [self._candidates(window, outputs) for window, outputs in windows]
-        answers = (
-            question_heads.n_best(row["context"], candidates, self.settings.n_best) if candidates else []
-        )
+        answers = question_heads.n_best(row["context"], candidates, self.settings.n_best) if candidates else []
         difference = None
         if self.settings.has_unanswerable:
             difference = self._null_difference(answers, [outputs for _, outputs in windows])
@@ -273,9 +269,7 @@ def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: TrueAnswer) -> tupl
     return (first, last) if first <= last else None
 
 
-def target_in(
-    spans: Sequence[tuple[int, int] | None], first: int, size: int, position: int
-) -> tuple[int, int]:
+def target_in(spans: Sequence[tuple[int, int] | None], first: int, size: int, position: int) -> tuple[int, int]:
     """Where the first answer that is wholly in the window starts and ends in the sequence; (0, 0) if none is."""
     for span in spans:
         if span is not None and first <= span[0] and span[1] < first + size:
@@ -426,9 +420,7 @@ def _place(answer: TrueAnswer, context: str) -> Iterator[str]:
             if places
             else "It is nowhere in the context: remove it or correct its text."
         )
-        there = (
-            f"where the context has {context[start : answer.end]!r}" if start >= 0 else "a negative number"
-        )
+        there = f"where the context has {context[start : answer.end]!r}" if start >= 0 else "a negative number"
         yield f"answer {text!r} is not at answer_start {start}, {there}. {remedy}"
 
 

@@ -39,9 +39,7 @@ def common_settings(plan: Plan, model: str, model_sha256: str) -> dict[str, Any]
         "model_sha256": model_sha256,
         "task": config.dump(plan.task),
         "method": config.dump(plan.method),
-        "files": {
-            split: {"file": path.name, "sha256": file_sha256(path)} for split, path in plan.files.items()
-        },
+        "files": {split: {"file": path.name, "sha256": file_sha256(path)} for split, path in plan.files.items()},
         "rows": {split: len(rows) for split, rows in plan.splits.items()},
     }
 
@@ -92,9 +90,7 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
         shapes = packed[f"{name}.shapes"]
         ends = np.cumsum(shapes.prod(1))
         outputs = outputs or [{} for _ in shapes]
-        for output, values, shape in zip(
-            outputs, np.split(packed[f"{name}.values"], ends[:-1]), shapes, strict=True
-        ):
+        for output, values, shape in zip(outputs, np.split(packed[f"{name}.values"], ends[:-1]), shapes, strict=True):
             output[name] = values.reshape(shape)
     return outputs
 
@@ -110,8 +106,7 @@ def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Dev], mo
     runs = {seed: json.loads((folder / RESULT).read_bytes()) for seed, folder in folders.items()}
     first = runs[seeds[0]]
     scores: dict[str, dict[str, Any]] = {
-        split: {f"seed {seed}": run["scores"][split] for seed, run in runs.items()}
-        for split in first["scores"]
+        split: {f"seed {seed}": run["scores"][split] for seed, run in runs.items()} for split in first["scores"]
     }
     tables: dict[str, Any] = {}
     for split, part in others.items():

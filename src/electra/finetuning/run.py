@@ -175,9 +175,7 @@ def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
         write_json(begun, content)
     remedy = "Use a lower lr, or a longer warmup."
     title = f"{name} seed {seed}"
-    return Run(
-        folder, content, name=title, when_diverged=remedy, keeps_last=False, seconds_between_lines=10.0
-    )
+    return Run(folder, content, name=title, when_diverged=remedy, keeps_last=False, seconds_between_lines=10.0)
 
 
 def run_one(
@@ -186,15 +184,12 @@ def run_one(
     """One (task, seed), from the start to its folder."""
     task, method = prepared.task, plan.method
     model = build_model(plan, task, start, seed)
-    remedy = (
-        f"{method.batch} rows of {plan.task.length} tokens do not fit: use a smaller batch=… or length=…."
-    )
+    remedy = f"{method.batch} rows of {plan.task.length} tokens do not fit: use a smaller batch=… or length=…."
     kept = "Finished runs are kept: run the same command again."
     with explain_memory(remedy), explain_device(kept):
         history = train_task(model, prepared, method, plan.task.epochs, seed, run, signals)
         outputs = {
-            split: infer(model, task, part.examples, method, prepared.pad)
-            for split, part in prepared.others.items()
+            split: infer(model, task, part.examples, method, prepared.pad) for split, part in prepared.others.items()
         }
     scores: dict[str, dict[str, float]] = {}
     for split in prepared.labelled:  # dev is the first
@@ -249,12 +244,7 @@ def work(
 
 
 def finetune(
-    model: Path,
-    items: Sequence[str],
-    overrides: Mapping[str, Any],
-    out: Path,
-    seeds: int = 1,
-    jobs: int = 1,
+    model: Path, items: Sequence[str], overrides: Mapping[str, Any], out: Path, seeds: int = 1, jobs: int = 1
 ) -> dict[str, Any]:
     """Every task with every seed; returns what results.json holds. Nothing is written before all tables are known to be
     fine."""
@@ -278,10 +268,7 @@ def finetune(
             for line in (*it.plan.notes, *map(file_line, describe_files(it.plan))):
                 log.info("%s: %s", name, line)
             if not it.task.architecture:
-                log.info(
-                    "%s: transformers has no class for this head; it reads the encoder, electra reads all",
-                    name,
-                )
+                log.info("%s: transformers has no class for this head; it reads the encoder, electra reads all", name)
             refuse_other_runs(out / name, it.settings)
             folders = {seed: run_folder(out, name, seed) for seed in range(seeds)}
             todo += [SeedJob(it, seed, folder) for seed, folder in folders.items() if not folder.exists()]
@@ -311,9 +298,7 @@ def run_together(
     todo: Sequence[SeedJob], start: Start, overrides: Mapping[str, Any], jobs: int, signals: Signals
 ) -> None:
     """The largest first, in several processes."""
-    ordered = sorted(
-        todo, key=lambda job: -len(job.planned.plan.splits["train"]) * job.planned.plan.task.epochs
-    )
+    ordered = sorted(todo, key=lambda job: -len(job.planned.plan.splits["train"]) * job.planned.plan.task.epochs)
     threads = max(1, torch.get_num_threads() // jobs)
     words = json.dumps(dict(overrides))
     arguments = [
@@ -327,9 +312,7 @@ def run_together(
         log.info("%s; %d of %d done, ETA %s", result_line(result), done, len(todo), duration(left))
 
 
-def run_in_turn(
-    planned: PlannedTask, jobs: Sequence[SeedJob], start: Start, signals: Signals
-) -> Mapping[str, Dev]:
+def run_in_turn(planned: PlannedTask, jobs: Sequence[SeedJob], start: Start, signals: Signals) -> Mapping[str, Dev]:
     """The runs of one task that are left, one after the other, here. Returns the splits that are not trained on, encoded."""
     plan, task = planned.plan, planned.task
     if not jobs:

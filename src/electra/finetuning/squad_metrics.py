@@ -63,10 +63,7 @@ def squad1(predictions: Sequence[str], truths: Sequence[Sequence[str]]) -> dict[
 
 
 def squad2(
-    predictions: Sequence[str],
-    truths: Sequence[Sequence[str]],
-    null_scores: Sequence[float],
-    threshold: float,
+    predictions: Sequence[str], truths: Sequence[Sequence[str]], null_scores: Sequence[float], threshold: float
 ) -> dict[str, float]:
     """`predictions` are the best answers found; where `null_scores` exceeds the threshold, "no answer" is predicted
     instead. `best_…` says what the best threshold for these very questions would have given: an upper bound, unless

@@ -87,9 +87,7 @@ class TaggingSettings(TaskSettings):
     @model_validator(mode="after")
     def parts_fit(self) -> "TaggingSettings":
         if self.scheme == "none" and (self.metric == "f1" or self.train_scheme != "as read"):
-            raise ValueError(
-                'scheme "none" has no spans: metric must be "accuracy" and train_scheme "as read"'
-            )
+            raise ValueError('scheme "none" has no spans: metric must be "accuracy" and train_scheme "as read"')
         if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
             raise ValueError("labels must be at least two different tags, or none to take those of train")
         learned = self.learned
@@ -227,9 +225,7 @@ class Tagging(Task):
 
     def loss(self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
         """Mean over words; the original sums over them."""
-        return F.cross_entropy(
-            outputs["logits"].float().flatten(0, 1), targets["tags"].flatten(), ignore_index=IGNORED
-        )
+        return F.cross_entropy(outputs["logits"].float().flatten(0, 1), targets["tags"].flatten(), ignore_index=IGNORED)
 
     def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
         logits = [np.full((len(self.words(row)), len(self.labels)), np.nan, np.float32) for row in rows]
@@ -258,9 +254,7 @@ class Tagging(Task):
         """Shares between 0 and 1. Accuracy is by word; f1, precision and recall are by span, over all sentences
         together; f1 also by type (`f1 PER`), for every type that the network knows."""
         gold, predicted = self._tags(rows, predictions)
-        pairs = [
-            pair for one, other in zip(gold, predicted, strict=True) for pair in zip(one, other, strict=True)
-        ]
+        pairs = [pair for one, other in zip(gold, predicted, strict=True) for pair in zip(one, other, strict=True)]
         accuracy = {"accuracy": sum(one == other for one, other in pairs) / max(1, len(pairs))}
         if not self.settings.spans:
             return accuracy
@@ -274,9 +268,7 @@ class Tagging(Task):
         """Metrics by type of span, or by plain tag; `rows` is how many there are. A plain tag is a span of one word."""
         gold, predicted = self._tags(rows, predictions)
         if not self.settings.spans:
-            gold, predicted = (
-                [[f"S-{tag}" for tag in tags] for tags in split] for split in (gold, predicted)
-            )
+            gold, predicted = ([[f"S-{tag}" for tag in tags] for tags in split] for split in (gold, predicted))
         _, by_type = count_spans(gold, predicted)
         return {
             "per_class": [
@@ -344,8 +336,7 @@ def split_words(sizes: Sequence[int], room: int) -> list[Part]:
             start = int(np.searchsorted(before, before[end] - shared))
     middles = before[:-1] + before[1:]
     borders = [
-        int(np.searchsorted(middles, before[end] + before[start], "right"))
-        for (_, end), (start, _) in pairwise(bounds)
+        int(np.searchsorted(middles, before[end] + before[start], "right")) for (_, end), (start, _) in pairwise(bounds)
     ]
     owned = map(range, [0, *borders], [*borders, len(sizes)])
     return [Part(*bound, own) for bound, own in zip(bounds, owned, strict=False) if own]
@@ -446,9 +437,7 @@ def all_tags(types: Iterable[str], scheme: Scheme) -> list[str]:
     return ["O", *(tag_of(mark, kind) for kind in sorted(types) for mark in MARKS[scheme])]
 
 
-def count_spans(
-    gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]
-) -> tuple[Counts, dict[str, Counts]]:
+def count_spans(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> tuple[Counts, dict[str, Counts]]:
     """Over all sentences together (micro), and by type."""
     right, answered, true = Counter[str](), Counter[str](), Counter[str]()
     for true_tags, tags in zip(gold, predicted, strict=True):
@@ -542,9 +531,7 @@ def tag_problem(settings: TaggingSettings, words: Sequence[str], tags: Sequence[
     for place, tag in enumerate(settings.learn(tags)):
         if tag not in settings.labels:
             known = short(", ".join(settings.labels))
-            return (
-                f"{at(place)} is not among {known}. Correct it, add it to train, or list all tags in labels."
-            )
+            return f"{at(place)} is not among {known}. Correct it, add it to train, or list all tags in labels."
     return None
 
 

@@ -108,13 +108,7 @@ class History:
 
 
 def train_task(
-    model: Finetuned,
-    prepared: Prepared,
-    method: MethodSettings,
-    epochs: int,
-    seed: int,
-    run: Run,
-    signals: Signals,
+    model: Finetuned, prepared: Prepared, method: MethodSettings, epochs: int, seed: int, run: Run, signals: Signals
 ) -> History:
     """Trains `model` in place, from the run's newest checkpoint where there is one."""
     device = choose_device(method)
@@ -209,9 +203,7 @@ def layerwise_group(model: Finetuned, method: MethodSettings) -> ParameterGroup:
     """Clipped together, each depth at its own rate."""
     parameters = dict(model.named_parameters())
     layers = model.encoder.settings.layers
-    factors = {
-        name: depth_factor(name, layers, method.layer_decay, method.layer_decay_kind) for name in parameters
-    }
+    factors = {name: depth_factor(name, layers, method.layer_decay, method.layer_decay_kind) for name in parameters}
     return ParameterGroup(method.optimizer_settings(), parameters, factors)
 
 
@@ -249,9 +241,7 @@ def epoch_order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[
     order = permute(np.arange(len(batches)), len(batches), mix(seed, "batches", epoch))
     ordered = [batches[index] for index in order]
     if epoch == 0:
-        widest = max(
-            range(len(ordered)), key=lambda index: len(ordered[index]) * lengths[ordered[index]].max()
-        )
+        widest = max(range(len(ordered)), key=lambda index: len(ordered[index]) * lengths[ordered[index]].max())
         ordered[0], ordered[widest] = ordered[widest], ordered[0]
     return ordered
 
@@ -281,12 +271,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def infer(
-    model: Finetuned,
-    task: Task,
-    examples: Sequence[Example],
-    method: MethodSettings,
-    pad: int,
-    batch: int = 0,
+    model: Finetuned, task: Task, examples: Sequence[Example], method: MethodSettings, pad: int, batch: int = 0
 ) -> list[Outputs]:
     """What the head says of every example, in their order. The answers come from the device once for a group of batches."""
     device = choose_device(method)

@@ -47,9 +47,7 @@ def parse_budget(text: str) -> Budget:
     match = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*(s|m|h|steps|flops)", text.strip())
     amount = float(match[1]) if match else 0.0
     if not match or not 0 < amount < math.inf:
-        raise SettingsError(
-            f'budget {text!r} is not understood. Use "2m", "90s", "1h", "3e14 flops" or "500 steps".'
-        )
+        raise SettingsError(f'budget {text!r} is not understood. Use "2m", "90s", "1h", "3e14 flops" or "500 steps".')
     match unit := match[2]:
         case "steps" | "flops":
             return Budget(unit, amount)

@@ -121,9 +121,7 @@ def windows_of(text: int, ids: Sequence[int], size: int) -> Iterator[TextWindow]
         yield TextWindow(text, first, ids[first : first + size], begin, end)
 
 
-def read_windows(
-    network: Pretrained, texts: Sequence[Sequence[int]]
-) -> Iterator[tuple[list[TextWindow], Tensor]]:
+def read_windows(network: Pretrained, texts: Sequence[Sequence[int]]) -> Iterator[tuple[list[TextWindow], Tensor]]:
     """Hidden states of windows of like length together, each window with [CLS] before and [SEP] after it."""
     encoder, special = network.encoder, special_ids(network.tokenizer)
     device, size = encoder.embeddings.table.device, encoder.settings.positions - 2
@@ -168,8 +166,7 @@ def read_hypotheses(number: int, line: str) -> dict[str, Any]:
         record = json.loads(line)
         hypotheses = record["hypotheses"]
         fine = isinstance(hypotheses, list) and all(
-            isinstance(it.get("text"), str) and isinstance(it.get("score", 0), int | float)
-            for it in hypotheses
+            isinstance(it.get("text"), str) and isinstance(it.get("score", 0), int | float) for it in hypotheses
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         fine = False

@@ -36,16 +36,12 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
         for column in (text, label):
             if row.get(column) is None:
                 known = ", ".join(row)
-                raise DataError(
-                    f"{path} row {number} has no {column!r}, only {known}. Name its columns (text, label)."
-                )
+                raise DataError(f"{path} row {number} has no {column!r}, only {known}. Name its columns (text, label).")
         records.append((mix("probe", str(row[text])), str(row[text]), str(row[label])))
     records = sorted(records)[:limit]
     labels = [label for _, _, label in records]
     if len(set(labels)) < 2:
-        raise DataError(
-            f"{path} has {len(set(labels))} label in column {label!r}; a probe needs two or more."
-        )
+        raise DataError(f"{path} has {len(set(labels))} label in column {label!r}; a probe needs two or more.")
     return LabelledTexts([it for _, it, _ in records], np.array(labels), round(0.8 * len(records)))
 
 

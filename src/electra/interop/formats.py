@@ -152,9 +152,7 @@ def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:
 # config.json
 
 
-def config_json(
-    settings: EncoderSettings, vocab_size: int, special: SpecialIds, architecture: str
-) -> dict[str, Any]:
+def config_json(settings: EncoderSettings, vocab_size: int, special: SpecialIds, architecture: str) -> dict[str, Any]:
     common = {
         "architectures": [architecture],
         "model_type": settings.kind,
@@ -183,18 +181,14 @@ def config_json(
             return common | modernbert_config(settings, special, architecture)
 
 
-def modernbert_config(
-    settings: ModernEncoderSettings, special: SpecialIds, architecture: str
-) -> dict[str, Any]:
+def modernbert_config(settings: ModernEncoderSettings, special: SpecialIds, architecture: str) -> dict[str, Any]:
     """The layers' types and angles in the words of transformers 5, and in those of transformers 4 and other readers."""
     angles = {"full_attention": settings.global_theta, "sliding_attention": settings.local_theta}
     config = {
         "layer_types": [
             "sliding_attention" if settings.is_local(n) else "full_attention" for n in range(settings.layers)
         ],
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in angles.items()
-        },
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in angles.items()},
         "global_attn_every_n_layers": settings.global_every,
         "global_rope_theta": settings.global_theta,
         "local_rope_theta": settings.local_theta,
@@ -220,9 +214,7 @@ def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
     if config["model_type"] == "modernbert":
         return modernbert_settings(config)
     if config.get("hidden_act", "gelu") != "gelu":
-        raise DataError(
-            f"ELECTRA with hidden_act {config['hidden_act']!r} is not supported; only gelu is read."
-        )
+        raise DataError(f"ELECTRA with hidden_act {config['hidden_act']!r} is not supported; only gelu is read.")
     return ElectraEncoderSettings(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -241,13 +233,9 @@ def modernbert_settings(config: Mapping[str, Any]) -> ModernEncoderSettings:
     One dropout is read, `mlp_dropout`: an `embedding_dropout` or `classifier_dropout` of another value is not kept. An odd
     `local_attention` reaches as far as the even number below it, which is what we have. `local_rope_theta` of null means
     `global_rope_theta` in transformers 4."""
-    other = [
-        f"{key}={config[key]}" for key, value in MODERNBERT_FIXED.items() if config.get(key, value) != value
-    ]
+    other = [f"{key}={config[key]}" for key, value in MODERNBERT_FIXED.items() if config.get(key, value) != value]
     angles = config.get("rope_parameters") or {}
-    if any(
-        key not in LAYER_TYPES and (key, value) != ("rope_type", "default") for key, value in angles.items()
-    ):
+    if any(key not in LAYER_TYPES and (key, value) != ("rope_type", "default") for key, value in angles.items()):
         other.append(f"rope_parameters={angles}")
     if scaling := config.get("rope_scaling"):
         other.append(f"rope_scaling={scaling}")
@@ -259,9 +247,7 @@ def modernbert_settings(config: Mapping[str, Any]) -> ModernEncoderSettings:
         whole = [number for number, kind in enumerate(types) if kind == "full_attention"]
         every = whole[1] if len(whole) > 1 else layers
         if whole != list(range(0, layers, every)):
-            raise DataError(
-                f"layers {whole} attend to whole rows: only every n-th, the first included, can here."
-            )
+            raise DataError(f"layers {whole} attend to whole rows: only every n-th, the first included, can here.")
     global_theta = theta(angles, "full_attention", config.get("global_rope_theta", 160_000.0))
     local_theta = config.get("local_rope_theta", 10_000.0)
     return ModernEncoderSettings(
@@ -310,15 +296,11 @@ def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str)
     return {f"{prefix}{name}": tensor for name, tensor in body.items()} | top
 
 
-def head_tensors(
-    settings: EncoderSettings, tensors: Mapping[str, Tensor], architecture: str
-) -> dict[str, Tensor]:
+def head_tensors(settings: EncoderSettings, tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
     """Back to our names."""
     if architecture:
         return renamed_back(tensors, FORMATS[settings.kind].heads[architecture])
-    return {
-        name.removeprefix(OWN_HEAD): tensor for name, tensor in tensors.items() if name.startswith(OWN_HEAD)
-    }
+    return {name.removeprefix(OWN_HEAD): tensor for name, tensor in tensors.items() if name.startswith(OWN_HEAD)}
 
 
 def encoder_to_transformers(settings: EncoderSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -362,9 +344,7 @@ def rename(name: str, table: Mapping[str, str]) -> str | None:
 def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
     """To transformers' names; every name must have one."""
     names = {rename(name, table): tensor for name, tensor in tensors.items()}
-    assert None not in names and len(names) == len(tensors), (
-        f"no transformers name for one of {list(tensors)}"
-    )
+    assert None not in names and len(names) == len(tensors), f"no transformers name for one of {list(tensors)}"
     return {name: tensor for name, tensor in names.items() if name}
 
 

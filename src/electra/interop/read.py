@@ -93,9 +93,7 @@ class Stored:
     def head_tensors(self, architecture: str) -> dict[str, Tensor]:
         return head_tensors(self.settings, self.tensors, architecture)
 
-    def build(
-        self, head: nn.Module | None, architecture: str, described_by: str = "its config.json"
-    ) -> Encoder:
+    def build(self, head: nn.Module | None, architecture: str, described_by: str = "its config.json") -> Encoder:
         """The encoder, with the weights of both in place."""
         encoder = encoder_alone(self.settings, self.vocab_size)
         try:
@@ -115,9 +113,7 @@ def read_folder(folder: Path) -> Stored:
     vocabulary = folder / "vocab.txt"
     for name in ("config.json", WEIGHTS, "tokenizer.json"):
         if not (folder / name).is_file() and not (name == "tokenizer.json" and vocabulary.is_file()):
-            raise DataError(
-                f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.'
-            )
+            raise DataError(f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.')
     try:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
         if config.get("model_type") not in FORMATS:
@@ -158,8 +154,7 @@ def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
             objective = stored.config.get(OBJECTIVE, "electra")
             return Pretrained(encoder, head, wanted, stored.tokenizer, objective, stored.length)
     raise DataError(
-        f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is "
-        "from."
+        f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is from."
     )
 
 

@@ -78,8 +78,7 @@ class Folder:
             raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
         content = self.content()
         hashes = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in content.items()
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in content.items()
         }
         content["MANIFEST.json"] = json.dumps(hashes, indent=1).encode()
         temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -111,8 +110,7 @@ def write_network(out: Path, network: Pretrained, card: str) -> str:
 def tokenizer_config(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
     special = special_ids(tokenizer)
     tokens = {
-        f"{name}_token": tokenizer.id_to_token(getattr(special, name))
-        for name in ("pad", "unk", "cls", "sep", "mask")
+        f"{name}_token": tokenizer.id_to_token(getattr(special, name)) for name in ("pad", "unk", "cls", "sep", "mask")
     }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -140,9 +138,7 @@ def probe_batch(tokenizer: Tokenizer, positions: int) -> Batch:
     )
 
 
-def check_folder(
-    folder: Path, architecture: str, tokenizer: Tokenizer, expected: Answers, again: Answers
-) -> str:
+def check_folder(folder: Path, architecture: str, tokenizer: Tokenizer, expected: Answers, again: Answers) -> str:
     """What was written gives the same ids and outputs: `again` is our reading of it, and transformers reads it where it is
     installed and has the class. Returns who has read it back."""
     positions = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
@@ -160,15 +156,11 @@ def check_folder(
         their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         network = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()
         pairs = list(PROBE), list(reversed(PROBE))
-        inputs = their_tokenizer(
-            *pairs, padding=True, truncation=True, max_length=positions, return_tensors="pt"
-        )
+        inputs = their_tokenizer(*pairs, padding=True, truncation=True, max_length=positions, return_tensors="pt")
         outputs = network(**inputs)
     segments = inputs.get("token_type_ids", probe.segments)  # ModernBERT has none
     if not inputs["input_ids"].equal(probe.ids) or not segments.equal(probe.segments):
-        raise CorruptError(
-            "transformers' tokenizer reads the probe otherwise than ours. The folder was not kept."
-        )
+        raise CorruptError("transformers' tokenizer reads the probe otherwise than ours. The folder was not kept.")
     compared = {name: tensor for name, tensor in ours.items() if name in outputs}
     assert compared, f"no output of {architecture} to compare"
     require_equal(probe, compared, {name: outputs[name] for name in compared}, "transformers")

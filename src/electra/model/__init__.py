@@ -60,9 +60,7 @@ def compatibility_settings(settings: EncoderSettings) -> dict[str, float]:
     return values
 
 
-def build_embeddings(
-    settings: EncoderSettings, vocab_size: int, source: Embeddings | None = None
-) -> Embeddings:
+def build_embeddings(settings: EncoderSettings, vocab_size: int, source: Embeddings | None = None) -> Embeddings:
     """With a `source`, embeddings that read its word table without pulling at it."""
     match settings, source:
         case ElectraEncoderSettings(), ElectraEmbeddings() | None:
@@ -72,9 +70,7 @@ def build_embeddings(
     raise AssertionError("generator and discriminator are of the same kind")
 
 
-def build_encoder(
-    settings: EncoderSettings, embeddings: Embeddings, direction: Direction = "both"
-) -> Encoder:
+def build_encoder(settings: EncoderSettings, embeddings: Embeddings, direction: Direction = "both") -> Encoder:
     match settings, embeddings:
         case ElectraEncoderSettings(), ElectraEmbeddings():
             return ElectraEncoder(settings, embeddings, direction)

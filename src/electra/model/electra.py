@@ -81,9 +81,7 @@ class ElectraEmbeddings(nn.Module):
     the start. The discriminator reads the generator's word table but never pulls at it. The source is held in a tuple: its
     parameters are the generator's, not ours."""
 
-    def __init__(
-        self, settings: ElectraEncoderSettings, vocab_size: int, source: "ElectraEmbeddings | None" = None
-    ):
+    def __init__(self, settings: ElectraEncoderSettings, vocab_size: int, source: "ElectraEmbeddings | None" = None):
         super().__init__()
         self._source = () if source is None else (source,)
         if source is None:
@@ -114,9 +112,7 @@ class ElectraEmbeddings(nn.Module):
         return self._source[0].table.detach() + self.delta if self._source else self.words.weight
 
 
-def look_up_type(
-    types: nn.Embedding, segments: Int[Tensor, "batch seq"]
-) -> Float[Tensor, "batch seq embedding"]:
+def look_up_type(types: nn.Embedding, segments: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq embedding"]:
     """types(segments), but the gradient is two sums over all tokens: as an embedding's it would be as many additions into
     the same two rows, one after the other."""
     first, second = types.weight
@@ -159,10 +155,7 @@ class ElectraLayer(nn.Module):
         return [tensor for part in (*products, *norms) for tensor in (part.weight, part.bias)]
 
     def attention(
-        self,
-        x: Float[Tensor, "batch seq hidden"],
-        attend: Bool[Tensor, "#batch 1 #query seq"] | None,
-        first_only: bool,
+        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "#batch 1 #query seq"] | None, first_only: bool
     ) -> Float[Tensor, "batch kept hidden"]:
         batch, _, hidden = x.shape
         if first_only:
@@ -199,17 +192,13 @@ def attention_mask(
 class ElectraEncoder(nn.Module):
     """Token ids in, one vector per token out. The embeddings arrive as an argument: sharing them is passing them twice."""
 
-    def __init__(
-        self, settings: ElectraEncoderSettings, embeddings: ElectraEmbeddings, direction: Direction = "both"
-    ):
+    def __init__(self, settings: ElectraEncoderSettings, embeddings: ElectraEmbeddings, direction: Direction = "both"):
         super().__init__()
         self.settings = settings
         self.embeddings = embeddings
         self.direction: Direction = direction
         projects = settings.embedding != settings.hidden
-        self.project = (
-            Linear(settings.embedding, settings.hidden, start="glorot") if projects else nn.Identity()
-        )
+        self.project = Linear(settings.embedding, settings.hidden, start="glorot") if projects else nn.Identity()
         self.layers = nn.ModuleList(ElectraLayer(settings) for _ in range(settings.layers))
 
     def forward(
@@ -245,11 +234,7 @@ def initialise_electra(module: nn.Module, settings: ElectraEncoderSettings, seed
     for part in module.modules():
         match part:
             case nn.Linear():
-                if (
-                    settings.initialisation == "original"
-                    and isinstance(part, Linear)
-                    and part.start == "glorot"
-                ):
+                if settings.initialisation == "original" and isinstance(part, Linear) and part.start == "glorot":
                     nn.init.xavier_uniform_(part.weight, generator=generator)
                 else:
                     draw(part.weight, settings, generator)

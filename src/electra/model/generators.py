@@ -85,17 +85,13 @@ class TransformerGenerator(nn.Module):
         """What does not learn has no dropout either."""
         return super().train(mode and self.learns)
 
-    def states(
-        self, batch: Batch, positions: Int[Tensor, "batch count"]
-    ) -> Float[Tensor, "batch count hidden"]:
+    def states(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count hidden"]:
         return gather_rows(encode(self.encoder, batch), positions)
 
     def logits(self, states: Float[Tensor, "batch count hidden"]) -> Float[Tensor, "batch count vocab"]:
         return self.head(states, self.encoder.embeddings.table)
 
-    def forward(
-        self, batch: Batch, positions: Int[Tensor, "batch count"]
-    ) -> Float[Tensor, "batch count vocab"]:
+    def forward(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
         return self.logits(self.states(batch, positions))
 
     def fill(
@@ -124,9 +120,7 @@ class TableGenerator(nn.Module):
         super().__init__()
         self.scores = nn.Parameter(scores, requires_grad=False)
 
-    def forward(
-        self, batch: Batch, positions: Int[Tensor, "batch count"]
-    ) -> Float[Tensor, "batch count vocab"]:
+    def forward(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
         return self.scores.expand(*positions.shape, -1)
 
 
@@ -141,9 +135,7 @@ class TwoTowerGenerator(nn.Module):
         super().__init__()
         self.left, self.right, self.head = left, right, head
 
-    def forward(
-        self, batch: Batch, positions: Int[Tensor, "batch count"]
-    ) -> Float[Tensor, "batch count vocab"]:
+    def forward(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
         before = F.pad(encode(self.left, batch)[:, :-1], (0, 0, 1, 0))
         after = F.pad(encode(self.right, batch)[:, 1:], (0, 0, 0, 1))
         both = gather_rows(torch.cat([before, after], dim=2), positions)
@@ -160,9 +152,7 @@ class AutoregressiveGenerator(nn.Module):
         super().__init__()
         self.encoder, self.head = encoder, head
 
-    def forward(
-        self, batch: Batch, positions: Int[Tensor, "batch count"]
-    ) -> Float[Tensor, "batch count vocab"]:
+    def forward(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
         before = F.pad(encode(self.encoder, batch)[:, :-1], (0, 0, 1, 0))
         return self.head(gather_rows(before, positions), self.encoder.embeddings.table)
 
@@ -171,10 +161,7 @@ Generator = TransformerGenerator | TableGenerator | TwoTowerGenerator | Autoregr
 
 
 def build_pair(
-    settings: EncoderSettings,
-    generator: GeneratorSettings,
-    vocab_size: int,
-    token_counts: Float[Tensor, "vocab"],
+    settings: EncoderSettings, generator: GeneratorSettings, vocab_size: int, token_counts: Float[Tensor, "vocab"]
 ) -> tuple[Encoder, Generator]:
     """The discriminator and its generator, sharing what they are to share."""
     small = settings.scaled(generator.width, generator.depth)

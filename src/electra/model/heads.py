@@ -28,12 +28,7 @@ class TokenHead(nn.Module):
     because it belongs to the embeddings) and a bias of its own."""
 
     def __init__(
-        self,
-        hidden: int,
-        embedding: int,
-        vocab_size: int,
-        eps: float = LAYER_NORM_EPS,
-        has_biases: bool = True,
+        self, hidden: int, embedding: int, vocab_size: int, eps: float = LAYER_NORM_EPS, has_biases: bool = True
     ):
         super().__init__()
         self.dense = nn.Linear(hidden, embedding, bias=has_biases)
@@ -155,9 +150,7 @@ def can_fuse(states: Float[Tensor, "rows embedding"]) -> bool:
 
 
 def sample_tokens(
-    logits: Float[Tensor, "rows vocab"],
-    noise: Float[Tensor, "rows 2"],
-    temperature: float | Float[Tensor, ""],
+    logits: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows 2"], temperature: float | Float[Tensor, ""]
 ) -> Int[Tensor, "rows"]:
     """One token per row from softmax(logits / temperature), by the inverse of the distribution function.
 

@@ -78,9 +78,7 @@ class ModernEmbeddings(nn.Module):
     """The word table: the part that generator and discriminator may share, with a `source` gradient-disentangled as
     ElectraEmbeddings."""
 
-    def __init__(
-        self, settings: ModernEncoderSettings, vocab_size: int, source: "ModernEmbeddings | None" = None
-    ):
+    def __init__(self, settings: ModernEncoderSettings, vocab_size: int, source: "ModernEmbeddings | None" = None):
         super().__init__()
         self._source = () if source is None else (source,)
         if source is None:
@@ -175,18 +173,14 @@ class ModernLayer(nn.Module):
 class ModernEncoder(nn.Module):
     """Token ids in, one vector per token out, as ElectraEncoder. The embeddings arrive as an argument."""
 
-    def __init__(
-        self, settings: ModernEncoderSettings, embeddings: ModernEmbeddings, direction: Direction = "both"
-    ):
+    def __init__(self, settings: ModernEncoderSettings, embeddings: ModernEmbeddings, direction: Direction = "both"):
         super().__init__()
         self.settings = settings
         self.embeddings = embeddings
         self.direction: Direction = direction
         projects = settings.embedding != settings.hidden
         self.project = (
-            Linear(settings.embedding, settings.hidden, bias=False, start="glorot")
-            if projects
-            else nn.Identity()
+            Linear(settings.embedding, settings.hidden, bias=False, start="glorot") if projects else nn.Identity()
         )
         self.norm = nn.LayerNorm(settings.hidden, NORM_EPS, bias=False)
         self.dropout = nn.Dropout(settings.dropout)

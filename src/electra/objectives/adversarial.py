@@ -80,9 +80,7 @@ class Adversarial(nn.Module):
         reward = detection_losses(logits, corrupted.is_replaced).detach().gather(1, positions)
         temperature = self.sampling.temperature_at(batch.progress)
         assert corrupted.generated.logits is not None
-        log_probability = log_likelihood(
-            corrupted.generated.logits / temperature, corrupted.generated.sampled
-        )
+        log_probability = log_likelihood(corrupted.generated.logits / temperature, corrupted.generated.sampled)
         assert corrupted.generated.states is not None
         expected = self.baseline(corrupted.generated.states.detach()).squeeze(-1)
         baseline = -F.logsigmoid(widen(expected))

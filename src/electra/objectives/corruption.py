@@ -80,9 +80,7 @@ class SamplingSettings(Settings):
         if start == end:
             return end
         cooled = progress / self.cooling
-        return start + (end - start) * (
-            cooled.clamp(max=1.0) if isinstance(cooled, Tensor) else min(1.0, cooled)
-        )
+        return start + (end - start) * (cooled.clamp(max=1.0) if isinstance(cooled, Tensor) else min(1.0, cooled))
 
 
 class NoiseSettings(NamedTuple):
@@ -117,9 +115,7 @@ class Chosen(NamedTuple):
     group: Int[Tensor, "batch seq"]
 
 
-def choose(
-    batch: Batch, settings: MaskingSettings, special: SpecialIds, continues: Bool[Tensor, "vocab"]
-) -> Chosen:
+def choose(batch: Batch, settings: MaskingSettings, special: SpecialIds, continues: Bool[Tensor, "vocab"]) -> Chosen:
     """`continues` says of each token of the vocabulary whether it goes on with the word before it."""
     length = batch.ids.shape[1]
     can_mask = maskable(batch, special)
@@ -383,11 +379,7 @@ class Corruptor(nn.Module):
 
     @torch.no_grad()
     def sample_in_order(
-        self,
-        batch: Batch,
-        chosen: Chosen,
-        targets: Int[Tensor, "batch count"],
-        noise: Float[Tensor, "batch draws"],
+        self, batch: Batch, chosen: Chosen, targets: Int[Tensor, "batch count"], noise: Float[Tensor, "batch draws"]
     ) -> Int[Tensor, "batch count"]:
         """Spans and words from the left to the right: the second token of a span is drawn given the first one drawn. All
         spans of a row grow at the same time, one token a pass, `span_limit` passes; what is longer is drawn in the last

@@ -76,8 +76,7 @@ class Electric(nn.Module):
         is_noise = mark(corrupted.chosen)
         nce_loss = noise_contrastive_loss(energies, log_q, is_noise, batch.is_real, self.share)
         total = (
-            self.settings.generator_weight * corrupted.generated.mlm_loss
-            + self.settings.detection_weight * nce_loss
+            self.settings.generator_weight * corrupted.generated.mlm_loss + self.settings.detection_weight * nce_loss
         )
         logits = (energies + log_q).detach() + math.log(self.share / (1 - self.share))
         sums = detection_sums(logits, is_noise, batch.is_real, nce_loss)

@@ -28,9 +28,7 @@ def mean_over(values: Float[Tensor, "*shape"], where: Bool[Tensor, "*shape"]) ->
     return torch.where(where, values, 0.0).sum() / where.sum().clamp(min=1)
 
 
-def log_likelihood(
-    logits: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, "*rows"]
-) -> Float[Tensor, "*rows"]:
+def log_likelihood(logits: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
     """log p(token) under softmax(logits)."""
     flat = F.cross_entropy(widen(logits).flatten(0, -2), tokens.flatten(), reduction="none")
     return -flat.view(tokens.shape)
@@ -43,9 +41,7 @@ def masked_lm_loss(
     return mean_over(-log_likelihood(logits, targets), used)
 
 
-def detection_losses(
-    logits: Float[Tensor, "*shape"], is_replaced: Bool[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def detection_losses(logits: Float[Tensor, "*shape"], is_replaced: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """-[x^corrupt_t = x_t] log D(x^corrupt, t) - [x^corrupt_t ≠ x_t] log(1 - D(x^corrupt, t))"""
     logits = widen(logits)
     return F.binary_cross_entropy_with_logits(logits, is_replaced.to(logits.dtype), reduction="none")
@@ -107,8 +103,6 @@ def baseline_loss(
     return mean_over(losses, used)
 
 
-def selection_loss(
-    scores: Float[Tensor, "*rows candidates"], used: Bool[Tensor, "*rows"]
-) -> Float[Tensor, ""]:
+def selection_loss(scores: Float[Tensor, "*rows candidates"], used: Bool[Tensor, "*rows"]) -> Float[Tensor, ""]:
     """-log softmax(scores)[0]: the original token is candidate 0 among those sampled."""
     return mean_over(-F.log_softmax(widen(scores), dim=-1)[..., 0], used)

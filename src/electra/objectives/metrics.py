@@ -52,9 +52,7 @@ PATIENCE = 500
 LOGIT_LIMIT = 12.0
 
 
-def histogram(
-    values: Int[Tensor, "*shape"], where: Bool[Tensor, "*shape"], size: int
-) -> Int[Tensor, "{size}"]:
+def histogram(values: Int[Tensor, "*shape"], where: Bool[Tensor, "*shape"], size: int) -> Int[Tensor, "{size}"]:
     """How often each of 0 … size-1 occurs where marked. Integer adds: the same bits whatever their order."""
     counts = torch.zeros(size, dtype=torch.long, device=values.device)
     return counts.scatter_add(0, values.flatten(), where.flatten().long())
@@ -69,11 +67,7 @@ def generator_sums(
     vocab_size: int,
 ) -> Sums:
     """`is_best`: the target is the most likely token. `sampled` is None where nothing is drawn."""
-    sums = {
-        "chosen": used.sum(),
-        "mlm_loss": loss.detach() * used.sum(),
-        "mlm_correct": (is_best & used).sum(),
-    }
+    sums = {"chosen": used.sum(), "mlm_loss": loss.detach() * used.sum(), "mlm_correct": (is_best & used).sum()}
     if sampled is None:
         return sums
     return sums | {
@@ -108,9 +102,7 @@ def summarise(sums: Mapping[str, Tensor], extra: Sequence[Ratio] = ()) -> Metric
     never a flattering 0 or 1."""
     value = {name: total.item() for name, total in sums.items() if total.ndim == 0}
     counts = {name: total.cpu().numpy() for name, total in sums.items() if total.ndim == 1}
-    metrics = {
-        name: ratio(value[above], value[below]) for name, above, below in (*RATIOS, *extra) if above in value
-    }
+    metrics = {name: ratio(value[above], value[below]) for name, above, below in (*RATIOS, *extra) if above in value}
     if "sampled_counts" in counts:
         metrics |= {
             "sampled_variety": effective_number(counts["sampled_counts"]),

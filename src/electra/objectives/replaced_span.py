@@ -73,9 +73,7 @@ class ReplacedSpan(nn.Module):
         self.settings = settings
         self.discriminator, generator = inputs.pair()
         self.detection_head = build_detection_head(inputs.encoder)
-        self.span_head = build_detection_head(
-            inputs.encoder.model_copy(update={"hidden": 2 * inputs.encoder.hidden})
-        )
+        self.span_head = build_detection_head(inputs.encoder.model_copy(update={"hidden": 2 * inputs.encoder.hidden}))
         self.corruptor = Corruptor(inputs, generator)
         self.muted_alarms = self.corruptor.muted_alarms
         initialise(self, inputs.encoder, mix(inputs.seed, "weights"))

@@ -78,8 +78,7 @@ class Selection(nn.Module):
         draws = uniform(batch.seed, "candidates", batch.samples, 2 * others * targets.shape[1])
         temperature = self.sampling.temperature_at(batch.progress)
         drawn = [
-            sample_tokens(logits, draw, temperature).view_as(targets)
-            for draw in draws.view(rows, others, 2).unbind(1)
+            sample_tokens(logits, draw, temperature).view_as(targets) for draw in draws.view(rows, others, 2).unbind(1)
         ]
         return torch.stack([targets, *drawn], dim=2)
 

@@ -66,10 +66,7 @@ def evaluate_run(
     text = settings
     if generator is None:
         own = trained.corruptor
-        scores = [
-            lambda batch: trained(batch).sums,
-            lambda batch: untrained(batch, own(batch) if own else None).sums,
-        ]
+        scores = [lambda batch: trained(batch).sums, lambda batch: untrained(batch, own(batch) if own else None).sums]
     else:
         text, corruptor = yardstick(run, settings, generator, tokenizer)
         corruptor.to(device).eval()
@@ -109,9 +106,7 @@ def yardstick(
     """The settings of another run's text and what corrupts it. A masked language model is a generator too."""
     text, other = load_run(generator)
     if tokenizer_hash(load_tokenizer(generator / "tokenizer.json")) != tokenizer_hash(tokenizer):
-        raise DataError(
-            f"{generator} was trained with another tokenizer than {run}: their tokens do not compare."
-        )
+        raise DataError(f"{generator} was trained with another tokenizer than {run}: their tokens do not compare.")
     if text.rows.length > settings.encoder.positions:
         raise SettingsError(
             f"the rows of {generator} (rows.length {text.rows.length}) are beyond what {run} can read "

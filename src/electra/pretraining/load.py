@@ -39,9 +39,7 @@ class Exported(NamedTuple):
 def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
     """A run's settings and its objective at the newest whole checkpoint."""
     if not (folder / CONFIG).is_file():
-        raise DataError(
-            f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.'
-        )
+        raise DataError(f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.')
     settings = config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
     newest = checkpoint.newest_checkpoint(folder / "checkpoints")
     if newest is None:
@@ -64,9 +62,7 @@ def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:
     if kind == "discriminator" and kind not in networks:
         raise DataError(f"{path} has no discriminator: its objective is {settings.objective.kind}.")
     if kind == "generator" and kind not in networks:
-        raise DataError(
-            f"{path} has no generator that could be used again (generator.kind={settings.generator.kind})."
-        )
+        raise DataError(f"{path} has no generator that could be used again (generator.kind={settings.generator.kind}).")
     name = kind if kind in networks else next(iter(networks))
     return standalone(pretrained(settings, networks[name], path))
 
@@ -89,11 +85,7 @@ def standalone(network: Pretrained) -> Pretrained:
 
 
 def export_networks(
-    settings: PretrainSettings,
-    networks: Mapping[str, Network],
-    run: Path,
-    out: Path,
-    metrics: Mapping[str, Any],
+    settings: PretrainSettings, networks: Mapping[str, Network], run: Path, out: Path, metrics: Mapping[str, Any]
 ) -> list[Exported]:
     """A folder for each network; one network is `out` itself."""
     written = []
@@ -114,9 +106,7 @@ def export_run(run: Path, out: Path) -> list[Exported]:
     return export_networks(settings, objective.networks(), run, out, heldout[-1] if heldout else {})
 
 
-def copy_weights(
-    name: str, source: torch.nn.Module, target: torch.nn.Module, is_scaled: bool = False
-) -> None:
+def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module, is_scaled: bool = False) -> None:
     """`name` is the setting that asks for it; `is_scaled`: the target's sizes come from generator.width and
     generator.depth. The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
     weights = own_tensors(source) if isinstance(source, Encoder) else source.state_dict()
@@ -147,8 +137,7 @@ def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled
     if "layers" in other:  # which of them are local can be compared once there are as many
         other = [key for key in other if key != "global_every"]
     shown = [
-        f"{key if key in scaled else f'encoder.{key} is'} {source[key]} there and {target[key]} here"
-        for key in other
+        f"{key if key in scaled else f'encoder.{key} is'} {source[key]} there and {target[key]} here" for key in other
     ]
     remedies = [f"encoder.{key}={source[key]}" for key in other if key not in scaled]
     if len(remedies) < len(other):

@@ -52,9 +52,7 @@ class Parts:
     heldout: HeldOut
 
 
-def build_parts(
-    settings: PretrainSettings, device: torch.device, verify: bool = True, fresh: bool = True
-) -> Parts:
+def build_parts(settings: PretrainSettings, device: torch.device, verify: bool = True, fresh: bool = True) -> Parts:
     """`fresh`: take weights from the folders that `start` and `generator.source` name. A run that goes on does not need
     them any more: its checkpoints hold everything."""
     folder = Path(settings.data)
@@ -97,9 +95,7 @@ def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> No
         )
 
 
-def build_heldout(
-    settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True
-) -> HeldOut:
+def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True) -> HeldOut:
     """Empty where nothing was held out: training works, its held-out figures are missing."""
     part = settings.train.batch // settings.train.accumulate
     limit = settings.train.evaluate_rows
@@ -159,9 +155,7 @@ def refuse_other_settings(folder: Path, settings: PretrainSettings) -> None:
     if not path.is_file() or not checkpoint.checkpoint_folders(folder / "checkpoints"):
         return
     before = config.validate(PretrainSettings, config.read_recipe(str(path)))
-    changed = config.differences(
-        config.dump(before), config.dump(settings), ignore=("run", "data", *FREE_TO_CHANGE)
-    )
+    changed = config.differences(config.dump(before), config.dump(settings), ignore=("run", "data", *FREE_TO_CHANGE))
     if changed:
         raise SettingsError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…)."

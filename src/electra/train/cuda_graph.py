@@ -86,9 +86,7 @@ class CapturedFunction(Generic[Result]):
             random.graphsafe_set_state(random_before)  # and the random numbers still waiting for it
             self.undo()
             self.enabled = False
-            reason = str(error.__context__ or error).splitlines()[
-                0
-            ]  # what ended the capture, not that it ended
+            reason = str(error.__context__ or error).splitlines()[0]  # what ended the capture, not that it ended
             log.info("the step cannot be captured as a CUDA graph, so it is slower: %s", reason)
         else:
             self.graphs[key] = Graph(graph, inputs, result)

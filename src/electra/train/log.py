@@ -15,10 +15,7 @@ RUN_STATE = "run_state.json"
 PANELS = (
     ("loss", (("mlm_loss", "generator (MLM)"),)),
     ("loss", (("rtd_loss", "discriminator (RTD)"),)),
-    (
-        "ROC-AUC and shares",
-        (("auc", "AUC"), ("recall", "recall"), ("mlm_accuracy", "generator accuracy")),
-    ),
+    ("ROC-AUC and shares", (("auc", "AUC"), ("recall", "recall"), ("mlm_accuracy", "generator accuracy"))),
 )
 
 Values = Mapping[str, float | str]
@@ -156,9 +153,7 @@ def plot_scores(curves: Mapping[int, Sequence[Mapping[str, Any]]], key: str, tit
 
 
 @contextmanager
-def panels(
-    out: Path, title: str, labels: Sequence[str], size: tuple[float, float]
-) -> Iterator[Sequence[Any]]:
+def panels(out: Path, title: str, labels: Sequence[str], size: tuple[float, float]) -> Iterator[Sequence[Any]]:
     """Empty axes against the step, side by side; written as a PNG when the caller has drawn."""
     import matplotlib
 

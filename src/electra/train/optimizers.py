@@ -114,9 +114,7 @@ def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[
     return [ParameterGroup(settings, main), ParameterGroup(settings.generator, generator)]
 
 
-def build_optimizer(
-    model: Trainable, groups: Sequence[ParameterGroup], settings: OptimizerSettings
-) -> optim.Optimizer:
+def build_optimizer(model: Trainable, groups: Sequence[ParameterGroup], settings: OptimizerSettings) -> optim.Optimizer:
     """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
     p <- p - lr (m / (sqrt(v) + eps) + decay * p)."""
     for_muon = {id(m.parameter): m for m in matrices_in_layers(model)} if settings.kind == "muon" else {}
@@ -249,9 +247,7 @@ class Muon(optim.Optimizer):
     two. A step can be captured as a CUDA graph: nothing in it asks the device for a value."""
 
     def __init__(self, groups: list[tuple[list[Matrix], dict[str, Any]]], others: optim.Optimizer):
-        super().__init__(
-            [{"params": [m.parameter for m in matrices], **options} for matrices, options in groups], {}
-        )
+        super().__init__([{"params": [m.parameter for m in matrices], **options} for matrices, options in groups], {})
         self.batches: list[tuple[dict[str, Any], list[Matrix]]] = []
         for (matrices, _), group in zip(groups, self.param_groups, strict=True):
             by_sides: dict[tuple[int, int], list[Matrix]] = defaultdict(list)
@@ -285,6 +281,4 @@ def update(matrices: list[Matrix], momenta: list[Tensor], group: dict[str, Any])
     updates = orthogonalise(torch.cat(lying)) * (-lr * size)
     pieces = updates.split([matrix.parts for matrix in matrices])
     torch._foreach_mul_(parameters, 1 - lr * decay)
-    torch._foreach_add_(
-        parameters, [matrix.standing(piece) for matrix, piece in zip(matrices, pieces, strict=True)]
-    )
+    torch._foreach_add_(parameters, [matrix.standing(piece) for matrix, piece in zip(matrices, pieces, strict=True)])

@@ -70,9 +70,7 @@ def memory_remedy(batch: int, accumulate: int) -> str:
     if parts is None:
         return "A single row does not fit: use a shorter rows.length or a smaller encoder."
     rows = batch // accumulate
-    return (
-        f"{rows} rows at once do not fit: add train.accumulate={parts} (same batch, same data, less memory)."
-    )
+    return f"{rows} rows at once do not fit: add train.accumulate={parts} (same batch, same data, less memory)."
 
 
 class ScheduleSettings(Settings):

@@ -236,24 +236,15 @@ def end_op_backward(
     hidden, dtype = attention_out.shape[2], half_weights[0].dtype
     inputs = rows_of(grad_output, dtype), rows_of(attention_out, dtype)
     sums = ColumnSums(attention_out.device, 3 * hidden, 3 * hidden, len(half_weights[3]))
-    residual, grad_attention, weights = end_backward(
-        *inputs, seed, kept, half_weights, norms, dropout, eps, sums
-    )
-    return [
-        residual.view(attention_out.shape),
-        grad_attention.view(attention_out.shape),
-        *weights,
-        sums.total(),
-    ]
+    residual, grad_attention, weights = end_backward(*inputs, seed, kept, half_weights, norms, dropout, eps, sums)
+    return [residual.view(attention_out.shape), grad_attention.view(attention_out.shape), *weights, sums.total()]
 
 
 def end_shapes(
     attention_out: Any, x: Tensor, seed: Any, parameters: Any, half_weights: list[Tensor], *_: Any
 ) -> list[Tensor]:
     tokens, hidden = x.shape[0] * x.shape[1], x.shape[2]
-    kept = [
-        half_weights[0].new_empty(tokens, width) for width in (hidden, hidden, len(half_weights[3]), hidden)
-    ]
+    kept = [half_weights[0].new_empty(tokens, width) for width in (hidden, hidden, len(half_weights[3]), hidden)]
     return [half_weights[0].new_empty(x.shape), *kept]
 
 
@@ -279,15 +270,7 @@ def differentiate_end(ctx: Any, grad_output: list[Tensor | None]) -> tuple[Any, 
     inputs = attention_out, seed, saved[:4], saved[4:10], saved[10:]
     grad_x, grad_attention, *weights, vectors = _end_backward(grad_output[0], *inputs, *ctx.settings)
     gradients = in_order(weights, vectors, attention_out.shape[2])
-    return (
-        grad_attention.to(attention_out.dtype),
-        grad_x.to(ctx.dtype),
-        None,
-        gradients,
-        [None] * 6,
-        None,
-        None,
-    )
+    return (grad_attention.to(attention_out.dtype), grad_x.to(ctx.dtype), None, gradients, [None] * 6, None, None)
 
 
 # Operators of torch's own kind: torch.compile takes them as they are and does not look inside.

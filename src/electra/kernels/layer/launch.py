@@ -134,9 +134,7 @@ def attention_backward(
     return grad_projected
 
 
-def attention_sizes(
-    seq: int, hidden: int, heads: int, is_real: Tensor | None, dropout: float
-) -> dict[str, Any]:
+def attention_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, dropout: float) -> dict[str, Any]:
     tile = max(16, next_power_of_2(seq))
     return {
         "HEADS": heads,

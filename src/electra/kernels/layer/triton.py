@@ -158,9 +158,7 @@ def gelu_backward_kernel(
 
 
 @triton.jit
-def _attention_weights(
-    query, key, is_real, row, seq, softmax_scale, place, MASKED: tl.constexpr, FULL: tl.constexpr
-):
+def _attention_weights(query, key, is_real, row, seq, softmax_scale, place, MASKED: tl.constexpr, FULL: tl.constexpr):
     """exp(scores), not yet divided by their sum, and that sum. FULL: the row fills its tile. In a row without a real token
     all weights are zero."""
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
@@ -321,9 +319,7 @@ def narrow_layer_kernel(
         tl.store(target, queries, inside)
         keys = _product(rows, into_head + HIDDEN * HIDDEN, qkv_bias + HIDDEN + mine)
         tl.store(target + HIDDEN, keys, inside)
-        weights, row_total = _attention_weights(
-            queries, keys, is_real, row, seq, softmax_scale, place, MASKED, FULL
-        )
+        weights, row_total = _attention_weights(queries, keys, is_real, row, seq, softmax_scale, place, MASKED, FULL)
         values = _product(rows, into_head + 2 * HIDDEN * HIDDEN, qkv_bias + 2 * HIDDEN + mine)
         tl.store(target + 2 * HIDDEN, values, inside)
         weights = weights.to(rows.dtype)

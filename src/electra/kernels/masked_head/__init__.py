@@ -68,9 +68,7 @@ def forward(
     largest, total, block_mass = new(splits, rows), new(splits, rows), new(blocks, rows)
     log_likelihood, log_total = new(rows), new(rows)
     sampled, is_best = torch.empty_like(targets), torch.empty_like(targets, dtype=torch.bool)
-    split_words, grad_states = (
-        (new(splits, rows, embedding), new(rows, embedding)) if needs_grad else (new(0), new(0))
-    )
+    split_words, grad_states = (new(splits, rows, embedding), new(rows, embedding)) if needs_grad else (new(0), new(0))
     common = {
         "TILE": TILE,
         "EMBEDDING": padded(embedding),

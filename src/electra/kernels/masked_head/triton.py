@@ -69,9 +69,7 @@ def forward_kernel(
         shrink = tl.exp(high - higher)
         mass = mass * shrink + weight
         if NEEDS_GRAD:
-            word_sum = tl.dot(
-                weights.to(word.dtype), word, word_sum * shrink[:, None], input_precision="ieee"
-            )
+            word_sum = tl.dot(weights.to(word.dtype), word, word_sum * shrink[:, None], input_precision="ieee")
         # the block's mass at the temperature of sampling
         if TEMPERED:
             weight = tl.sum(tl.exp((logits - higher[:, None]) * inverse_temperature), 1)
@@ -135,9 +133,7 @@ def finish_kernel(
         gradient = word / (1.0 + tl.exp(-gap))[:, None]
         for number in range(splits):
             scale = tl.exp(tl.load(largest + number * rows + row) - own - softplus)
-            others = tl.load(
-                split_words + (number * rows + row[:, None]) * embedding + column, is_column, 0.0
-            )
+            others = tl.load(split_words + (number * rows + row[:, None]) * embedding + column, is_column, 0.0)
             gradient -= others * scale[:, None]
         tl.store(grad_states + row[:, None] * embedding + column, gradient, is_column)
 
