@@ -8,6 +8,7 @@ from electra.base.errors import DataError, MachineError
 from electra.base.table import Table
 from electra.commands import configure_logging
 from electra.commands.console import print_table, resume_hint
+from helpers import electra
 
 TABLE = Table(
     ("class", "F1", "meaning"), [("a|b", "0.5000", "[bold] words"), (), ("c", "–", "more")], title="scores [x]"
@@ -47,3 +48,14 @@ def test_the_command_that_goes_on_is_named_where_it_can(error, begun, hint, caps
     with pytest.raises(type(error)), resume_hint(["pretrain", "tiny", "data=my text"], lambda: begun):
         raise error
     assert ("to go on: electra pretrain tiny 'data=my text'" in capsys.readouterr().err) == hint
+
+
+def test_the_command_to_go_on_with_is_the_one_that_was_called(monkeypatch):
+    """Also where Python calls it, whose own command line is another."""
+
+    def fail(*_, **__):
+        raise MachineError("disk full")
+
+    monkeypatch.setattr("electra.finetune", fail)
+    words = ("finetune", "my-run", "my-table.csv", "--seeds", 2)
+    assert "to go on: electra finetune my-run my-table.csv --seeds 2\n" in electra(*words).stderr

@@ -111,6 +111,17 @@ def test_finished_runs_are_not_trained_again_and_another_budget_needs_another_fo
     assert without.returncode == 2 and "not the same: table" in without.stderr
 
 
+@pytest.mark.parametrize("name", ["comparison.json", "result.json"])
+def test_a_cut_file_is_one_line_and_not_a_traceback(compared, name):
+    out, words, _ = compared
+    path = next(out.rglob(name))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    done = electra(*words)
+    path.write_bytes(whole)
+    assert done.returncode == 4 and f"electra: {path} cannot be read" in done.stderr.splitlines()[-1]
+
+
 def test_a_recipe_named_twice_is_refused():
     with pytest.raises(SettingsError, match="named twice"):
         variants(["a", "a"], [], "")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from electra.base.errors import MachineError
+from electra.base.errors import CorruptError, MachineError
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -38,6 +38,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CorruptError(f"{path} cannot be read: {error}. It was cut or edited: restore it, or remove it.") from None
 
 
 def remove_leftovers(folder: Path) -> None:

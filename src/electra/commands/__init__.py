@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     configure_logging()
     usage_error: Any = typer.BadParameter.__mro__[2]  # click's, or that of the copy of it inside newer typers
     try:
-        result: Any = app(words, standalone_mode=False)
+        result: Any = app(words, standalone_mode=False, obj=words)
         sys.exit(result if isinstance(result, int) else 0)
     except ElectraError as error:
         fail(words, error, error.exit_code)

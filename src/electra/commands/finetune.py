@@ -1,6 +1,5 @@
 """electra finetune: tasks and tables, over seeds."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from electra.commands.console import Text2, columns, print_table, resume_hint
 
 
 def finetune_command(
+    context: typer.Context,
     model: Annotated[
         Path, typer.Argument(help="a run folder, an export, or any transformers ELECTRA or ModernBERT folder")
     ],
@@ -47,7 +47,7 @@ def finetune_command(
         overrides["dev"] = dev
     for name in sorted(overrides.keys() & {"seeds", "jobs", "out"}):
         raise SettingsError(f"{name} is an option of the command, not a setting: --{name} {overrides[name]}")
-    with resume_hint(sys.argv[1:]):
+    with resume_hint(context.obj):
         results = electra.finetune(model, tasks, out, seeds, jobs, **overrides).results
     print_results(results)
     first = out / next(iter(results["tasks"])) / "seed-0"

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from electra.base import config
 from electra.base.errors import SettingsError
-from electra.base.files import write_atomically, write_json
+from electra.base.files import read_json, write_atomically, write_json
 from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Prediction, Task
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line
@@ -53,7 +53,7 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
     path = folder / SETTINGS
     if not path.is_file() or not list(folder.glob("seed-*")):
         return
-    stored = json.loads(path.read_bytes())
+    stored = read_json(path)
     # older ones lack newer keys
     stored["method"] = config.dump(config.validate(MethodSettings, stored["method"]))
     before = config.flatten(stored)
@@ -103,7 +103,7 @@ def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Dev], mo
     were not trained on, dev the first."""
     seeds = sorted(int(path.parent.name[5:]) for path in (out / plan.name).glob(f"seed-*/{RESULT}"))
     folders = {seed: run_folder(out, plan.name, seed) for seed in seeds}
-    runs = {seed: json.loads((folder / RESULT).read_bytes()) for seed, folder in folders.items()}
+    runs = {seed: read_json(folder / RESULT) for seed, folder in folders.items()}
     first = runs[seeds[0]]
     scores: dict[str, dict[str, Any]] = {
         split: {f"seed {seed}": run["scores"][split] for seed, run in runs.items()} for split in first["scores"]
@@ -165,7 +165,7 @@ def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]
     """Every finished run of the folder: those of this command's tasks first, then what earlier commands said of theirs."""
     results = dict(results)
     path = out / "results.json"
-    earlier: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {"tasks": {}}
+    earlier: dict[str, Any] = read_json(path) if path.is_file() else {"tasks": {}}
     for name in sorted({path.parents[1].name for path in out.glob(f"*/seed-*/{RESULT}")} - results.keys()):
         if name in earlier["tasks"]:
             results[name] = {"model": earlier["model"], **earlier["tasks"][name]}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import SettingsError
-from electra.base.files import lock, remove_leftovers, write_json
+from electra.base.files import lock, read_json, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.base.randomness import mix
@@ -169,7 +169,7 @@ def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
     folder = task_folder / TRAINING / f"seed-{seed}"
     begun = folder / SETTINGS
     content = {"settings_sha256": fingerprint}
-    if not begun.is_file() or json.loads(begun.read_bytes()) != content:
+    if not begun.is_file() or read_json(begun) != content:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_json(begun, content)

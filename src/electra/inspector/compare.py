@@ -6,7 +6,6 @@ the seeds of whatever was measured, and leaves nothing out: a run that diverged 
 """
 
 import hashlib
-import json
 import logging
 import math
 import re
@@ -20,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from electra.base import config
 from electra.base.errors import DivergedError, SettingsError
-from electra.base.files import write_atomically, write_json
+from electra.base.files import read_json, write_atomically, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.table import Table
 from electra.data.shards import read_manifest
@@ -133,7 +132,7 @@ def run_comparison(
 
 def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
     """A folder holds one comparison: more seeds and more variants may join it, another budget, table or setting may not."""
-    before = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    before = read_json(path) if path.is_file() else {}
     if clash := [name for name, value in plan.items() if before.get(name, value) != value]:
         raise SettingsError(
             f"{path.parent} holds another comparison (not the same: {', '.join(clash)}). Use another folder."
@@ -166,7 +165,7 @@ def run_job(job: Job) -> ComparedRun:
     """One run from nothing to its metrics; a finished one is read back, an interrupted one goes on."""
     path = job.folder / "result.json"
     if path.is_file():
-        return ComparedRun(**json.loads(path.read_text("utf-8")))
+        return ComparedRun(**read_json(path))
     job.folder.mkdir(parents=True, exist_ok=True)
 
     # what a step costs decides how many the budget buys
@@ -212,7 +211,7 @@ def plan_steps(job: Job, settings: PretrainSettings, flops: float) -> int:
             case "seconds":
                 cost = step_seconds(settings)
         write_json(path, {"steps": max(1, round(job.budget.amount / cost))})
-    return int(json.loads(path.read_text("utf-8"))["steps"])
+    return int(read_json(path)["steps"])
 
 
 def step_seconds(settings: PretrainSettings) -> float:

@@ -1,6 +1,5 @@
 """A pre-training run put together: settings, data, network, loop, export. The only place that knows all of them."""
 
-import json
 import logging
 import os
 import platform
@@ -20,7 +19,7 @@ import electra
 from electra.base import config
 from electra.base.batch import SpecialIds
 from electra.base.errors import CorruptError, DataError, SettingsError
-from electra.base.files import lock, remove_leftovers, write_atomically, write_json
+from electra.base.files import lock, read_json, remove_leftovers, write_atomically, write_json
 from electra.base.jobs import Signals
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import NoRows, Rows, build_rows
@@ -166,7 +165,7 @@ def refuse_other_data(folder: Path, fingerprint: dict[str, str]) -> None:
     path = folder / "environment.json"
     if not path.is_file() or not checkpoint.checkpoint_folders(folder / "checkpoints"):
         return
-    before = json.loads(path.read_text("utf-8"))
+    before = read_json(path)
     names = {"tokenizer_sha256": "tokenizer", "data_manifest_sha256": "token shards"}
     for key, name in names.items():
         if before.get(key) != fingerprint[key]:
