@@ -16,7 +16,6 @@ GROUPS = {
     "attention": r"flash|fmha|attention|sdpa|mem_?eff|cudnn.*(fprop|bprop|dgrad)",
     "masked head": r"^(forward|finish|backward)_kernel|softmax|nll_loss|cross_entropy|argmax|logsumexp",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas|wgmma|splitk|mm_kernel|triton_(tem|mm|bmm)|::(add|b|badd)?mm|::linear",
-    "narrow layers": r"^narrow_layer",
     "norms": r"layer_?norm|add_norm|sum_columns|rms_?norm|gammabeta",
     "activation": r"gelu|erf|tanh|silu",
     "embeddings": r"embedding|index_(put|select|add)|indexing|scatter|gather|sort|radix",

@@ -31,7 +31,6 @@ CHOICES: dict[str, list[tuple[int, ...]]] = {
     "attention_forward": [(4, 1), (8, 1), (8, 2)],
     "attention_backward": [(4, 1), (4, 2), (8, 1), (8, 2), (8, 3)],
     "sum_columns": [(16, 4), (32, 4), (32, 8), (64, 4)],
-    "narrow": [(32, 8, 3), (64, 8, 1), (64, 8, 2), (64, 8, 3)],
 }
 
 
@@ -85,17 +84,7 @@ def kernels(tokens: int, hidden: int, dropout: float) -> dict[str, tuple[str | N
     norms, wides, *_ = sums.parts
     drops = dropout > 0
     attend = batch, heads, dropout
-    whole = {}
-    if launch.is_narrow(hidden, wide):
-        shapes = (3 * hidden, hidden), (hidden, hidden), (wide, hidden), (hidden, wide)
-        halves = [tensor for shape in shapes for tensor in (normal(*shape), normal(shape[0]))]
-        given = residual, None, seed, halves, [gamma, beta, gamma, beta]
-        whole["layer forward"] = (
-            "narrow",
-            9 * hidden + wide,
-            lambda: launch.narrow_layer(*given, *attend, dropout, 1e-12),
-        )
-    return whole | {
+    return {
         "norm forward": (
             "norm_forward",
             4 * hidden,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from electra.base.batch import Batch, SpecialIds
 from electra.data.rows import RowsSettings
-from electra.kernels import reference_only, without_narrow_kernel
+from electra.kernels import reference_only
 from electra.model import EncoderSettings
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.generators import GeneratorSettings
@@ -52,7 +52,6 @@ RUNGS = {
     PLAIN: Rung(compiles=False, captures=False, kernels=reference_only),
     "electra compiled": Rung(captures=False, kernels=reference_only),
     "electra captured": Rung(kernels=reference_only),
-    "electra wide": Rung(kernels=without_narrow_kernel),
     "electra": Rung(),
 }
 VARIANTS = (*RUNGS, *MODES)

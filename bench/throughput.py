@@ -13,8 +13,9 @@ products that the step needs (electra.pretraining.trial), the same number for ev
 Memory is the peak that torch allocated above what lay there before, from building to the last step, capture included.
 
 Variants: "electra" is what `electra pretrain` does, "electra plain" the same with train.fast=off. Between them, rung by rung
-(`--ablation` measures all five): "electra compiled" has torch.compile alone, "electra captured" the CUDA graph too but none of
-our kernels, "electra wide" our kernels but the one for narrow layers (generators). "transformers" is not compiled, "transformers compiled" is the one to compare with; "transformers graphs" is compiled for CUDA graphs as well;
+(`--ablation` measures all four): "electra compiled" has torch.compile alone, "electra captured" the CUDA graph too but none of
+our kernels. "transformers" is not compiled, "transformers compiled" is the one to compare with; "transformers graphs" is compiled for
+CUDA graphs as well;
 "transformers gathered" is compiled and computes the loss at the chosen positions alone, "transformers chosen" the logits too.
 """
 

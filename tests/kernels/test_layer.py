@@ -15,7 +15,7 @@ from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
 
 from electra import kernels as choice
 from electra.kernels import layer as home
-from electra.kernels import reference_only, without_narrow_kernel
+from electra.kernels import reference_only
 from electra.kernels.layer import fused_end, fused_layer, halve, launch
 from electra.model import electra as encoder_module
 from electra.model.electra import (
@@ -33,7 +33,6 @@ DTYPES = [FULL, HALF] if INTERPRETED else [HALF, torch.float16]
 # Of the largest value or gradient: every product and everything between products is rounded to 8 or 11 bits.
 CLOSE = {FULL: 2e-6, HALF: 3e-2, torch.float16: 4e-3}
 # batch, seq, hidden, heads, intermediate
-# The first and the last are narrow: forward, they are one kernel.
 SHAPES = [(3, 24, 32, 2, 64), (2, 16, 48, 3, 40), (5, 7, 64, 1, 96), (2, 128, 64, 1, 256)]
 
 needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
@@ -112,28 +111,6 @@ def test_a_row_without_a_real_token_is_like_the_layers(shape):
         assert_near(leaf.grad, parameter.grad, CLOSE[dtype])
 
 
-@pytest.mark.parametrize("heads, hidden, wide", [(1, 16, 64), (2, 32, 128), (4, 64, 64)])
-@pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.3, 0.0), (0.0, 0.2), (0.3, 0.2)])
-def test_a_narrow_layer_is_one_kernel_and_the_same(monkeypatch, heads, hidden, wide, dropout):
-    assert launch.is_narrow(hidden, wide)
-    assert not any(launch.is_narrow(*sizes) for sizes in ((32, 96), (48, 64), (128, 512)))
-    dtype = DTYPES[0]
-    layer, x, is_real, upstream = case(2, 20, hidden, heads, wide)
-    seed = drawn((1 << 50) + 5) if any(dropout) else None
-    taken = []
-    run = home.narrow_layer
-    monkeypatch.setattr(home, "narrow_layer", lambda *given: taken.append(1) or run(*given))
-    found = []
-    for narrow in (True, False):
-        monkeypatch.setattr(home, "is_narrow", lambda *_, narrow=narrow: narrow)
-        result, leaves = fuse(layer, x, is_real, dtype, seed, *dropout)
-        result.backward(upstream.to(dtype))
-        found.append([result, *(leaf.grad for leaf in leaves[1:])])
-    assert taken == [1]
-    for mine, expected in zip(*found, strict=True):
-        assert_near(mine, expected.double(), max(CLOSE[dtype], 1e-5))
-
-
 @pytest.mark.parametrize("short", [128, 4])
 def test_long_rows_take_another_attention_and_give_the_same(monkeypatch, short):
     monkeypatch.setattr(home, "SHORT", short)
@@ -204,9 +181,8 @@ def test_tensors_that_are_not_dense_are_read_as_they_are():
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("intermediate", [48, 64])
-def test_operators_keep_their_promises_to_torch(intermediate):
-    layer, x, is_real, _ = case(1, 16, 32, 2, intermediate)
+def test_operators_keep_their_promises_to_torch():
+    layer, x, is_real, _ = case(1, 16, 32, 2, 48)
     leaves = [p.detach().float().requires_grad_() for p in layer.in_order()]
     halves = halve([leaf.detach() for leaf in leaves[:8]], DTYPES[0])
     rows = x.to(DTYPES[0]).requires_grad_()
@@ -283,12 +259,12 @@ def test_attention_with_dropout_is_attention_on_average():
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="differences need float32, which the interpreter has")
-@pytest.mark.parametrize("short, intermediate", [(128, 48), (128, 64), (4, 48)])
-def test_gradients_with_dropout_are_those_of_the_same_drops(monkeypatch, short, intermediate):
-    """Against differences of the fused layer itself, whose value was compared above: in single kernels, in one, and for
-    long rows (without attention's own dropout, which is torch's there)."""
+@pytest.mark.parametrize("short", [128, 4])
+def test_gradients_with_dropout_are_those_of_the_same_drops(monkeypatch, short):
+    """Against differences of the fused layer itself, whose value was compared above; for long rows without
+    attention's own dropout, which is torch's there."""
     monkeypatch.setattr(home, "SHORT", short)
-    layer, x, is_real, upstream = case(2, 16, 32, 2, intermediate)
+    layer, x, is_real, upstream = case(2, 16, 32, 2, 48)
     dropout = 0.3, 0.2 if short == 128 else 0.0
     leaves = [x.float(), *(p.detach().float() for p in layer.in_order())]
     leaves = [leaf.requires_grad_() for leaf in leaves]
@@ -361,13 +337,6 @@ def test_code_that_was_compiled_with_kernels_is_not_used_without_them(monkeypatc
     assert marked(x).item() == 1
 
 
-def test_the_narrow_kernel_can_be_switched_off_for_measurements():
-    assert launch.is_narrow(64, 256)
-    with without_narrow_kernel():
-        assert not launch.is_narrow(64, 256)
-    assert launch.is_narrow(64, 256)
-
-
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -376,19 +345,17 @@ from electra.kernels.layer import triton as kernels
 from electra.kernels.layer import HEAD_SIZES
 from electra.kernels.layer.launch import LAUNCH
 KINDS = {"eps": "fp32", "scale": "fp32", "softmax_scale": "fp32", "seed": "*i64", "is_real": "*i1", "partial": "*fp32", "total": "*fp32",
-         "gamma": "*fp32", "beta": "*fp32", "last_gamma": "*fp32", "last_beta": "*fp32", "attention_scale": "fp32"}
-SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold", "stream", "attention_threshold"}
+         "gamma": "*fp32", "beta": "*fp32"}
+SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold", "stream"}
 heads = [{"HEADS": 4, "SIZE": size, "SEQ": 128, "MASKED": True, "FULL": True, "DROPS": True} for size in HEAD_SIZES]
 heads += [heads[-1] | {"MASKED": False, "FULL": full, "DROPS": False} for full in (False, True)]
 norm = {"DROPS": True, "HIDDEN": 256}
-narrow = {"RESIDUAL_DROPS": True, "HIDDEN": 64, "WIDE": 256, "TILE": LAUNCH.narrow[0]}
 jobs = (
     (kernels.add_norm_forward_kernel, norm | {"ROWS": LAUNCH.norm_forward[0]}, LAUNCH.norm_forward[1]),
     (kernels.add_norm_backward_kernel, norm | dict(zip(("ROWS", "STAGES"), LAUNCH.norm_backward[::2])), LAUNCH.norm_backward[1]),
     (kernels.gelu_forward_kernel, {"BLOCK": LAUNCH.gelu_forward[0]}, LAUNCH.gelu_forward[1]),
     (kernels.gelu_backward_kernel, dict(zip(("ROWS", "WIDTH", "STAGES"), (*LAUNCH.gelu_backward[:2], LAUNCH.gelu_backward[3]))), LAUNCH.gelu_backward[2]),
     (kernels.sum_columns_kernel, {"ROWS": 64, "WIDTH": LAUNCH.sum_columns[0]}, LAUNCH.sum_columns[1]),
-    *((kernels.narrow_layer_kernel, fixed | narrow | {"HEADS": 64 // fixed["SIZE"]}, *LAUNCH.narrow[1:]) for fixed in heads),
     *((kernels.attention_forward_kernel, fixed, *LAUNCH.attention_forward) for fixed in heads),
     *((kernels.attention_backward_kernel, fixed, *LAUNCH.attention_backward) for fixed in heads),
 )
@@ -413,7 +380,7 @@ def test_the_layers_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == 3 * (5 + 3 * 5)
+    assert len(made) == 3 * (5 + 2 * 5)
     for name, chip, shared in made:
         assert int(shared) <= {"80": 163, "86": 99, "90": 227}[chip] * 1024, name
 

@@ -14,7 +14,6 @@ from torch import Tensor
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 _wanted = True
-_narrow_wanted = True
 
 
 def usable(x: Tensor) -> bool:
@@ -43,11 +42,6 @@ def can_build(device: torch.device) -> bool:
     return not trouble(device)
 
 
-def narrow_wanted() -> bool:
-    """Whether a narrow layer may be one kernel (layer/launch.py). Asked when an operator runs, not when it is compiled."""
-    return _narrow_wanted
-
-
 @lru_cache
 def trouble(device: torch.device) -> str:
     """Why there can be no kernels on this CUDA device; empty where there can. Asked once, by building a small one."""
@@ -72,17 +66,6 @@ def reference_only() -> Iterator[None]:
         yield
     finally:
         _wanted = before
-
-
-@contextmanager
-def without_narrow_kernel() -> Iterator[None]:
-    """Narrow layers by the kernels of wide ones: for measurements of what the narrow kernel gains."""
-    global _narrow_wanted
-    before, _narrow_wanted = _narrow_wanted, False
-    try:
-        yield
-    finally:
-        _narrow_wanted = before
 
 
 @lru_cache

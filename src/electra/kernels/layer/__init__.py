@@ -21,8 +21,6 @@ from electra.kernels.layer.launch import (
     attention_backward,
     gelu,
     gelu_backward,
-    is_narrow,
-    narrow_layer,
 )
 
 HEAD_SIZES = (16, 32, 64)  # of 128 are more than a processor holds
@@ -142,10 +140,6 @@ def layer(
     eight in the precision of products."""
     rows = rows_of(x, half_weights[0].dtype)
     is_real = None if is_real is None else is_real.contiguous()
-    if is_narrow(x.shape[2], len(half_weights[5])):
-        rest = len(x), heads, dropout, attention_dropout, eps
-        result, *kept = narrow_layer(rows, is_real, seed, half_weights, parameters[8:], *rest)
-        return [result.view(x.shape), *kept]
     projected = torch.addmm(half_weights[1], rows, half_weights[0].t())
     attention_out = attention(projected, is_real, seed, len(x), heads, attention_dropout)
     result, *kept = end_forward(attention_out, rows, seed, half_weights[2:], parameters[8:], dropout, eps)

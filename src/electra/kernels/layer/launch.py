@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from electra.kernels import has_shared_memory, narrow_wanted, processors
+from electra.kernels import has_shared_memory, processors
 from electra.kernels.layer import triton as kernels
 
 PROGRAMS = 4  # per processor at most, for kernels that add up columns
@@ -22,7 +22,6 @@ class Launch(NamedTuple):
     attention_forward: tuple[int, int] = (8, 2)  # warps, stages
     attention_backward: tuple[int, int] = (8, 2)
     sum_columns: tuple[int, int] = (16, 4)  # columns, warps
-    narrow: tuple[int, int, int] = (64, 8, 3)  # columns of the wide part, warps, stages
 
 
 LAUNCH = Launch()
@@ -144,31 +143,6 @@ def attention_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, d
         "FULL": seq == tile,
         "DROPS": dropout > 0,
     }
-
-
-def is_narrow(hidden: int, wide: int) -> bool:
-    """Whether a layer forward is one kernel."""
-    return narrow_wanted() and hidden in (16, 32, 64) and wide % LAUNCH.narrow[0] == 0
-
-
-def narrow_layer(
-    rows: Tensor, is_real: Tensor | None, seed: Tensor | None, half_weights: list[Tensor], norms: list[Tensor], batch: int,
-    heads: int, dropout: float, attention_dropout: float, eps: float,
-) -> list[Tensor]:  # fmt: skip
-    """All that `layer` returns, from one kernel."""
-    tokens, hidden = rows.shape
-    seq, wide = tokens // batch, len(half_weights[5])
-    tile, warps, stages = LAUNCH.narrow
-    widths = hidden, 3 * hidden, hidden, hidden, hidden, wide, hidden
-    outputs = [rows.new_empty(tokens, width) for width in widths]
-    sizes = attention_sizes(seq, hidden, heads, is_real, attention_dropout)
-    kernels.narrow_layer_kernel[(batch,)](
-        rows, is_real, seed, *half_weights, *norms, *outputs,
-        seq, (hidden // heads) ** -0.5, eps, *Drop.of(dropout), *Drop.of(attention_dropout),
-        **sizes, RESIDUAL_DROPS=dropout > 0, HIDDEN=hidden, WIDE=wide, TILE=tile,
-        num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return outputs
 
 
 class ColumnSums:

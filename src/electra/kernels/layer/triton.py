@@ -16,7 +16,7 @@ SQRT_HALF = tl.constexpr(0.7071067811865476)
 DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
 # Fine-tuning has batches of every size: one kernel serves them all. (What stands in a mask along a row must be specialised:
 # Triton loads vectors only where it knows that the mask cuts between them.)
-ANY_NUMBER = ("rows", "batch", "seq", "threshold", "attention_threshold", "stream")
+ANY_NUMBER = ("rows", "batch", "seq", "threshold", "stream")
 
 
 @triton.jit
@@ -264,91 +264,3 @@ def sum_columns_kernel(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH:
         row = start + tl.arange(0, ROWS)
         sums += tl.load(partial + row[:, None] * columns + column, (row < rows)[:, None] & is_column, 0.0)
     tl.store(total + column, tl.sum(sums, 0), is_column)
-
-
-@triton.jit
-def _product(x, weight, bias):
-    """x weightᵀ + bias, rounded like x."""
-    shift = tl.load(bias)[None, :].to(tl.float32)
-    return (tl.dot(x, tl.trans(tl.load(weight)), input_precision="ieee") + shift).to(x.dtype)
-
-
-@triton.jit
-def _add_norm(
-    value, bias, residual, gamma, beta, seed, stream, token, column, scale, threshold, eps, HIDDEN: tl.constexpr,
-    DROPS: tl.constexpr,
-):  # fmt: skip
-    """residual + dropout(value + bias), rounded, and its LayerNorm."""
-    value += tl.load(bias + column)[None, :].to(tl.float32)
-    if DROPS:
-        value = tl.where(_is_kept(seed, stream, token, column, threshold), value * scale, 0.0)
-    total = (value + residual.to(tl.float32)).to(residual.dtype)
-    normal, _ = _normalise(total.to(tl.float32), column < HIDDEN, HIDDEN, eps)
-    result = normal * tl.load(gamma + column)[None, :] + tl.load(beta + column)[None, :]
-    return total, result.to(residual.dtype)
-
-
-@triton.jit(do_not_specialize=ANY_NUMBER)
-def narrow_layer_kernel(
-    x, is_real, seed, into_qkv, qkv_bias, into_output, output_bias, into_wide, wide_bias, into_narrow, narrow_bias,
-    gamma, beta, last_gamma, last_beta, result, projected, attention_out, first, middle, wide, second,
-    seq, softmax_scale, eps, scale, threshold, attention_scale, attention_threshold,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr, FULL: tl.constexpr,
-    DROPS: tl.constexpr, RESIDUAL_DROPS: tl.constexpr, HIDDEN: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """A whole layer forward for one row, for widths up to 64: generators. Names are those of `layer` and `end_forward`.
-
-    Sixty-four wide, a row of 128 tokens fits the registers of one program, and eight kernels that each read and write it
-    would wait for memory, or for each other, most of the time. What the backward pass needs is written as it passes by. The
-    backward pass itself, with its sums over columns at nine places, is faster in one kernel for small batches only
-    (experiments/LOG.md)."""
-    place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
-    column, part = tl.arange(0, HIDDEN), tl.arange(0, TILE)
-    row = tl.program_id(0).to(tl.int64)
-    token = row * seq + place
-    inside = (place < seq)[:, None]
-    here = token[:, None] * HIDDEN + column
-    rows = tl.load(x + here, inside, 0.0)
-    # attention, head by head, each projected back at once
-    product = tl.zeros([SEQ, HIDDEN], tl.float32)
-    for head in tl.static_range(HEADS):
-        mine = head * SIZE + unit
-        into_head = into_qkv + mine[:, None] * HIDDEN + column
-        target = projected + token[:, None] * (3 * HIDDEN) + mine
-        queries = _product(rows, into_head, qkv_bias + mine)
-        tl.store(target, queries, inside)
-        keys = _product(rows, into_head + HIDDEN * HIDDEN, qkv_bias + HIDDEN + mine)
-        tl.store(target + HIDDEN, keys, inside)
-        weights, row_total = _attention_weights(queries, keys, is_real, row, seq, softmax_scale, place, MASKED, FULL)
-        values = _product(rows, into_head + 2 * HIDDEN * HIDDEN, qkv_bias + 2 * HIDDEN + mine)
-        tl.store(target + 2 * HIDDEN, values, inside)
-        weights = weights.to(rows.dtype)
-        if DROPS:
-            kept = _is_kept(seed, 0, (row * HEADS + head) * seq + place, place, attention_threshold)
-            weights = tl.where(kept, weights, 0.0)
-        mix = tl.dot(weights, values, input_precision="ieee") * (attention_scale / row_total)[:, None]
-        mix = mix.to(rows.dtype)
-        tl.store(attention_out + token[:, None] * HIDDEN + mine, mix, inside)
-        outward = tl.load(into_output + column[:, None] * HIDDEN + mine)
-        product += tl.dot(mix, tl.trans(outward), input_precision="ieee")
-    total, centre = _add_norm(
-        product, output_bias, rows, gamma, beta, seed, 1, token, column, scale, threshold, eps, HIDDEN, RESIDUAL_DROPS
-    )  # fmt: skip
-    tl.store(first + here, total, inside)
-    tl.store(middle + here, centre, inside)
-    # feed-forward, a tile of the wide part at a time
-    product = tl.zeros([SEQ, HIDDEN], tl.float32)
-    for start in range(0, WIDE, TILE):
-        some = start + part
-        expanded = _product(centre, into_wide + some[:, None] * HIDDEN + column, wide_bias + some)
-        tl.store(wide + token[:, None] * WIDE + some, expanded, inside)
-        before = expanded.to(tl.float32)
-        tail, _ = _normal_tail(before)
-        back = tl.load(into_narrow + column[:, None] * WIDE + some)
-        product += tl.dot(_gelu(before, tail).to(rows.dtype), tl.trans(back), input_precision="ieee")
-    total, last = _add_norm(
-        product, narrow_bias, centre, last_gamma, last_beta, seed, 2, token, column, scale, threshold, eps, HIDDEN,
-        RESIDUAL_DROPS,
-    )  # fmt: skip
-    tl.store(second + here, total, inside)
-    tl.store(result + here, last, inside)
