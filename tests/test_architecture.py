@@ -215,8 +215,8 @@ def test_no_function_has_more_than_eight_parameters():
 
 def test_the_house_does_not_grow():
     """What it can do today fits in this; a feature that needs more makes room first."""
-    assert len(FILES) <= 94
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 16_500
+    assert len(FILES) <= 93
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 15_900
 
 
 @pytest.mark.xfail(reason="the goal; data, finetuning, commands and objectives are above their budgets", strict=True)

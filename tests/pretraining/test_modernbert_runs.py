@@ -246,7 +246,7 @@ def test_keys_and_kinds_that_do_not_go_together_are_refused():
 def test_its_operations_are_counted_but_not_as_the_paper_would():
     done = electra("flops", "modernbert-small", "--json")
     counted = json.loads(done.stdout)
-    assert set(counted["parts"]) == {"generator", "token head", "discriminator", "detection head"}
+    assert set(counted["parts"]) == {"generator", "discriminator", "heads"}
     assert 6e7 < counted["token"] < 8e7 and "paper_run" not in counted
 
 
