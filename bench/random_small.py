@@ -7,14 +7,15 @@ def random_small(folder: Path, vocabulary: Path) -> Path:
     from electra.data.tokenizer import adopt_vocabulary, vocabulary_size
     from electra.interop.read import Pretrained
     from electra.interop.write import write_network
-    from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
+    from electra.model import initialise
+    from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
     from electra.model.heads import ElectraDetectionHead
 
     if not folder.exists():
         tokenizer, settings = adopt_vocabulary(vocabulary), ElectraEncoderSettings()
         encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, vocabulary_size(tokenizer)))
         head = ElectraDetectionHead(settings)
-        initialise_electra(encoder, settings, 1)
-        initialise_electra(head, settings, 2)
+        initialise(encoder, settings, 1)
+        initialise(head, settings, 2)
         write_network(folder, Pretrained(encoder, head, "discriminator", tokenizer), "untrained")
     return folder

@@ -28,6 +28,7 @@ install_import_hook(
 )
 
 from electra.base.batch import Batch, SpecialIds  # noqa: E402
+from electra.model import initialise  # noqa: E402
 from electra.model.electra import ElectraEncoderSettings  # noqa: E402
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
@@ -119,7 +120,7 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from electra.data.tokenizer import TokenizerSettings, train_tokenizer, vocabulary_size
     from electra.interop.read import Pretrained
     from electra.interop.write import write_network
-    from electra.model.electra import ElectraEmbeddings, ElectraEncoder, initialise_electra
+    from electra.model.electra import ElectraEmbeddings, ElectraEncoder
     from electra.model.heads import ElectraDetectionHead
 
     folder = tmp_path_factory.mktemp("toy")
@@ -127,7 +128,7 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = train_tokenizer(Corpus([text]), TokenizerSettings(vocab_size=300))
     encoder = ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer)))
     head = ElectraDetectionHead(TINY)
-    initialise_electra(encoder, TINY, 1)
-    initialise_electra(head, TINY, 2)
+    initialise(encoder, TINY, 1)
+    initialise(head, TINY, 2)
     write_network(folder / "model", Pretrained(encoder, head, "discriminator", tokenizer), "")
     return folder / "model"

@@ -12,7 +12,8 @@ from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.finetuning.classification import ClassificationSettings, class_scores, fit, regression_scores
 from electra.finetuning.training import Finetuned, collate
 from electra.interop.formats import FORMATS, encoder_to_transformers, renamed
-from electra.model.electra import ElectraEmbeddings, ElectraEncoder, initialise_electra
+from electra.model import initialise
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder
 
 PAIR = ClassificationSettings(text=("a", "b"), labels=("no", "yes", "maybe"))
 ROWS = [{"a": "the barak walks", "b": "back", "label": "yes"}, {"a": "the", "b": "lonute", "label": "no"}]
@@ -26,8 +27,8 @@ def tokenizer(toy_model):
 def network(task) -> Finetuned:
     encoder = ElectraEncoder(TINY, ElectraEmbeddings(TINY, 97))
     head = task.head(TINY)
-    initialise_electra(encoder, TINY, 1)
-    initialise_electra(head, TINY, 2)
+    initialise(encoder, TINY, 1)
+    initialise(head, TINY, 2)
     return Finetuned(encoder, head).eval()
 
 

@@ -32,8 +32,8 @@ from electra.finetuning.questions import (
     true_answers,
 )
 from electra.interop.formats import FORMATS, config_json, encoder_to_transformers, renamed
-from electra.model import question_head
-from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
+from electra.model import initialise, question_head
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 from helpers import write_corpus
 
 WORDS = [
@@ -210,7 +210,7 @@ def test_plain_logits_equal_those_of_transformers():
         make_batch(),
     )
     for module in (encoder, head):
-        initialise_electra(module, TINY, seed=1)
+        initialise(module, TINY, seed=1)
         module.eval()
     config = config_json(TINY, VOCABULARY, SPECIAL, "discriminator")
     config = transformers.ElectraConfig(**{key: it for key, it in config.items() if key != "model_type"})
@@ -295,7 +295,7 @@ def test_a_plain_loss_looks_only_at_what_can_be_pointed_at():
 @pytest.mark.parametrize("head", ["plain", "joint"])
 def test_weights_are_glorots_and_padding_changes_nothing(tokenizer, head):
     module = task_of(tokenizer, head=head, has_unanswerable=True).head(TINY)
-    initialise_electra(module, TINY, seed=3)
+    initialise(module, TINY, seed=3)
     for name, weight in module.named_parameters():
         if name.endswith("weight"):
             bound = (6 / sum(weight.shape)) ** 0.5
@@ -531,7 +531,7 @@ def test_both_heads_learn_to_point(tokenizer, head, impossible):
     torch.manual_seed(0)
     encoder, module = (ElectraEncoder(sizes, ElectraEmbeddings(sizes, tokenizer.get_vocab_size())), task.head(sizes))
     for part in (encoder, module):
-        initialise_electra(part, sizes, seed=0)
+        initialise(part, sizes, seed=0)
     before = score(task, encoder, module, dev)
     assert before["f1"] < 0.4
     examples, _ = task.encode(train)

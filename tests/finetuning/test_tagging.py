@@ -32,7 +32,8 @@ from electra.finetuning.tagging import (
     to_spans,
 )
 from electra.interop.formats import FORMATS, encoder_from_transformers, renamed_back
-from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
+from electra.model import initialise
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 
 TASKS = Path(config.__file__).parents[1] / "recipes" / "tasks"
 TEXT = "Ada Lovelace met Mary Somerville in London . 日本語 の 東京 へ 行く 。 안녕하세요 서울 에서 Zürich naïve 3.14"
@@ -150,8 +151,8 @@ def test_a_small_network_learns_a_rule(tokenizer: Tokenizer) -> None:
     )  # fmt: skip
     encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, tokenizer.get_vocab_size()))
     head = task.head(settings)
-    initialise_electra(encoder, settings, seed=1)
-    initialise_electra(head, settings, seed=2)
+    initialise(encoder, settings, seed=1)
+    initialise(head, settings, seed=2)
     optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=3e-3)
     examples, cut = task.encode(rows)
     assert cut == 0

@@ -9,7 +9,8 @@ from electra.data.tokenizer import load_tokenizer, vocabulary_size
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import MethodSettings, size_defaults
 from electra.finetuning.training import Dev, Finetuned, Prepared, TaskObjective, collate, layerwise_group, train_task
-from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
+from electra.model import initialise
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 from electra.train import checkpoint
 from electra.train.log import read_metrics
 from electra.train.loop import Run
@@ -28,7 +29,7 @@ def train(toy_model, tmp_path, monkeypatch):
     def run(scores=(), seed=0, folder=None, **method):
         task = ClassificationSettings().build(tokenizer, 24, {"train": ROWS})
         model = Finetuned(ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY))
-        initialise_electra(model, TINY, 1)
+        initialise(model, TINY, 1)
         examples, _ = task.encode(ROWS)
         prepared = Prepared(task, examples, {"dev": Dev(ROWS, examples)}, ("dev",), {}, pad=0)
         seen, left = [], iter(scores)
@@ -165,7 +166,7 @@ def test_a_step_is_the_gradient_clipped_and_applied(toy_model):
     weights = []
     for written_out in (True, False):
         model = Finetuned(ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY))
-        initialise_electra(model, TINY, 1)
+        initialise(model, TINY, 1)
         objective, groups = TaskObjective(model, task).eval(), [layerwise_group(model, method)]
         optimizer = build_optimizer(objective, groups, method.optimizer_settings())
         if written_out:

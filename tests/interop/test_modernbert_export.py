@@ -14,14 +14,8 @@ from electra.interop import formats, read
 from electra.interop import write as writing
 from electra.interop.read import Pretrained, read_network
 from electra.interop.write import PROBE, our_logits, probe_batch
-from electra.model import build_token_head
-from electra.model.modern import (
-    ModernDetectionHead,
-    ModernEmbeddings,
-    ModernEncoder,
-    ModernEncoderSettings,
-    initialise_modern,
-)
+from electra.model import build_token_head, encoder_alone, initialise
+from electra.model.modern import ModernDetectionHead, ModernEncoderSettings
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
@@ -39,8 +33,8 @@ def tokenizer(prepared):
 
 def build(settings, tokenizer):
     size = vocabulary_size(tokenizer)
-    encoder, head = (ModernEncoder(settings, ModernEmbeddings(settings, size)), build_token_head(settings, size))
-    initialise_modern(torch.nn.ModuleList((encoder, head)), settings, seed=1)
+    encoder, head = (encoder_alone(settings, size), build_token_head(settings, size))
+    initialise(torch.nn.ModuleList((encoder, head)), settings, seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in (*encoder.parameters(), *head.parameters()):

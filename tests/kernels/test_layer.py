@@ -18,13 +18,13 @@ from electra.kernels import layer as home
 from electra.kernels import reference_only
 from electra.kernels.layer import fused_end, fused_layer, halve, launch
 from electra.model import electra as encoder_module
+from electra.model import initialise
 from electra.model.electra import (
     LAYER_NORM_EPS,
     ElectraEmbeddings,
     ElectraEncoder,
     ElectraEncoderSettings,
     ElectraLayer,
-    initialise_electra,
 )
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -148,7 +148,7 @@ def test_the_encoder_takes_fused_layers_and_gives_the_same(monkeypatch, layers, 
         layers=layers, hidden=32, heads=2, intermediate=64, embedding=16, dropout=0, attention_dropout=0
     )
     encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, 50))
-    initialise_electra(encoder, settings, 0)
+    initialise(encoder, settings, 0)
     encoder.to(DEVICE)
     ids = torch.arange(48, device=DEVICE).view(2, 24)
     is_real = torch.arange(24, device=DEVICE) < torch.tensor([[24], [9]], device=DEVICE)
@@ -394,7 +394,7 @@ def test_at_full_size_the_encoder_agrees_with_float64(padded):
     measures 0.2 to 0.6 %."""
     settings = ElectraEncoderSettings(dropout=0, attention_dropout=0)
     encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, 1000))
-    initialise_electra(encoder, settings, 0)
+    initialise(encoder, settings, 0)
     encoder.to(DEVICE)
     ids = torch.randint(1000, (32, 128), device=DEVICE)
     lengths = torch.randint(1, 129, (32, 1), device=DEVICE)

@@ -6,7 +6,8 @@ import torch
 from conftest import SPECIAL, TINY, VOCABULARY, make_batch
 from electra.interop import formats
 from electra.interop.formats import network_tensors
-from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings, initialise_electra
+from electra.model import initialise
+from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 from electra.model.heads import ElectraDetectionHead, TokenHead
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
@@ -30,7 +31,7 @@ def noisy(module: torch.nn.Module) -> torch.nn.Module:
 
 def our_encoder(settings: ElectraEncoderSettings) -> ElectraEncoder:
     encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, VOCABULARY))
-    initialise_electra(encoder, settings, seed=1)
+    initialise(encoder, settings, seed=1)
     return noisy(encoder)
 
 
@@ -116,7 +117,7 @@ def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
     def weights(seed: int) -> torch.Tensor:
         torch.rand(3)
         encoder = ElectraEncoder(TINY, ElectraEmbeddings(TINY, VOCABULARY))
-        initialise_electra(encoder, TINY, seed)
+        initialise(encoder, TINY, seed)
         return torch.cat([parameter.flatten() for parameter in encoder.parameters()])
 
     assert torch.equal(weights(1), weights(1))
@@ -126,7 +127,7 @@ def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
 def test_the_original_initialisation_uses_glorot_for_the_projection_and_cuts_the_normal_elsewhere():
     settings = ElectraEncoderSettings(layers=1)
     encoder = ElectraEncoder(settings, ElectraEmbeddings(settings, 2000))
-    initialise_electra(encoder, settings, seed=0)
+    initialise(encoder, settings, seed=0)
     assert encoder.project.weight.std().item() == pytest.approx(0.072, abs=0.002)  # electra-facts: 128 -> 256
     assert encoder.layers[0].expand.weight.abs().max().item() <= 0.04
     assert encoder.embeddings.words.weight.std().item() == pytest.approx(0.02 * 0.88, abs=0.001)

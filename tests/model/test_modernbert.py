@@ -6,13 +6,11 @@ import torch
 from conftest import SPECIAL, VOCABULARY, make_batch
 from electra.interop import formats as export
 from electra.interop.formats import network_tensors
-from electra.model import build_token_head
+from electra.model import build_token_head, encoder_alone, initialise
 from electra.model.modern import (
     ModernDetectionHead,
-    ModernEmbeddings,
     ModernEncoder,
     ModernEncoderSettings,
-    initialise_modern,
     nearby_mask,
     rotate,
     rotation,
@@ -57,8 +55,8 @@ def noisy(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def ours(settings: ModernEncoderSettings) -> ModernEncoder:
-    encoder = ModernEncoder(settings, ModernEmbeddings(settings, VOCABULARY))
-    initialise_modern(encoder, settings, seed=1)
+    encoder = encoder_alone(settings, VOCABULARY)
+    initialise(encoder, settings, seed=1)
     return noisy(encoder)
 
 
@@ -86,7 +84,7 @@ def test_our_weights_in_transformers_give_the_same_states(settings, implementati
 @IMPLEMENTATIONS
 def test_transformers_weights_here_give_the_same_states(implementation):
     model = noisy(theirs(SMALL, implementation))
-    encoder, batch = ModernEncoder(SMALL, ModernEmbeddings(SMALL, VOCABULARY)).eval(), make_batch()
+    encoder, batch = encoder_alone(SMALL, VOCABULARY).eval(), make_batch()
     encoder.load_state_dict(export.encoder_from_transformers(SMALL, model.state_dict()))
     with torch.no_grad():
         states = encoder(batch.ids, batch.segments, batch.is_real)
@@ -185,8 +183,8 @@ def test_a_layer_that_is_local_sees_no_further_than_its_window():
 def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
     def weights(seed: int) -> torch.Tensor:
         torch.rand(3)
-        encoder = ModernEncoder(PROJECTED, ModernEmbeddings(PROJECTED, VOCABULARY))
-        initialise_modern(encoder, PROJECTED, seed)
+        encoder = encoder_alone(PROJECTED, VOCABULARY)
+        initialise(encoder, PROJECTED, seed)
         return torch.cat([parameter.flatten() for parameter in encoder.parameters()])
 
     assert torch.equal(weights(1), weights(1))
@@ -195,8 +193,8 @@ def test_initial_weights_depend_on_the_seed_and_on_nothing_else():
 
 def test_what_is_added_up_starts_smaller_the_more_layers_there_are():
     settings = ModernEncoderSettings(layers=8, embedding=64)
-    encoder = ModernEncoder(settings, ModernEmbeddings(settings, 500))
-    initialise_modern(encoder, settings, seed=0)
+    encoder = encoder_alone(settings, 500)
+    initialise(encoder, settings, seed=0)
     inward, outward = encoder.layers[3].expand.weight, encoder.layers[3].contract.weight
     # cut at two deviations, a normal distribution has 0.88 of its deviation
     assert inward.std().item() == pytest.approx(0.02 * 0.88, rel=0.03)

@@ -11,8 +11,9 @@ from test_optim import CPU, optimizer_for, original_adam
 from torch import nn, optim
 
 from conftest import TINY, inputs_for, make_batch
+from electra.model import encoder_alone
 from electra.model.generators import GeneratorSettings
-from electra.model.modern import ModernEmbeddings, ModernEncoder, ModernEncoderSettings
+from electra.model.modern import ModernEncoderSettings
 from electra.objectives import build as build_objective
 from electra.objectives.electra import ElectraSettings
 from electra.train.checkpoint import checkpoint_folders
@@ -197,7 +198,7 @@ def test_a_shared_encoder_is_updated_once():
 
 def test_modernberts_gate_is_a_matrix_of_its_own():
     settings = ModernEncoderSettings(layers=1, hidden=8, heads=2, intermediate=12, embedding=8)
-    matrices = matrices_in_layers(ModernEncoder(settings, ModernEmbeddings(settings, 9)))
+    matrices = matrices_in_layers(encoder_alone(settings, 9))
     assert sorted((matrix.sides, matrix.parts) for matrix in matrices) == [
         ((8, 8), 1), ((8, 8), 3), ((8, 12), 1), ((8, 12), 2),
     ]  # fmt: skip

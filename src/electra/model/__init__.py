@@ -1,7 +1,9 @@
 """The encoders there are, and what is built for each of them. A new one adds its arms here, and nowhere else in the model."""
 
+import math
 from typing import Annotated
 
+import torch
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
@@ -12,25 +14,17 @@ from electra.model.electra import (
     ElectraEmbeddings,
     ElectraEncoder,
     ElectraEncoderSettings,
-    initialise_electra,
+    Linear,
+    WordEmbeddings,
 )
 from electra.model.heads import ElectraDetectionHead, SequenceLabelHead, TokenHead, TokenLabelHead
-from electra.model.modern import (
-    NORM_EPS,
-    LabelHead,
-    ModernDetectionHead,
-    ModernEmbeddings,
-    ModernEncoder,
-    ModernEncoderSettings,
-    initialise_modern,
-)
+from electra.model.modern import NORM_EPS, LabelHead, ModernDetectionHead, ModernEncoder, ModernEncoderSettings
 
 EncoderSettings = ElectraEncoderSettings | ModernEncoderSettings
 EncoderChoice = Annotated[EncoderSettings, Field(discriminator="kind")]
-
 Encoder = ElectraEncoder | ModernEncoder
-Embeddings = ElectraEmbeddings | ModernEmbeddings
 DetectionHead = ElectraDetectionHead | ModernDetectionHead
+DEVIATION = 0.02
 
 
 def encode(encoder: Encoder, batch: Batch) -> Float[Tensor, "batch seq hidden"]:
@@ -47,36 +41,27 @@ def gather_rows(
 def compatibility_settings(settings: EncoderSettings) -> dict[str, float]:
     """Settings that must match for pre-trained weights to be valid: tensor shapes, plus options that change the computation
     but no shape. Of ModernBERT's, only what some layer uses."""
-    names = ("layers", "hidden", "heads", "intermediate", "embedding")
-    values: dict[str, float] = {name: getattr(settings, name) for name in names}
-    match settings:
-        case ElectraEncoderSettings():
-            values["positions"] = settings.positions
-        case ModernEncoderSettings():
-            values["global_every"] = min(settings.global_every, settings.layers)
-            values["global_theta"] = settings.global_theta
-            if values["global_every"] > 1:
-                values |= {"window": settings.window, "local_theta": settings.local_theta}
-    return values
+    sizes = settings.model_dump(include={"layers", "hidden", "heads", "intermediate", "embedding"})
+    if isinstance(settings, ElectraEncoderSettings):
+        return sizes | {"positions": settings.positions}
+    every = min(settings.global_every, settings.layers)
+    local = {"window": settings.window, "local_theta": settings.local_theta} if every > 1 else {}
+    return sizes | {"global_every": every, "global_theta": settings.global_theta} | local
 
 
-def build_embeddings(settings: EncoderSettings, vocab_size: int, source: Embeddings | None = None) -> Embeddings:
+def build_embeddings(
+    settings: EncoderSettings, vocab_size: int, source: WordEmbeddings | None = None
+) -> WordEmbeddings:
     """With a `source`, embeddings that read its word table without pulling at it."""
-    match settings, source:
-        case ElectraEncoderSettings(), ElectraEmbeddings() | None:
-            return ElectraEmbeddings(settings, vocab_size, source)
-        case ModernEncoderSettings(), ModernEmbeddings() | None:
-            return ModernEmbeddings(settings, vocab_size, source)
-    raise AssertionError("generator and discriminator are of the same kind")
+    if isinstance(settings, ElectraEncoderSettings):
+        return ElectraEmbeddings(settings, vocab_size, source)
+    return WordEmbeddings(vocab_size, settings.embedding, source)
 
 
-def build_encoder(settings: EncoderSettings, embeddings: Embeddings, direction: Direction = "both") -> Encoder:
-    match settings, embeddings:
-        case ElectraEncoderSettings(), ElectraEmbeddings():
-            return ElectraEncoder(settings, embeddings, direction)
-        case ModernEncoderSettings(), ModernEmbeddings():
-            return ModernEncoder(settings, embeddings, direction)
-    raise AssertionError("embeddings are of the encoder's kind")
+def build_encoder(settings: EncoderSettings, embeddings: WordEmbeddings, direction: Direction = "both") -> Encoder:
+    if isinstance(settings, ElectraEncoderSettings):
+        return ElectraEncoder(settings, embeddings, direction)
+    return ModernEncoder(settings, embeddings, direction)
 
 
 def encoder_alone(settings: EncoderSettings, vocab_size: int) -> Encoder:
@@ -86,55 +71,58 @@ def encoder_alone(settings: EncoderSettings, vocab_size: int) -> Encoder:
 
 def build_token_head(settings: EncoderSettings, vocab_size: int) -> TokenHead:
     """ModernBertForMaskedLM has no biases but the last, and the same norm as everywhere else."""
-    match settings:
-        case ElectraEncoderSettings():
-            return TokenHead(settings.hidden, settings.embedding, vocab_size)
-        case ModernEncoderSettings():
-            sizes = settings.hidden, settings.embedding, vocab_size
-            return TokenHead(*sizes, NORM_EPS, has_biases=False)
+    sizes = settings.hidden, settings.embedding, vocab_size
+    return TokenHead(*sizes) if settings.kind == "electra" else TokenHead(*sizes, NORM_EPS, has_biases=False)
 
 
 def build_detection_head(settings: EncoderSettings) -> DetectionHead:
-    match settings:
-        case ElectraEncoderSettings():
-            return ElectraDetectionHead(settings)
-        case ModernEncoderSettings():
-            return ModernDetectionHead(settings)
+    if isinstance(settings, ElectraEncoderSettings):
+        return ElectraDetectionHead(settings)
+    return ModernDetectionHead(settings)
 
 
 def sequence_label_head(settings: EncoderSettings, outputs: int) -> nn.Module:
     """[batch hidden], the vectors of [CLS], -> [batch outputs]: the one that transformers' class for it has."""
-    match settings:
-        case ElectraEncoderSettings():
-            return SequenceLabelHead(settings, outputs)
-        case ModernEncoderSettings():
-            return LabelHead(settings, outputs)
+    if isinstance(settings, ElectraEncoderSettings):
+        return SequenceLabelHead(settings, outputs)
+    return LabelHead(settings, outputs)
 
 
 def token_label_head(settings: EncoderSettings, outputs: int) -> nn.Module:
     """[batch seq hidden] -> [batch seq outputs]."""
-    match settings:
-        case ElectraEncoderSettings():
-            return TokenLabelHead(settings, outputs, settings.dropout)
-        case ModernEncoderSettings():
-            return LabelHead(settings, outputs)
+    if isinstance(settings, ElectraEncoderSettings):
+        return TokenLabelHead(settings, outputs, settings.dropout)
+    return LabelHead(settings, outputs)
 
 
 def question_head(settings: EncoderSettings) -> nn.Module:
     """[batch seq hidden] -> [batch seq 2], the logits of an answer's start and end."""
-    match settings:
-        case ElectraEncoderSettings():
-            return TokenLabelHead(settings, 2, dropout=0.0)
-        case ModernEncoderSettings():
-            return LabelHead(settings, 2)
+    if isinstance(settings, ElectraEncoderSettings):
+        return TokenLabelHead(settings, 2, dropout=0.0)
+    return LabelHead(settings, 2)
 
 
 def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
-    """Weights as a function of the seed, as the encoder's kind draws them. On the meta device there is nothing to draw."""
-    if any(parameter.is_meta for parameter in module.parameters()):
+    """Weights as a function of the seed: normal with deviation 0.02, cut at two deviations; what ELECTRA's original code
+    leaves to it, and ModernBERT's embedding projection, from Glorot's distribution (at 0.02 the words would vanish beside the
+    norm's epsilon); biases zero. ModernBERT's two products of a layer whose results are added up: 0.02 / sqrt(2 layers)."""
+    if any(parameter.is_meta for parameter in module.parameters()):  # there is nothing to draw
         return
-    match settings:
-        case ElectraEncoderSettings():
-            initialise_electra(module, settings, seed)
-        case ModernEncoderSettings():
-            initialise_modern(module, settings, seed)
+    is_plain = isinstance(settings, ElectraEncoderSettings) and settings.initialisation == "normal"
+    generator = torch.Generator().manual_seed(seed)
+    for part in module.modules():
+        match part:
+            case nn.Linear() | nn.Embedding() if is_plain:
+                nn.init.normal_(part.weight, std=DEVIATION, generator=generator)
+            case Linear(start="glorot"):
+                nn.init.xavier_uniform_(part.weight, generator=generator)
+            case nn.Linear() | nn.Embedding():
+                adds = isinstance(part, Linear) and part.start == "residual"
+                deviation = DEVIATION * (1 / math.sqrt(2 * settings.layers) if adds else 1.0)
+                nn.init.trunc_normal_(
+                    part.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator
+                )
+            case nn.LayerNorm():
+                nn.init.ones_(part.weight)
+        if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
+            nn.init.zeros_(part.bias)

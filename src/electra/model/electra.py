@@ -27,14 +27,9 @@ class Linear(nn.Linear):
     one above the other (queries, keys and values); Muon takes each by itself."""
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        bias: bool = True,
-        *,
-        start: Literal["normal", "glorot", "residual"] = "normal",
-        stacked: int = 1,
-    ):
+        self, inputs: int, outputs: int, bias: bool = True, *,
+        start: Literal["normal", "glorot", "residual"] = "normal", stacked: int = 1,
+    ):  # fmt: skip
         super().__init__(inputs, outputs, bias)
         self.start, self.stacked = start, stacked
 
@@ -64,44 +59,34 @@ class ElectraEncoderSettings(Settings):
     def scaled(self, width: float, depth: float) -> "ElectraEncoderSettings":
         """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`, rounded;
         the embedding size stays, because the table may be shared."""
+        hidden, intermediate = round(self.hidden * width), round(self.intermediate * width)
+        heads, layers = max(1, round(self.heads * width)), max(1, round(self.layers * depth))
         return self.model_copy(
-            update={
-                "hidden": round(self.hidden * width),
-                "intermediate": round(self.intermediate * width),
-                "heads": max(1, round(self.heads * width)),
-                "layers": max(1, round(self.layers * depth)),
-            }
+            update={"hidden": hidden, "intermediate": intermediate, "heads": heads, "layers": layers}
         )
 
 
-class ElectraEmbeddings(nn.Module):
-    """Word + position + type, LayerNorm, dropout: the part that generator and discriminator may share.
+class WordEmbeddings(nn.Module):
+    """The word table: the part that generator and discriminator may share.
 
-    With a `source` only its words are, gradient-disentangled (He et al., 2021): E_D = stop_gradient(E_G) + Δ, with Δ = 0 at
-    the start. The discriminator reads the generator's word table but never pulls at it. The source is held in a tuple: its
-    parameters are the generator's, not ours."""
+    With a `source` it is gradient-disentangled (He et al., 2021): E_D = stop_gradient(E_G) + Δ, with Δ = 0 at the start. The
+    discriminator reads the generator's word table but never pulls at it. The source is held in a tuple: its parameters are
+    the generator's, not ours."""
 
-    def __init__(self, settings: ElectraEncoderSettings, vocab_size: int, source: "ElectraEmbeddings | None" = None):
+    def __init__(self, vocab_size: int, embedding: int, source: "WordEmbeddings | None" = None):
         super().__init__()
         self._source = () if source is None else (source,)
         if source is None:
-            self.words = nn.Embedding(vocab_size, settings.embedding)
+            self.words = nn.Embedding(vocab_size, embedding)
         else:
-            self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
-        self.positions = nn.Embedding(settings.positions, settings.embedding)
-        self.types = nn.Embedding(TYPES, settings.embedding)
-        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
-        self.dropout = nn.Dropout(settings.dropout)
+            self.delta = nn.Parameter(torch.zeros(vocab_size, embedding))
 
     def forward(
         self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq embedding"]:
         if self._source:
-            words = F.embedding(ids, self._source[0].table.detach()) + F.embedding(ids, self.delta)
-        else:
-            words = self.words(ids)
-        summed = words + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments)
-        return self.dropout(self.norm(summed))
+            return F.embedding(ids, self._source[0].table.detach()) + F.embedding(ids, self.delta)
+        return self.words(ids)
 
     @property
     def is_disentangled(self) -> bool:
@@ -110,6 +95,25 @@ class ElectraEmbeddings(nn.Module):
     @property
     def table(self) -> Float[Tensor, "vocab embedding"]:
         return self._source[0].table.detach() + self.delta if self._source else self.words.weight
+
+
+class ElectraEmbeddings(WordEmbeddings):
+    """Word + position + type, LayerNorm, dropout. A subclass, so that checkpoints name all its tables alike."""
+
+    def __init__(self, settings: ElectraEncoderSettings, vocab_size: int, source: WordEmbeddings | None = None):
+        super().__init__(vocab_size, settings.embedding, source)
+        self.positions = nn.Embedding(settings.positions, settings.embedding)
+        self.types = nn.Embedding(TYPES, settings.embedding)
+        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self, ids: Int[Tensor, "batch seq"], segments: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq embedding"]:
+        words = super().forward(ids, segments)
+        return self.dropout(
+            self.norm(words + self.positions.weight[: ids.shape[1]] + look_up_type(self.types, segments))
+        )
 
 
 def look_up_type(types: nn.Embedding, segments: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq embedding"]:
@@ -192,7 +196,7 @@ def attention_mask(
 class ElectraEncoder(nn.Module):
     """Token ids in, one vector per token out. The embeddings arrive as an argument: sharing them is passing them twice."""
 
-    def __init__(self, settings: ElectraEncoderSettings, embeddings: ElectraEmbeddings, direction: Direction = "both"):
+    def __init__(self, settings: ElectraEncoderSettings, embeddings: WordEmbeddings, direction: Direction = "both"):
         super().__init__()
         self.settings = settings
         self.embeddings = embeddings
@@ -225,30 +229,3 @@ class ElectraEncoder(nn.Module):
         for layer in most:
             x = layer(x, attend)
         return last(x, attend, first_only)
-
-
-def initialise_electra(module: nn.Module, settings: ElectraEncoderSettings, seed: int) -> None:
-    """Weights as a function of the seed. Truncated normal (0.02, cut at two deviations) and zero biases, except what
-    the original leaves to Glorot."""
-    generator = torch.Generator().manual_seed(seed)
-    for part in module.modules():
-        match part:
-            case nn.Linear():
-                if settings.initialisation == "original" and isinstance(part, Linear) and part.start == "glorot":
-                    nn.init.xavier_uniform_(part.weight, generator=generator)
-                else:
-                    draw(part.weight, settings, generator)
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
-            case nn.Embedding():
-                draw(part.weight, settings, generator)
-            case nn.LayerNorm():
-                nn.init.ones_(part.weight)
-                nn.init.zeros_(part.bias)
-
-
-def draw(weight: Tensor, settings: ElectraEncoderSettings, generator: torch.Generator) -> None:
-    if settings.initialisation == "original":
-        nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
-    else:
-        nn.init.normal_(weight, std=0.02, generator=generator)

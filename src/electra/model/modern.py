@@ -7,7 +7,6 @@ before the first norm: both are linear in the word, so that their product is a t
 nothing is lost in an export. Segments are not read.
 """
 
-import math
 from typing import Literal
 
 import torch
@@ -17,11 +16,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from electra.base.config import Settings
-from electra.model.electra import Direction, Linear, attention_mask
+from electra.model.electra import Direction, Linear, WordEmbeddings, attention_mask
 from electra.model.heads import in_float32
 
 NORM_EPS = 1e-5
-DEVIATION = 0.02
 
 
 class ModernEncoderSettings(Settings):
@@ -46,58 +44,25 @@ class ModernEncoderSettings(Settings):
     @model_validator(mode="after")
     def sizes_divide(self) -> "ModernEncoderSettings":
         if self.hidden % (2 * self.heads):
-            raise ValueError(
-                f"hidden ({self.hidden}) must be an even multiple of heads ({self.heads}): positions turn pairs of "
-                "units"
-            )
+            why = f"must be an even multiple of heads ({self.heads}): positions turn pairs of units"
+            raise ValueError(f"hidden ({self.hidden}) {why}")
         if self.window % 2:
-            raise ValueError(
-                f"window ({self.window}) must be an even number: half of it is on either side. "
-                f"{self.window - 1} would see the same"
-            )
+            why = f"half of it is on either side. {self.window - 1} would see the same"
+            raise ValueError(f"window ({self.window}) must be an even number: {why}")
         return self
 
     def scaled(self, width: float, depth: float) -> "ModernEncoderSettings":
         """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`; hidden to the
         nearest even multiple of heads. The embedding size stays, because the table may be shared."""
-        heads = max(1, round(self.heads * width))
+        heads, layers = max(1, round(self.heads * width)), max(1, round(self.layers * depth))
+        hidden = 2 * heads * max(1, round(self.hidden * width / (2 * heads)))
+        intermediate = max(1, round(self.intermediate * width))
         return self.model_copy(
-            update={
-                "hidden": 2 * heads * max(1, round(self.hidden * width / (2 * heads))),
-                "intermediate": max(1, round(self.intermediate * width)),
-                "heads": heads,
-                "layers": max(1, round(self.layers * depth)),
-            }
+            update={"hidden": hidden, "intermediate": intermediate, "heads": heads, "layers": layers}
         )
 
     def is_local(self, layer: int) -> bool:
         return layer % self.global_every != 0
-
-
-class ModernEmbeddings(nn.Module):
-    """The word table: the part that generator and discriminator may share, with a `source` gradient-disentangled as
-    ElectraEmbeddings."""
-
-    def __init__(self, settings: ModernEncoderSettings, vocab_size: int, source: "ModernEmbeddings | None" = None):
-        super().__init__()
-        self._source = () if source is None else (source,)
-        if source is None:
-            self.words = nn.Embedding(vocab_size, settings.embedding)
-        else:
-            self.delta = nn.Parameter(torch.zeros(vocab_size, settings.embedding))
-
-    def forward(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq embedding"]:
-        if self._source:
-            return F.embedding(ids, self._source[0].table.detach()) + F.embedding(ids, self.delta)
-        return self.words(ids)
-
-    @property
-    def is_disentangled(self) -> bool:
-        return bool(self._source)
-
-    @property
-    def table(self) -> Float[Tensor, "vocab embedding"]:
-        return self._source[0].table.detach() + self.delta if self._source else self.words.weight
 
 
 Rotation = tuple[Float[Tensor, "seq 1 size"], Float[Tensor, "seq 1 size"]]
@@ -173,15 +138,14 @@ class ModernLayer(nn.Module):
 class ModernEncoder(nn.Module):
     """Token ids in, one vector per token out, as ElectraEncoder. The embeddings arrive as an argument."""
 
-    def __init__(self, settings: ModernEncoderSettings, embeddings: ModernEmbeddings, direction: Direction = "both"):
+    def __init__(self, settings: ModernEncoderSettings, embeddings: WordEmbeddings, direction: Direction = "both"):
         super().__init__()
         self.settings = settings
         self.embeddings = embeddings
         self.direction: Direction = direction
         projects = settings.embedding != settings.hidden
-        self.project = (
-            Linear(settings.embedding, settings.hidden, bias=False, start="glorot") if projects else nn.Identity()
-        )
+        project = Linear(settings.embedding, settings.hidden, bias=False, start="glorot") if projects else nn.Identity()
+        self.project = project
         self.norm = nn.LayerNorm(settings.hidden, NORM_EPS, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
         self.layers = nn.ModuleList(ModernLayer(settings, number) for number in range(settings.layers))
@@ -202,7 +166,7 @@ class ModernEncoder(nn.Module):
         nearby = nearby_mask(everywhere, length, settings.window // 2, ids.device)
         whole = rotation(positions, size, settings.global_theta)
         near = rotation(positions, size, settings.local_theta)
-        x = self.dropout(self.norm(self.project(self.embeddings(ids))))
+        x = self.dropout(self.norm(self.project(self.embeddings(ids, segments))))
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             by, attend = (near, nearby) if layer.is_local else (whole, everywhere)
@@ -235,23 +199,3 @@ class ModernDetectionHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
         return self.label(hidden).squeeze(-1)
-
-
-def initialise_modern(module: nn.Module, settings: ModernEncoderSettings, seed: int) -> None:
-    """Weights as a function of the seed: normal with deviation 0.02, cut at two deviations; 0.02 / sqrt(2 layers) for
-    the two products of a layer whose results are added up. The embedding projection is drawn from Glorot's distribution,
-    which keeps the words' size: at 0.02 they would vanish beside the norm's epsilon."""
-    generator = torch.Generator().manual_seed(seed)
-    for part in module.modules():
-        match part:
-            case Linear(start="glorot"):
-                nn.init.xavier_uniform_(part.weight, generator=generator)
-            case nn.Linear() | nn.Embedding():
-                adds = isinstance(part, Linear) and part.start == "residual"
-                deviation = DEVIATION * (1 / math.sqrt(2 * settings.layers) if adds else 1.0)
-                cut = 2 * deviation
-                nn.init.trunc_normal_(part.weight, std=deviation, a=-cut, b=cut, generator=generator)
-            case nn.LayerNorm():
-                nn.init.ones_(part.weight)
-        if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
-            nn.init.zeros_(part.bias)
