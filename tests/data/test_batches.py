@@ -101,16 +101,18 @@ def test_moving_a_batch_to_where_it_lies_copies_nothing():
     assert batch.to("cpu").ids is batch.ids and batch.to(CPU).samples is batch.samples
 
 
-def test_a_run_ends_with_the_same_weights_wherever_its_corpus_lies(recipe, prepared, tmp_path, capsys):
+def test_a_run_ends_with_the_same_weights_wherever_its_corpus_lies(recipe, prepared, tmp_path, caplog):
+    caplog.set_level("INFO")
+
     def run(corpus: str, folder: str) -> bytes:
         words = [f"data={prepared}", f"run={tmp_path / folder}", f"train.corpus={corpus}"]
         pretrain(resolve(str(recipe), [*words, "train.steps=8", "schedule.warmup=2", "train.device=cpu"])[0])
         return (checkpoint_folders(tmp_path / folder / "checkpoints")[-1] / "model.safetensors").read_bytes()
 
     streamed = run("stream", "streamed")
-    assert "rows, streamed from disk" in capsys.readouterr().err
+    assert "rows, streamed from disk" in caplog.text
     assert run("device", "resident") == streamed
-    assert "MiB on cpu" in capsys.readouterr().err
+    assert "MiB on cpu" in caplog.text
     assert run("stream", "resident") == streamed  # a run may go on with another value
 
 

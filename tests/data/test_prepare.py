@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ def test_no_text_is_lost_and_splits_share_no_document(corpus: Path, tokenizer: P
 
 KILLED = """
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from electra.data.prepare import PrepareSettings, prepare
 if __name__ == "__main__":
@@ -323,6 +325,7 @@ def test_too_little_space_is_refused_before_work(
 
 FULL = """
 import resource, sys
+from collections.abc import Iterable
 from pathlib import Path
 from electra.data.prepare import PrepareSettings, prepare
 from electra.base.errors import ElectraError
@@ -372,6 +375,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
 
 MEASURED = """
 import resource, sys
+from collections.abc import Iterable
 from pathlib import Path
 from electra.data.prepare import prepare
 if __name__ == "__main__":
@@ -427,7 +431,7 @@ def wordpiece(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return tokenizer
 
 
-def ids(packed: list[bytes], dtype: np.dtype) -> list[list[int]]:
+def ids(packed: Iterable[bytes], dtype: np.dtype) -> list[list[int]]:
     return [np.frombuffer(line, dtype).tolist() for line in packed]
 
 
@@ -444,14 +448,14 @@ def test_words_one_by_one_give_the_ids_of_the_line(wordpiece: Tokenizer, lines: 
     lines = [unify_lines(line).replace("\n", " ") for line in lines]
     expected = [wordpiece.encode(line, add_special_tokens=False).ids for line in lines]
     for _ in range(2):
-        assert ids(cache.encode(lines), cache.dtype) == expected
+        assert ids(map(cache.encode, lines), cache.dtype) == expected
 
 
 def test_the_memory_for_words_is_bounded(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "_REMEMBERED_CHARACTERS", 100)
     cache = WordCache(wordpiece)
     for number in range(100):
-        cache.encode([f"word{number} Zug"])
+        cache.encode(f"word{number} Zug")
     assert len(cache) < 30
 
 
@@ -461,7 +465,7 @@ def test_other_kinds_get_whole_lines(tmp_path: Path, kind: str) -> None:
     assert not words_are_independent(tokenizer)
     cache = WordCache(tokenizer)
     line = "Der  Zug\tfährt"
-    assert ids(cache.encode([line]), cache.dtype) == [tokenizer.encode(line, add_special_tokens=False).ids]
+    assert ids([cache.encode(line)], cache.dtype) == [tokenizer.encode(line, add_special_tokens=False).ids]
 
 
 def test_a_tokenizer_with_words_of_its_own_gets_whole_lines(wordpiece: Tokenizer) -> None:

@@ -6,6 +6,7 @@ knows none of them.
 """
 
 import difflib
+import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, time
@@ -42,30 +43,21 @@ def recipe_comment(name: str) -> str:
 def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
     """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
     joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""
-    if "+" in name and not Path(name).is_file():
-        merged: dict[str, Any] = {}
-        for part in name.split("+"):
-            merged |= flatten(read_recipe(part, folder))
-        return nest(merged)
-    path = Path(name)
-    if name in recipe_names(folder):
-        text = (resources.files("electra") / folder / f"{name}.toml").read_text("utf-8")
-    elif path.is_file():
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
-    else:
-        known = recipe_names(folder)
+    is_file, known = Path(name).is_file(), recipe_names(folder)
+    if "+" in name and not is_file:
+        parts = [flatten(read_recipe(part, folder)) for part in name.split("+")]
+        return nest({key: value for part in parts for key, value in part.items()})
+    if name not in known and not is_file:
         near = difflib.get_close_matches(name, known, n=1) or [one for one in known if name in one.split("-")]
-        raise SettingsError(
-            f"no recipe {name!r}: it is neither a TOML file nor a shipped recipe."
-            + (f" Did you mean {' or '.join(near)}?" if near else f" Shipped are {', '.join(known)}.")
-        )
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Shipped are {', '.join(known)}."
+        raise SettingsError(f"no recipe {name!r}: it is neither a TOML file nor a shipped recipe. {hint}")
+    path = resources.files("electra") / folder / f"{name}.toml" if name in known else Path(name)
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"recipe {name} is not valid TOML: {error}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
 
 
 def parse_value(text: str) -> Any:
@@ -79,25 +71,16 @@ def parse_value(text: str) -> Any:
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
     """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}"""
-    overrides: dict[str, Any] = {}
-    problems = []
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key:
-            problems.append(f"{assignment!r} is not of the form key=value")
-        overrides[key.strip()] = parse_value(value.strip())
-    if problems:
-        raise SettingsError("; ".join(problems) + ".")
-    return overrides
+    pairs = [assignment.partition("=") for assignment in assignments]
+    if problems := ["".join(pair) for pair in pairs if not (pair[0] and pair[1])]:
+        raise SettingsError("; ".join(f"{problem!r} is not of the form key=value" for problem in problems) + ".")
+    return {key.strip(): parse_value(value.strip()) for key, _, value in pairs}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 
@@ -119,8 +102,7 @@ def resolve(
 ) -> tuple[Tree, dict[str, str]]:
     """The validated tree, and for every key where its value came from: default, the recipe, or the command line.
     `defaults` are those that the tree itself cannot know."""
-    from_recipe = flatten(read_recipe(recipe))
-    from_command = parse_overrides(overrides)
+    from_recipe, from_command = flatten(read_recipe(recipe)), parse_overrides(overrides)
     settings = validate(kind, nest({**(defaults or {}), **from_recipe, **from_command}))
     sources = {
         key: "command line" if key in from_command else recipe if key in from_recipe else "default"
@@ -147,9 +129,8 @@ def describe(problem: Any, kind: type[BaseModel]) -> str:
         return f"{path} is for {section}.kind={' or '.join(known[path])}: add that, or drop {path}."
     if unknown:
         by_name = {key.rpartition(".")[2]: key for key in sorted(known, reverse=True)}
-        near = difflib.get_close_matches(path, known, n=1) or [
-            by_name[match] for match in difflib.get_close_matches(name, by_name, n=1)
-        ]
+        same_name = [by_name[match] for match in difflib.get_close_matches(name, by_name, n=1)]
+        near = difflib.get_close_matches(path, known, n=1) or same_name
         return f"unknown key {path}." + (f" Did you mean {near[0]}?" if near else "")
     if problem["type"] == "missing":
         return f"{path} is not set. Give it in the recipe or as {path}=… on the command line."
@@ -172,8 +153,7 @@ def without_tags(parts: list[str], known: Collection[str], keep_last: bool) -> s
     kept: list[str] = []
     for number, part in enumerate(parts, 1):
         path = ".".join([*kept, part])
-        is_known = any(key == path or key.startswith(f"{path}.") for key in known)
-        if is_known or (keep_last and number == len(parts)):
+        if (keep_last and number == len(parts)) or any(f"{key}.".startswith(f"{path}.") for key in known):
             kept.append(part)
     return ".".join(kept)
 
@@ -205,32 +185,22 @@ def dump(settings: Settings) -> dict[str, Any]:
 
 def to_toml(settings: Settings) -> str:
     """Only what our trees hold: numbers, booleans, strings, lists of them, and nested tables."""
-    lines: list[str] = []
 
-    def write(tree: Mapping[str, Any], path: str) -> None:
+    def lines(tree: Mapping[str, Any], path: str) -> Iterator[str]:
         if path:
-            lines.append(f"\n[{path}]")
-        lines.extend(f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict))
+            yield f"\n[{path}]"
+        yield from (f"{key} = {toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict))
         for key, value in tree.items():
             if isinstance(value, dict):
-                write(value, f"{path}.{key}" if path else key)
+                yield from lines(value, f"{path}.{key}" if path else key)
 
-    write(dump(settings), "")
-    return "\n".join(lines).strip() + "\n"
+    return "\n".join(lines(dump(settings), "")).strip() + "\n"
 
 
 def toml_value(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return repr(value)
-        case str():
-            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-            return f'"{escaped}"'
-        case list() | tuple():
-            return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    raise AssertionError(f"no TOML form for {value!r}")
+    """Of what our trees hold only infinity is written differently in JSON."""
+    assert value is not None, "TOML has no null"
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignore: Sequence[str] = ()) -> list[str]:

@@ -12,48 +12,32 @@ class ElectraError(ValueError):
 
 
 class SettingsError(ElectraError):
-    """Wrong usage or settings."""
-
-    exit_code = 2
+    exit_code = 2  # wrong usage or settings
 
 
 class DataError(ElectraError):
-    """Input text or tables that cannot be used as they are."""
-
-    exit_code = 3
+    exit_code = 3  # input text or tables that cannot be used as they are
 
 
 class CorruptError(ElectraError):
-    """A file of ours whose bytes are not what was written, or a file that cannot be trusted."""
-
-    exit_code = 4
+    exit_code = 4  # a file of ours whose bytes are not what was written, or a file that cannot be trusted
 
 
 class MachineError(ElectraError):
-    """Disk, permission, lock, missing optional package."""
-
-    exit_code = 5
+    exit_code = 5  # disk, permission, lock, missing optional package
 
 
 class DivergedError(ElectraError):
-    """Training produced numbers that are not finite."""
-
-    exit_code = 6
+    exit_code = 6  # training produced numbers that are not finite
 
 
 class MemoryExhaustedError(ElectraError):
-    """The device ran out of memory."""
-
-    exit_code = 7
+    exit_code = 7  # the device ran out of memory
 
 
 class PreemptedError(ElectraError):
-    """SIGTERM: saved; run the same command again."""
-
-    exit_code = 75
+    exit_code = 75  # SIGTERM: saved; run the same command again
 
 
 class InterruptedRunError(ElectraError):
-    """SIGINT: saved; run the same command again."""
-
-    exit_code = 130
+    exit_code = 130  # SIGINT: saved; run the same command again

@@ -70,9 +70,7 @@ def lock(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by process {file.read().strip()}. Wait for it, stop it, or choose another folder."
             ) from None
         except OSError as error:  # some network file systems
-            raise MachineError(
-                f"{folder} cannot be locked: {error.strerror}. Choose a folder on a local disk."
-            ) from None
+            raise MachineError(f"{folder} cannot be locked: {error.strerror}. Choose one on a local disk.") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -39,10 +39,9 @@ class Signals:
         self.received: int | None = None
 
     def __enter__(self) -> "Signals":
-        if threading.current_thread() is not threading.main_thread():  # python lets no other thread listen
-            self.previous = {}
-            return self
-        self.previous = {number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        listens = threading.current_thread() is threading.main_thread()  # python lets no other thread listen
+        numbers = (signal.SIGTERM, signal.SIGINT) if listens else ()
+        self.previous = {number: signal.signal(number, self.handle) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,8 +72,7 @@ def run_jobs(
     Not concurrent.futures: its shutdown waits for jobs that are running, which may take hours."""
     context = multiprocessing.get_context("spawn")
     processes: dict[Any, Any] = {}  # by our end of the pipe to each
-    waiting, ahead = iter(jobs), deque[tuple[Any, ...]]()
-    idle: list[Any] = []
+    waiting, ahead, idle = iter(jobs), deque[tuple[Any, ...]](), list[Any]()
     more, busy = True, 0
     try:
         while more or ahead or busy:
@@ -87,8 +85,7 @@ def run_jobs(
                 ahead.append(job)
                 if len(processes) < workers:
                     ours, other_end = context.Pipe()
-                    arguments = (function, start, other_end)
-                    processes[ours] = context.Process(target=_work, args=arguments, daemon=True)
+                    processes[ours] = context.Process(target=_work, args=(function, start, other_end), daemon=True)
                     processes[ours].start()
                     other_end.close()
             # a worker sends None when it is ready to begin, then a result after each job

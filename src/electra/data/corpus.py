@@ -10,6 +10,7 @@ import inspect
 import re
 import sysconfig
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -76,7 +77,13 @@ class Reading:
         for source in self.corpus.sources:
             before = self.documents + self.skipped
             with opened(source.path) as file:
-                yield from self._documents(file, source.size)
+                match file.format:
+                    case "text":
+                        yield from self._text(file)
+                    case "jsonl":
+                        yield from self._json_lines(file)
+                    case _:
+                        yield from self._table(file, source.size)
             self.bytes_in_finished_files += source.size
             self.bytes_in_this_file = 0
             self.empty_files += self.documents + self.skipped == before
@@ -87,20 +94,9 @@ class Reading:
                 raise DataError(f"{names}: nothing left, all {self.skipped} documents were skipped as unusable.")
             raise DataError(f"{names}: no text, every file is empty or only whitespace. Give files with text.")
 
-    def _documents(self, file: OpenSource, size: int) -> Iterator[Document]:
-        match file.format:
-            case "text":
-                yield from self._text(file)
-            case "jsonl":
-                yield from self._json_lines(file)
-            case "parquet":
-                yield from self._parquet(file, size)
-            case "arrow-file" | "arrow-stream":
-                yield from self._arrow(file)
-
     def _text(self, file: OpenSource) -> Iterator[Document]:
         """Documents of plain text. What was read but not yet given out is never longer than a document and a block."""
-        rest, continues = "", False
+        rest, continues, where = "", False, str(file.path)
         for block in self._blocks(file):
             rest += block
             match self.settings.documents:
@@ -111,16 +107,16 @@ class Reading:
                 case "file":
                     complete = []
             for text in complete:
-                yield from self._pieces(text, continues, str(file.path))
+                yield from self._pieces(text, continues, where)
                 continues = False
             if not continues:
                 rest = rest.lstrip()
             # Trailing blanks may turn out to end the document, and then they do not count towards its length.
-            while len(rest.rstrip()) > LONGEST_DOCUMENT:
-                cut = cut_at_whitespace(rest, 0, LONGEST_DOCUMENT)
-                continues = yield from self._pieces(rest[:cut], continues, str(file.path))
-                rest = rest[cut:].lstrip()
-        yield from self._pieces(rest, continues, str(file.path))
+            *complete, _ = cut_at_whitespace(rest.rstrip(), LONGEST_DOCUMENT)
+            size = sum(map(len, complete))
+            continues = yield from self._pieces(rest[:size], continues, where)
+            rest = rest[size:]
+        yield from self._pieces(rest, continues, where)
 
     def _blocks(self, file: OpenSource) -> Iterator[str]:
         """Decoded blocks. Bad bytes stop at once with their offset, or stay as lone surrogates."""
@@ -151,52 +147,40 @@ class Reading:
                 problem = f"has no key {key!r} (it has {', '.join(map(repr, row))})"
             yield from self._row(f"{file.path}:{number}", row.get(key), problem)
 
-    def _parquet(self, file: OpenSource, size: int) -> Iterator[Document]:
-        with open_parquet(file) as table:
-            self._check_column(file, table.schema_arrow)
-            rows = 0
-            for batch in table.iter_batches(batch_size=256, columns=[self.settings.text_key]):
-                yield from self._column(file, batch, rows)
-                rows += len(batch)
-                self.bytes_in_this_file = rows * size // table.metadata.num_rows
-
-    def _arrow(self, file: OpenSource) -> Iterator[Document]:
-        import pyarrow as pa
-
-        if file.format == "arrow-stream":
-            stream = pa.ipc.open_stream(file.stream)
-            schema, batches = stream.schema, iter(stream)
-        else:
-            table = pa.ipc.open_file(file.raw)
-            schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
-        self._check_column(file, schema)
-        rows = 0
-        for batch in batches:
-            yield from self._column(file, batch, rows)
-            rows += len(batch)
-            self.bytes_in_this_file = file.raw.tell()
-
-    def _check_column(self, file: OpenSource, schema: Any) -> None:
+    def _table(self, file: OpenSource, size: int) -> Iterator[Document]:
         import pyarrow as pa
 
         key, path = self.settings.text_key, file.path
+        batches: Iterator[Any]
+        match file.format:
+            case "parquet":
+                parquet = open_parquet(file)
+                schema, batches = parquet.schema_arrow, parquet.iter_batches(batch_size=256, columns=[key])
+            case "arrow-stream":
+                stream = pa.ipc.open_stream(file.stream)
+                schema, batches = stream.schema, iter(stream)
+            case _:
+                table = pa.ipc.open_file(file.raw)
+                schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
         if key not in schema.names:
             raise DataError(f"{path} has no column {key!r} (it has {', '.join(schema.names)}). Set text_key.")
         kind = schema.field(key).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        if kind not in (pa.string(), pa.large_string(), pa.string_view()):
             raise DataError(f"{path}: column {key!r} holds {kind}, not text. Set text_key to a column of strings.")
-
-    def _column(self, file: OpenSource, batch: Any, rows_before: int) -> Iterator[Document]:
-        """As bytes: Arrow does not check that its strings are UTF-8."""
-        for number, value in enumerate(batch.column(self.settings.text_key).cast("large_binary"), 1):
-            text, problem = value.as_py(), ""
-            if text is not None:
+        rows = 0
+        for batch in batches:
+            # As bytes: Arrow does not check that its strings are UTF-8.
+            for value in batch.column(key).cast("large_binary"):
+                rows += 1
+                text, problem = value.as_py(), ""
                 try:
-                    text = text.decode("utf-8", self.decoding)
+                    text = text if text is None else text.decode("utf-8", self.decoding)
                 except UnicodeDecodeError as error:
                     problem = f"has bytes that are not UTF-8 at byte {error.start} of its text"
-            yield from self._row(f"{file.path} row {rows_before + number}", text, problem)
+                yield from self._row(f"{path} row {rows}", text, problem)
+            is_parquet = file.format == "parquet"  # which reads here and there
+            self.bytes_in_this_file = rows * size // parquet.metadata.num_rows if is_parquet else file.raw.tell()
 
     def _row(self, where: str, text: Any, problem: str) -> Iterator[Document]:
         if not problem and not isinstance(text, str):
@@ -211,27 +195,22 @@ class Reading:
     def _pieces(self, text: str, continues: bool, where: str) -> Generator[Document, None, bool]:
         """A document, in several pieces where it is too long; nothing but whitespace is lost between them. Returns
         whether more text would continue it."""
-        text = text.strip()
-        start = 0
-        while start < len(text):
-            too_long = len(text) - start > LONGEST_DOCUMENT
-            end = cut_at_whitespace(text, start, LONGEST_DOCUMENT) if too_long else len(text)
-            piece = self._clean(text[start:end].strip(), where)
-            if piece:
+        for part in cut_at_whitespace(text.rstrip() if continues else text.strip(), LONGEST_DOCUMENT):
+            if piece := self._clean(part.strip(), where):
                 self.documents += not continues
                 yield Document(piece, continues)
                 continues = True
-            start = _SPACES.match(text, end).end()  # type: ignore[union-attr]
         return continues
 
     def _clean(self, text: str, where: str) -> str:
         """No NUL and no lone surrogate goes further; an empty text if that means to skip it."""
-        if _is_clean(text):
-            return text
+        with suppress(UnicodeEncodeError):  # the fastest way to ask for lone surrogates
+            text.encode()
+            if "\0" not in text:
+                return text
         if self.stop:
-            bad = _BAD.search(text)
-            assert bad
-            name = "a NUL character" if bad[0][0] == "\0" else f"a lone surrogate (\\u{ord(bad[0][0]):04x})"
+            bad = _BAD.findall(text)[0][0]
+            name = "a NUL character" if bad == "\0" else f"a lone surrogate (\\u{ord(bad):04x})"
             raise DataError(f"{where} has {name} in its text. {_REMEDY}.")
         if self.settings.on_bad == "skip":
             self.skipped += 1
@@ -240,34 +219,29 @@ class Reading:
         return _BAD.sub("\ufffd", text)
 
 
-def _is_clean(text: str) -> bool:
-    """Encoding is the fastest way to ask for lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 def unify_lines(text: str) -> str:
     """LF ends a line and nothing else does: CRLF becomes LF, any other separator a space."""
     return _ODD_SEPARATOR.sub(" ", text.replace("\r\n", "\n")) if _ODD_SEPARATOR.search(text) else text
 
 
-def cut_at_whitespace(text: str, start: int, limit: int) -> int:
-    """Where a piece of at most `limit` characters from `start` ends: before its last whitespace, or, where it has
-    none, anywhere. Whitespace stays with what follows, so that no tokenizer sees a word differently for the cut."""
-    piece = text[start : start + limit]
-    words = piece.rsplit(None, 1)
-    return start + (len(words[0]) if len(words) == 2 else len(piece))
+def cut_at_whitespace(text: str, limit: int) -> Iterator[str]:
+    """Pieces of at most `limit` characters, each cut before its last whitespace, or, where it has none, anywhere.
+    Whitespace stays with what follows, where it does not count, so that no tokenizer sees a word differently for the cut."""
+    start = 0
+    while len(text) - (word := _SPACES.match(text, start).end()) > limit:  # type: ignore[union-attr]
+        piece = text[word : word + limit]
+        words = piece.rsplit(None, 1)
+        end = word + len(words[0] if len(words) == 2 else piece)
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def libraries() -> dict[str, Path]:
     """Text that every machine with electra on it already has: where each documented library lives, if it is installed. The
     quickstart needs a corpus without a download and without shipping anybody's text."""
-    paths = sysconfig.get_paths()
-    folders = {"stdlib": Path(paths["stdlib"])}
-    folders |= {name: Path(paths["purelib"]) / name for name in DOCUMENTED_PACKAGES}
+    paths = {name: Path(path) for name, path in sysconfig.get_paths().items()}
+    folders = {"stdlib": paths["stdlib"], **{name: paths["purelib"] / name for name in DOCUMENTED_PACKAGES}}
     return {name: path for name, path in folders.items() if path.is_dir()}
 
 
@@ -278,10 +252,8 @@ def docstrings(folder: Path) -> Iterator[str]:
         parts = path.relative_to(folder).parts
         if "site-packages" in parts or {"test", "tests", "testing"} & set(parts):
             continue
-        source = path.read_text("utf-8", errors="ignore")
-        for match in _TRIPLE_QUOTED.finditer(source):
-            text = prose(match.group(2))
-            if len(text) >= SHORTEST_DOCSTRING:
+        for match in _TRIPLE_QUOTED.finditer(path.read_text("utf-8", errors="ignore")):
+            if len(text := prose(match.group(2))) >= SHORTEST_DOCSTRING:
                 yield text
 
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 _HASHES = 1 << 64
 _SECONDS_BETWEEN_LINES = 5.0
 # The tokenizers library needs about 150 bytes for each byte of text that it encodes at once.
-_BATCH = 1 << 19
 _LONGEST_LINE = 1 << 16
 _REMEMBERED_CHARACTERS = 1 << 21
 
@@ -83,13 +82,6 @@ class Unit:
             digest.update(f"\n{split} {len(document)}\n".encode())
             digest.update(document)
         return digest.hexdigest()
-
-
-class UnitResult(NamedTuple):
-    number: int
-    entry: UnitEntry
-    input_bytes: int
-    encoded_bytes: int
 
 
 def prepare(
@@ -194,18 +186,14 @@ class _Preparation:
         with Progress("prepare", self.corpus.size, 0, "bytes", _SECONDS_BETWEEN_LINES) as progress:
             missing = self._missing(reading, self._heldout_threshold())
             for result in run_jobs(_run_unit, missing, workers, start=partial(start_worker, self.out)):
-                self._note(result)
+                self._note(*result)
                 self._report(progress, time.monotonic() - started)
             self._report(progress, time.monotonic() - started)
         splits = {}
         for split in SPLITS:
             shards = self.shards(split)
-            splits[split] = SplitEntry(
-                shards=tuple(shards),
-                tokens=sum(shard.tokens for shard in shards),
-                documents=sum(shard.documents for shard in shards),
-                lines=sum(shard.lines for shard in shards),
-            )
+            counts = {name: sum(getattr(shard, name) for shard in shards) for name in ("tokens", "documents", "lines")}
+            splits[split] = SplitEntry(shards=tuple(shards), **counts)
         if not splits["train"].tokens:
             raise DataError(f"{self.corpus.inputs[0]}: nothing left, the tokenizer finds no token in the text.")
         return Manifest(
@@ -241,7 +229,7 @@ class _Preparation:
         for unit in self._units(reading, threshold):
             key = unit.key(self.tokenizer_sha256)
             if entry := self._entry(unit.number, key):
-                self._note(UnitResult(unit.number, entry, unit.input_bytes, 0))
+                self._note(unit.number, entry, unit.input_bytes, 0)
             else:
                 yield unit, key
 
@@ -272,10 +260,10 @@ class _Preparation:
             return None
         return entry if entry.key == key and whole else None
 
-    def _note(self, result: UnitResult) -> None:
-        self.entries[result.number] = result.entry
-        self.input_bytes += result.input_bytes
-        self.encoded_bytes += result.encoded_bytes
+    def _note(self, number: int, entry: UnitEntry, input_bytes: int, encoded_bytes: int) -> None:
+        self.entries[number] = entry
+        self.input_bytes += input_bytes
+        self.encoded_bytes += encoded_bytes
 
     def _report(self, progress: Progress, seconds: float) -> None:
         """The remaining time goes by bytes of files, the rate by bytes of text, of which compressed files hold more."""
@@ -314,71 +302,37 @@ def start_worker(folder: Path) -> None:
     _words = WordCache(load_tokenizer(folder))
 
 
-def _run_unit(unit: Unit, key: str) -> UnitResult:
+def _run_unit(unit: Unit, key: str) -> tuple[int, UnitEntry, int, int]:
+    """What `_note` wants to know."""
     shards: dict[Split, ShardEntry] = {}
     for split in dict.fromkeys(unit.splits):
-        texts = [text for text, its in zip(unit.documents, unit.splits, strict=True) if its == split]
+        texts = [text.decode() for text, its in zip(unit.documents, unit.splits, strict=True) if its == split]
         if shard := _write_shard(f"{split}-{unit.number:05d}.safetensors", texts):
             shards[split] = shard
     entry = UnitEntry(key=key, shards=shards)
     write_atomically(_entry_path(_folder, unit.number), entry.model_dump_json(indent=1).encode())
-    return UnitResult(unit.number, entry, unit.input_bytes, sum(map(len, unit.documents)))
+    return unit.number, entry, unit.input_bytes, sum(map(len, unit.documents))
 
 
-def _write_shard(name: str, texts: list[bytes]) -> ShardEntry | None:
-    tokens, lines, documents = _encode([text.decode() for text in texts])
-    if not len(tokens):
-        return None
-    data = save({"tokens": tokens, "documents": documents, "lines": lines})
-    write_atomically(_folder / name, data)
-    return ShardEntry(
-        file=name,
-        bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        tokens=len(tokens),
-        documents=len(documents),
-        lines=len(lines),
-    )
-
-
-def _encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, ends of lines, ends of documents. Lines and documents without a token leave no trace."""
+def _write_shard(name: str, texts: list[str]) -> ShardEntry | None:
+    """Lines and documents without a token leave no trace."""
     encoded: list[bytes] = []
-    parts = [part for number, text in enumerate(texts) for part in _parts(number, text)]
-    for batch in _batches([text for _, _, text in parts]):
-        encoded += _words.encode(batch)
-    ends = np.cumsum([len(ids) // _words.dtype.itemsize for ids in encoded], dtype=np.int64)
-    documents, lines = (np.array([part[place] for part in parts]) for place in (0, 1))
-    ends_document = np.append(np.diff(documents) != 0, True)
-    ends_line = ends_document | np.append(np.diff(lines) != 0, True)
-    tokens = np.frombuffer(b"".join(encoded), _words.dtype)
-    return tokens, _distinct(ends[ends_line]), _distinct(ends[ends_document])
-
-
-def _distinct(ends: np.ndarray) -> np.ndarray:
-    return np.unique(ends[ends > 0])
-
-
-def _parts(document: int, text: str) -> Iterator[tuple[int, int, str]]:
-    """(document, line, text): a very long line comes in parts, cut before a whitespace, where no token is divided."""
-    for number, line in enumerate(text.split("\n")):
-        start = 0
-        while len(line) - start > _LONGEST_LINE:
-            end = cut_at_whitespace(line, start, _LONGEST_LINE)
-            yield document, number, line[start:end]
-            start = end
-        yield document, number, line[start:]
-
-
-def _batches(texts: list[str]) -> Iterator[list[str]]:
-    start, size = 0, 0
-    for stop, text in enumerate(texts):
-        if size + len(text) > _BATCH and stop > start:
-            yield texts[start:stop]
-            start, size = stop, 0
-        size += len(text)
-    if texts:
-        yield texts[start:]
+    ends: dict[str, list[int]] = {"documents": [], "lines": []}
+    size = 0
+    for text in texts:
+        for line in text.split("\n"):
+            encoded.append(_words.encode(line))
+            size += len(encoded[-1]) // _words.dtype.itemsize
+            ends["lines"].append(size)
+        ends["documents"].append(size)
+    if not size:
+        return None
+    arrays = {"tokens": np.frombuffer(b"".join(encoded), _words.dtype)}
+    arrays |= {kind: np.setdiff1d(np.array(places, np.int64), [0]) for kind, places in ends.items()}
+    data = save(arrays)
+    write_atomically(_folder / name, data)
+    counts = {kind: len(array) for kind, array in arrays.items()}
+    return ShardEntry(file=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), **counts)
 
 
 class WordCache(dict[str, bytes]):
@@ -395,22 +349,24 @@ class WordCache(dict[str, bytes]):
         self.words_are_independent = words_are_independent(tokenizer)
         self.characters = 0
 
-    def encode(self, lines: list[str]) -> list[bytes]:
-        if not self.words_are_independent:
-            encodings = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
-            return [self.pack(encoding.ids) for encoding in encodings]
+    def encode(self, line: str) -> bytes:
+        """A very long line goes in parts, cut before a whitespace, where no token is divided."""
+        parts = cut_at_whitespace(line, _LONGEST_LINE)
+        if self.words_are_independent:
+            return b"".join(map(self.__getitem__, chain.from_iterable(map(str.split, parts))))
+        return b"".join(map(self.look_up, parts))
+
+    def __missing__(self, word: str) -> bytes:
         if self.characters > _REMEMBERED_CHARACTERS:
             self.clear()
             self.characters = 0
-        return [b"".join(map(self.__getitem__, line.split())) for line in lines]
-
-    def __missing__(self, word: str) -> bytes:
-        self[word] = ids = self.pack(self.tokenizer.encode(word, add_special_tokens=False).ids)
+        self[word] = ids = self.look_up(word)
         self.characters += len(word)
         return ids
 
-    def pack(self, ids: list[int]) -> bytes:
-        return np.array(ids, self.dtype).tobytes()
+    def look_up(self, text: str) -> bytes:
+        encoding = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+        return np.array(encoding.ids, self.dtype).tobytes()
 
 
 def words_are_independent(tokenizer: Tokenizer) -> bool:

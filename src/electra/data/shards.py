@@ -17,16 +17,14 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from electra.base.config import Settings
-from electra.base.errors import CorruptError, DataError, MachineError
+from electra.base.errors import CorruptError, DataError, ElectraError, MachineError
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
-# Little-endian whatever the machine is: numpy converts where it has to.
-_DTYPES: dict[str, np.dtype] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I64": np.dtype("<i8")}
-_LONGEST_HEADER = 1 << 16
+_SAFETENSORS_NAMES = {"uint16": "U16", "uint32": "U32", "int64": "I64"}
 
 
 class ShardEntry(Settings):
@@ -106,21 +104,15 @@ def json_hash(text: str) -> str:
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
-        text = path.read_text("utf-8")
+        return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.') from None
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise CorruptError(f'{path} is damaged: not UTF-8. Delete {folder} and run "electra prepare" again.') from None
-    try:
-        return Manifest.model_validate_json(text)
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise CorruptError(
-            f'{path} is damaged or of another version ({where}: {problem["msg"]}). Run "electra prepare" again.'
-        ) from None
+        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise CorruptError(f'{path} is damaged or of another version ({what}). Run "electra prepare" again.') from None
 
 
 def manifest_hash(folder: Path) -> str:
@@ -134,23 +126,21 @@ def open_data(folder: Path, split: Split = "train", verify: bool = True) -> Toke
     _check_tokenizer(folder, manifest)
     entries = manifest.splits[split].shards if split in manifest.splits else ()
     if not entries:
-        raise DataError(
-            f"{folder} has no {split} documents. Prepare more text, or another share of held-out documents."
-        )
+        raise DataError(f"{folder} has no {split} documents. Prepare more text, or another share to hold out.")
     _allow_open_files(len(entries))
-    shards = (_open_shard(folder, entry, manifest, verify) for entry in entries)
-    return TokenData(folder, split, tuple(shards), manifest)
+    shards = tuple(_open_shard(folder, entry, manifest, verify) for entry in entries)
+    return TokenData(folder, split, shards, manifest)
 
 
 def verify_shards(folder: Path) -> list[str]:
     """Every problem of a prepared folder, one line each; none if it is whole."""
     try:
         manifest = read_manifest(folder)
-    except (DataError, CorruptError, MachineError) as error:
+    except ElectraError as error:
         return [str(error)]
+    entries = [entry for split in manifest.splits.values() for entry in split.shards]
     checks: list[Callable[[], object]] = [partial(_check_tokenizer, folder, manifest)]
-    for split in manifest.splits.values():
-        checks += [partial(_open_shard, folder, entry, manifest, True) for entry in split.shards]
+    checks += [partial(_open_shard, folder, entry, manifest, True) for entry in entries]
     problems = []
     for check in checks:
         try:
@@ -162,7 +152,14 @@ def verify_shards(folder: Path) -> list[str]:
 
 def _open_shard(folder: Path, entry: ShardEntry, manifest: Manifest, verify: bool) -> Shard:
     path = folder / entry.file
-    data = _map(path, entry)
+    try:
+        if (size := path.stat().st_size) != entry.bytes:
+            raise _damaged(path, f"expected {entry.bytes} bytes, found {size}")
+        data = np.memmap(path, np.uint8, "r")
+    except FileNotFoundError:
+        raise _damaged(path, "the file is missing") from None
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
     if verify and (digest := hashlib.sha256(data.data).hexdigest()) != entry.sha256:
         raise _damaged(path, f"expected sha256 {entry.sha256}, found {digest}")
     shard = _parse(path, entry, data, manifest.dtype)
@@ -178,10 +175,8 @@ def _check_tokenizer(folder: Path, manifest: Manifest) -> None:
     except (OSError, ValueError) as error:
         raise CorruptError(f'{path} cannot be used ({error}). Run "electra prepare" again.') from None
     if digest != manifest.tokenizer_sha256:
-        raise CorruptError(
-            f"{path} is not the tokenizer of these shards: expected {manifest.tokenizer_sha256}, found {digest}. "
-            f'Put the right one back, or run "electra prepare" again.'
-        )
+        what = f"is not the tokenizer of these shards: expected {manifest.tokenizer_sha256}, found {digest}"
+        raise CorruptError(f'{path} {what}. Put the right one back, or run "electra prepare" again.')
 
 
 def _allow_open_files(count: int) -> None:
@@ -199,48 +194,31 @@ def _damaged(path: Path, what: str) -> CorruptError:
     return CorruptError(f'{path} is damaged: {what}. Delete its folder and run "electra prepare" again.')
 
 
-def _map(path: Path, entry: ShardEntry) -> np.ndarray:
-    try:
-        size = path.stat().st_size
-        if size != entry.bytes:
-            raise _damaged(path, f"expected {entry.bytes} bytes, found {size}")
-        return np.memmap(path, np.uint8, "r")
-    except FileNotFoundError:
-        raise _damaged(path, "the file is missing") from None
-    except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
-
-
 def _parse(path: Path, entry: ShardEntry, data: np.ndarray, dtype: str) -> Shard:
     """The safetensors header is untrusted: every offset is checked before it is used."""
     try:
         length = int.from_bytes(data[:8].tobytes(), "little")
-        if length > min(_LONGEST_HEADER, len(data) - 8):
-            raise ValueError(f"a header of {length} bytes")
-        header = json.loads(data[8 : 8 + length].tobytes())
-        body = data[8 + length :]
+        header, body = json.loads(data[8 : 8 + length].tobytes()), data[8 + length :]
         arrays = {}
-        for name, count in (("tokens", entry.tokens), ("documents", entry.documents), ("lines", entry.lines)):
-            kind, shape = _DTYPES[header[name]["dtype"]], header[name]["shape"]
-            begin, end = header[name]["data_offsets"]
-            if kind != np.dtype(dtype if name == "tokens" else "int64").newbyteorder("<"):
-                raise ValueError(f"{name} of type {header[name]['dtype']}")
-            if shape != [count] or end - begin != count * kind.itemsize or not 0 <= begin <= end <= len(body):
-                raise ValueError(f"{name} of shape {shape}, {count} expected")
-            arrays[name] = body[begin:end].view(kind)
+        for name, kind in (("tokens", dtype), ("documents", "int64"), ("lines", "int64")):
+            little_endian = np.dtype(kind).newbyteorder("<")  # numpy converts where the machine is not
+            begin, count = header[name]["data_offsets"][0], getattr(entry, name)
+            end = begin + count * little_endian.itemsize
+            expected = {"dtype": _SAFETENSORS_NAMES[kind], "shape": [count], "data_offsets": [begin, end]}
+            if header[name] != expected or not 0 <= begin <= end <= len(body):
+                raise ValueError(f"{name} is {header[name]}, {expected} expected")
+            arrays[name] = body[begin:end].view(little_endian)
         return Shard(**arrays)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise _damaged(path, f"its header does not fit ({error})") from None
 
 
 def _check_arrays(path: Path, shard: Shard, vocab_size: int) -> None:
     beyond = shard.tokens >= vocab_size
     if beyond.any():
-        position = int(beyond.argmax())
-        raise CorruptError(
-            f"{path}: token {int(shard.tokens[position])} at position {position} is beyond the vocabulary of {vocab_size}. "
-            'Run "electra prepare" again with the right tokenizer.'
-        )
+        where = f"token {shard.tokens[beyond.argmax()]} at position {beyond.argmax()}"
+        remedy = 'Run "electra prepare" again with the right tokenizer'
+        raise CorruptError(f"{path}: {where} is beyond the vocabulary of {vocab_size}. {remedy}.")
     for name, ends in (("documents", shard.documents), ("lines", shard.lines)):
         if not len(ends) or ends[0] <= 0 or ends[-1] != len(shard.tokens) or (np.diff(ends) <= 0).any():
             raise _damaged(path, f"the ends of {name} do not rise to {len(shard.tokens)}")
