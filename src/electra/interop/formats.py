@@ -8,7 +8,7 @@ of another width has no such form (`has_form`).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,7 +25,14 @@ NetworkKind = Literal["discriminator", "generator", "encoder"]
 OWN_HEAD = "head."
 """Before the names of a head that no class of transformers has."""
 ATTENTION_PARTS = ("query", "key", "value")
-LAYER_TYPES = ("full_attention", "sliding_attention")
+SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "positions": "max_position_embeddings",
+}
+ANGLES = {"full_attention": "global_theta", "sliding_attention": "local_theta"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class ModelFormat:
     """How transformers writes one kind of encoder. `heads` are by the class that reads them; the output matrix of a token
     head is the word table, which is stored once."""
 
+    title: str
     family: str
     """What the names of its classes begin with."""
     discriminator: str
@@ -42,6 +50,10 @@ class ModelFormat:
     inputs: tuple[str, ...]
     encoder: Mapping[str, str]
     heads: Mapping[str, Mapping[str, str]]
+    options: Mapping[str, str]
+    """Our settings in config.json beside the SIZES; one that is left out has the same default here and there."""
+    fixed: Mapping[str, Any]
+    """What config.json may not say otherwise, because we compute nothing else."""
     discriminator_labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -52,6 +64,7 @@ MODERNBERT_LABELS = {
 }
 FORMATS = {
     "electra": ModelFormat(
+        title="ELECTRA",
         family="Electra",
         discriminator="ElectraForPreTraining",
         prefix="electra.",
@@ -62,6 +75,7 @@ FORMATS = {
             "embeddings.types.weight": "embeddings.token_type_embeddings.weight",
             "embeddings.norm.{p}": "embeddings.LayerNorm.{p}",
             "project.{p}": "embeddings_project.{p}",
+            **{f"layers.{{n}}.{it}.{{p}}": f"encoder.layer.{{n}}.attention.self.{it}.{{p}}" for it in ATTENTION_PARTS},
             "layers.{n}.attention_output.{p}": "encoder.layer.{n}.attention.output.dense.{p}",
             "layers.{n}.attention_norm.{p}": "encoder.layer.{n}.attention.output.LayerNorm.{p}",
             "layers.{n}.expand.{p}": "encoder.layer.{n}.intermediate.dense.{p}",
@@ -86,8 +100,15 @@ FORMATS = {
             "ElectraForTokenClassification": {"label.output.{p}": "classifier.{p}"},
             "ElectraForQuestionAnswering": {"label.output.{p}": "qa_outputs.{p}"},
         },
+        options={
+            "embedding": "embedding_size",
+            "dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        },
+        fixed={"hidden_act": "gelu"},
     ),
     "modernbert": ModelFormat(
+        title="ModernBERT",
         family="ModernBert",
         discriminator="ModernBertForTokenClassification",  # with one label
         discriminator_labels={"0": "replaced"},
@@ -115,18 +136,26 @@ FORMATS = {
             "ModernBertForSequenceClassification": MODERNBERT_LABELS,
             "ModernBertForQuestionAnswering": MODERNBERT_LABELS,
         },
+        options={
+            "dropout": "mlp_dropout",
+            "attention_dropout": "attention_dropout",
+            "window": "local_attention",
+            "global_every": "global_attn_every_n_layers",
+            "global_theta": "global_rope_theta",
+            "local_theta": "local_rope_theta",
+        },
+        fixed={
+            "hidden_activation": "gelu",
+            "classifier_activation": "gelu",
+            "norm_eps": NORM_EPS,
+            "norm_bias": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "classifier_bias": False,
+            "decoder_bias": True,
+            "tie_word_embeddings": True,
+        },
     ),
-}
-MODERNBERT_FIXED = {
-    "hidden_activation": "gelu",
-    "classifier_activation": "gelu",
-    "norm_eps": NORM_EPS,
-    "norm_bias": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "classifier_bias": False,
-    "decoder_bias": True,
-    "tie_word_embeddings": True,
 }
 
 
@@ -145,132 +174,88 @@ def network_class(settings: EncoderSettings, kind: NetworkKind) -> str:
 def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:
     """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one on a word table
     of another width has no place there."""
-    projects = isinstance(settings, ModernEncoderSettings) and settings.embedding != settings.hidden
-    return kind != "generator" or not projects
+    return kind != "generator" or settings.kind == "electra" or settings.embedding == settings.hidden
 
 
 # config.json
 
 
 def config_json(settings: EncoderSettings, vocab_size: int, special: SpecialIds, architecture: str) -> dict[str, Any]:
-    common = {
+    form = FORMATS[settings.kind]
+    config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": settings.kind,
         "vocab_size": vocab_size,
-        "hidden_size": settings.hidden,
-        "num_hidden_layers": settings.layers,
-        "num_attention_heads": settings.heads,
-        "intermediate_size": settings.intermediate,
-        "max_position_embeddings": settings.positions,
         "initializer_range": 0.02,
         "pad_token_id": special.pad,
         "dtype": "float32",
+        "tie_word_embeddings": True,
+        **{theirs: getattr(settings, ours) for ours, theirs in {**SIZES, **form.options}.items()},
+        **form.fixed,
     }
     match settings:
         case ElectraEncoderSettings():
-            return common | {
-                "embedding_size": settings.embedding,
-                "type_vocab_size": TYPES,
-                "hidden_act": "gelu",
-                "hidden_dropout_prob": settings.dropout,
-                "attention_probs_dropout_prob": settings.attention_dropout,
-                "layer_norm_eps": LAYER_NORM_EPS,
-                "tie_word_embeddings": True,
-            }
+            config |= {"type_vocab_size": TYPES, "layer_norm_eps": LAYER_NORM_EPS}
         case ModernEncoderSettings():
-            return common | modernbert_config(settings, special, architecture)
-
-
-def modernbert_config(settings: ModernEncoderSettings, special: SpecialIds, architecture: str) -> dict[str, Any]:
-    """The layers' types and angles in the words of transformers 5, and in those of transformers 4 and other readers."""
-    angles = {"full_attention": settings.global_theta, "sliding_attention": settings.local_theta}
-    config = {
-        "layer_types": [
-            "sliding_attention" if settings.is_local(n) else "full_attention" for n in range(settings.layers)
-        ],
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in angles.items()},
-        "global_attn_every_n_layers": settings.global_every,
-        "global_rope_theta": settings.global_theta,
-        "local_rope_theta": settings.local_theta,
-        "local_attention": settings.window,
-        "embedding_dropout": settings.dropout,
-        "mlp_dropout": settings.dropout,
-        "attention_dropout": settings.attention_dropout,
-        "cls_token_id": special.cls,
-        "sep_token_id": special.sep,
-        "bos_token_id": special.cls,
-        "eos_token_id": special.sep,
-        "classifier_pooling": "cls",
-        "classifier_dropout": settings.dropout,
-    } | MODERNBERT_FIXED
-    form = FORMATS["modernbert"]
-    if architecture == form.discriminator:
+            # layers' types and angles in the words of transformers 5; the options have those of transformers 4
+            is_local = map(settings.is_local, range(settings.layers))
+            angles = {kind: getattr(settings, ours) for kind, ours in ANGLES.items()}
+            config |= {
+                "layer_types": ["sliding_attention" if local else "full_attention" for local in is_local],
+                "rope_parameters": {kind: {"rope_type": "default", "rope_theta": it} for kind, it in angles.items()},
+                "embedding_dropout": settings.dropout,
+                "classifier_dropout": settings.dropout,
+                "classifier_pooling": "cls",
+                "cls_token_id": special.cls,
+                "sep_token_id": special.sep,
+                "bos_token_id": special.cls,
+                "eos_token_id": special.sep,
+            }
+    if form.discriminator_labels and architecture == form.discriminator:
         config |= {"id2label": form.discriminator_labels, "label2id": {"replaced": 0}}
     return config
 
 
 def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
-    """Through an allow-list of keys."""
-    if config["model_type"] == "modernbert":
-        return modernbert_settings(config)
-    if config.get("hidden_act", "gelu") != "gelu":
-        raise DataError(f"ELECTRA with hidden_act {config['hidden_act']!r} is not supported; only gelu is read.")
-    return ElectraEncoderSettings(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        heads=config["num_attention_heads"],
-        intermediate=config["intermediate_size"],
-        embedding=config["embedding_size"],
-        positions=config["max_position_embeddings"],
-        dropout=config.get("hidden_dropout_prob", 0.1),
-        attention_dropout=config.get("attention_probs_dropout_prob", 0.1),
-    )
-
-
-def modernbert_settings(config: Mapping[str, Any]) -> ModernEncoderSettings:
-    """What we have no place for is refused rather than dropped.
-
-    One dropout is read, `mlp_dropout`: an `embedding_dropout` or `classifier_dropout` of another value is not kept. An odd
-    `local_attention` reaches as far as the even number below it, which is what we have. `local_rope_theta` of null means
-    `global_rope_theta` in transformers 4."""
-    other = [f"{key}={config[key]}" for key, value in MODERNBERT_FIXED.items() if config.get(key, value) != value]
+    """Through an allow-list of keys; what we have no place for is refused rather than dropped."""
+    form = FORMATS[config["model_type"]]
+    other = [f"{key}={config[key]}" for key, value in form.fixed.items() if config.get(key, value) != value]
     angles = config.get("rope_parameters") or {}
-    if any(key not in LAYER_TYPES and (key, value) != ("rope_type", "default") for key, value in angles.items()):
+    if not all(is_known_angle(*item) for item in angles.items()):
         other.append(f"rope_parameters={angles}")
     if scaling := config.get("rope_scaling"):
         other.append(f"rope_scaling={scaling}")
     if other:
-        raise DataError(f"ModernBERT with {', '.join(other)} is not supported.")
-    layers = config["num_hidden_layers"]
-    every = config.get("global_attn_every_n_layers", 3)
-    if types := config.get("layer_types"):
-        whole = [number for number, kind in enumerate(types) if kind == "full_attention"]
-        every = whole[1] if len(whole) > 1 else layers
-        if whole != list(range(0, layers, every)):
+        raise DataError(f"{form.title} with {', '.join(other)} is not supported.")
+    values = {ours: config[theirs] for ours, theirs in SIZES.items()}
+    values |= {ours: config[theirs] for ours, theirs in form.options.items() if theirs in config}
+    if config["model_type"] == "electra":
+        return ElectraEncoderSettings(**values)
+    return modernbert_settings(values, angles, config.get("layer_types"))
+
+
+def is_known_angle(key: str, entry: Any) -> bool:
+    """Transformers' rope_parameters have an entry for each type of layer, and perhaps a type that all of them share."""
+    kind = (entry or {}).get("rope_type", "default") if key in ANGLES else entry
+    return (key in ANGLES or key == "rope_type") and kind == "default"
+
+
+def modernbert_settings(
+    values: dict[str, Any], angles: Mapping[str, Any], layer_types: Sequence[str] | None
+) -> ModernEncoderSettings:
+    """One dropout is read, `mlp_dropout`: an `embedding_dropout` or `classifier_dropout` of another value is not kept. An odd
+    `local_attention` reaches as far as the even number below it, which is what we have. `local_rope_theta` of null means
+    `global_rope_theta` in transformers 4."""
+    values |= {"embedding": values["hidden"], "window": values.get("window", 128) // 2 * 2}
+    values |= {ours: angles[it]["rope_theta"] for it, ours in ANGLES.items() if "rope_theta" in (angles.get(it) or {})}
+    if values.get("local_theta", 0) is None:
+        values["local_theta"] = values.get("global_theta", 160_000.0)
+    if layer_types:
+        whole = [number for number, kind in enumerate(layer_types) if kind == "full_attention"]
+        every = values["global_every"] = whole[1] if len(whole) > 1 else values["layers"]
+        if whole != list(range(0, values["layers"], every)):
             raise DataError(f"layers {whole} attend to whole rows: only every n-th, the first included, can here.")
-    global_theta = theta(angles, "full_attention", config.get("global_rope_theta", 160_000.0))
-    local_theta = config.get("local_rope_theta", 10_000.0)
-    return ModernEncoderSettings(
-        layers=layers,
-        hidden=config["hidden_size"],
-        heads=config["num_attention_heads"],
-        intermediate=config["intermediate_size"],
-        embedding=config["hidden_size"],
-        positions=config["max_position_embeddings"],
-        dropout=config.get("mlp_dropout", 0.0),
-        attention_dropout=config.get("attention_dropout", 0.0),
-        window=config.get("local_attention", 128) // 2 * 2,
-        global_every=every,
-        global_theta=global_theta,
-        local_theta=theta(angles, "sliding_attention", global_theta if local_theta is None else local_theta),
-    )
-
-
-def theta(angles: Mapping[str, Any], kind: str, otherwise: float) -> float:
-    entry = angles.get(kind) or {}
-    if entry.get("rope_type", "default") != "default":
-        raise DataError(f"ModernBERT with rotary positions of type {entry['rope_type']!r} is not supported.")
-    return entry.get("rope_theta", otherwise)
+    return ModernEncoderSettings(**values)
 
 
 # Tensors
@@ -287,13 +272,11 @@ def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str)
     """By transformers' names. A head that no class there has ("") keeps its own."""
     form = FORMATS[encoder.settings.kind]
     body = encoder_to_transformers(encoder.settings, own_tensors(encoder))
-    top = {} if head is None else head.state_dict()
-    if architecture:
-        top = renamed(top, form.heads[architecture])
-    else:
-        top = {f"{OWN_HEAD}{name}": tensor for name, tensor in top.items()}
-    prefix = "" if head is None else form.prefix
-    return {f"{prefix}{name}": tensor for name, tensor in body.items()} | top
+    if head is None:
+        return body
+    top = head.state_dict()
+    top = renamed(top, form.heads[architecture]) if architecture else {f"{OWN_HEAD}{it}": top[it] for it in top}
+    return {f"{form.prefix}{name}": tensor for name, tensor in body.items()} | top
 
 
 def head_tensors(settings: EncoderSettings, tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
@@ -304,18 +287,17 @@ def head_tensors(settings: EncoderSettings, tensors: Mapping[str, Tensor], archi
 
 
 def encoder_to_transformers(settings: EncoderSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    others, split = dict(tensors), {}
+    others = dict(tensors)
     match settings:
         case ElectraEncoderSettings():
-            for name in tensors:
-                if match := re.fullmatch(r"layers\.(\d+)\.query_key_value\.(weight|bias)", name):
-                    for part, piece in zip(ATTENTION_PARTS, others.pop(name).chunk(3), strict=True):
-                        split[f"encoder.layer.{match[1]}.attention.self.{part}.{match[2]}"] = piece
+            for name in [name for name in tensors if ".query_key_value." in name]:
+                pieces = zip(ATTENTION_PARTS, others.pop(name).chunk(3), strict=True)
+                others |= {name.replace("query_key_value", part): piece for part, piece in pieces}
         case ModernEncoderSettings():
             if (projection := others.pop("project.weight", None)) is not None:
                 words = others["embeddings.words.weight"]
                 others["embeddings.words.weight"] = (words.double() @ projection.double().T).to(words.dtype)
-    return split | renamed(others, FORMATS[settings.kind].encoder)
+    return renamed(others, FORMATS[settings.kind].encoder)
 
 
 def encoder_from_transformers(settings: EncoderSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -323,13 +305,10 @@ def encoder_from_transformers(settings: EncoderSettings, tensors: Mapping[str, T
     no place here (a pooler, position ids) are left out; missing ones show when the module loads."""
     form = FORMATS[settings.kind]
     body = {name.removeprefix(form.prefix): t for name, t in tensors.items() if name.startswith(form.prefix)}
-    body = body or dict(tensors)
-    ours = renamed_back(body, form.encoder)
-    if isinstance(settings, ElectraEncoderSettings):
-        for name in body:
-            if match := re.fullmatch(r"encoder\.layer\.(\d+)\.attention\.self\.query\.(weight|bias)", name):
-                parts = [body[name.replace(".query.", f".{part}.")] for part in ATTENTION_PARTS]
-                ours[f"layers.{match[1]}.query_key_value.{match[2]}"] = torch.cat(parts)
+    ours = renamed_back(body or tensors, form.encoder)
+    for name in [name for name in ours if ".query." in name]:
+        parts = [ours.pop(name.replace(".query.", f".{part}.")) for part in ATTENTION_PARTS]
+        ours[name.replace(".query.", ".query_key_value.")] = torch.cat(parts)
     return ours
 
 
@@ -343,9 +322,9 @@ def rename(name: str, table: Mapping[str, str]) -> str | None:
 
 def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
     """To transformers' names; every name must have one."""
-    names = {rename(name, table): tensor for name, tensor in tensors.items()}
-    assert None not in names and len(names) == len(tensors), f"no transformers name for one of {list(tensors)}"
-    return {name: tensor for name, tensor in names.items() if name}
+    names = {name: rename(name, table) for name in tensors}
+    assert None not in names.values(), f"no transformers name for one of {list(tensors)}"
+    return {str(names[name]): tensor for name, tensor in tensors.items()}
 
 
 def renamed_back(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:

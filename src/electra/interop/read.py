@@ -87,11 +87,7 @@ class Stored:
 
     @property
     def length(self) -> int | None:
-        length = self.config.get(LENGTH)
-        return length if isinstance(length, int) else None
-
-    def head_tensors(self, architecture: str) -> dict[str, Tensor]:
-        return head_tensors(self.settings, self.tensors, architecture)
+        return self.config.get(LENGTH)
 
     def build(self, head: nn.Module | None, architecture: str, described_by: str = "its config.json") -> Encoder:
         """The encoder, with the weights of both in place."""
@@ -99,7 +95,7 @@ class Stored:
         try:
             encoder.load_state_dict(encoder_from_transformers(self.settings, self.tensors))
             if head is not None:
-                head.load_state_dict(self.head_tensors(architecture))
+                head.load_state_dict(head_tensors(self.settings, self.tensors, architecture))
                 head.eval()
         except KeyError as error:
             raise CorruptError(f"{self.folder}/{WEIGHTS} has no {error}.") from None
@@ -133,12 +129,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         return load_tokenizer(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_bytes()) if path.is_file() else {}
-    return adopt_vocabulary(
-        folder / "vocab.txt",
-        settings.get("do_lower_case", True),
-        settings.get("strip_accents"),
-        settings.get("tokenize_chinese_chars", True),
-    )
+    lowercase, split_cjk = (settings.get(key, True) for key in ("do_lower_case", "tokenize_chinese_chars"))
+    return adopt_vocabulary(folder / "vocab.txt", lowercase, settings.get("strip_accents"), split_cjk)
 
 
 def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
@@ -146,12 +138,11 @@ def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
     stored = read_folder(folder)
     kinds: tuple[NetworkKind, ...] = ("discriminator", "generator", "encoder") if kind is None else (kind,)
     for wanted in kinds:
-        head = empty_head(stored, wanted)
-        architecture = network_class(stored.settings, wanted)
-        has_head = head is None or head.state_dict().keys() <= stored.head_tensors(architecture).keys()
+        head, architecture = empty_head(stored, wanted), network_class(stored.settings, wanted)
+        names = head_tensors(stored.settings, stored.tensors, architecture).keys()
+        has_head = head is None or head.state_dict().keys() <= names
         if has_head and (wanted != "discriminator" or says_discriminator(stored)):
-            encoder = stored.build(head, architecture)
-            objective = stored.config.get(OBJECTIVE, "electra")
+            encoder, objective = stored.build(head, architecture), stored.config.get(OBJECTIVE, "electra")
             return Pretrained(encoder, head, wanted, stored.tokenizer, objective, stored.length)
     raise DataError(
         f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is from."

@@ -55,21 +55,20 @@ class Folder:
 
     def content(self) -> dict[str, bytes]:
         settings, vocab_size = self.encoder.settings, len(self.encoder.embeddings.table)
-        if vocabulary_size(self.tokenizer) > vocab_size:
-            size = vocabulary_size(self.tokenizer)
+        if (size := vocabulary_size(self.tokenizer)) > vocab_size:
             raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
         class_name = self.architecture or network_class(settings, "encoder")
         config = config_json(settings, vocab_size, special_ids(self.tokenizer), class_name)
-        config |= {**self.entries} if self.length is None else {**self.entries, LENGTH: self.length}
+        config |= self.entries if self.length is None else {**self.entries, LENGTH: self.length}
         tensors = network_tensors(self.encoder, self.head, self.architecture)
         stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
-        texts = {
-            "config.json": json.dumps(config, indent=2, ensure_ascii=False),
-            "tokenizer.json": self.tokenizer.to_str(pretty=True),
-            "tokenizer_config.json": json.dumps(tokenizer_config(self.tokenizer, config), indent=2),
+        return {
+            "config.json": json.dumps(config, indent=2, ensure_ascii=False).encode(),
+            "tokenizer.json": self.tokenizer.to_str(pretty=True).encode(),
+            "tokenizer_config.json": json.dumps(tokenizer_config(self.tokenizer, config), indent=2).encode(),
+            WEIGHTS: save(stored, metadata={"format": "pt"}),
+            **self.files,
         }
-        content = {name: text.encode() for name, text in texts.items()}
-        return content | {WEIGHTS: save(stored, metadata={"format": "pt"}), **self.files}
 
     def write(self, out: Path, ours: Answers, read_back: Callable[[Path], Answers]) -> str:
         """Everything goes into a temporary folder first, is checked there, and is renamed at the end: `out` is whole or
@@ -255,11 +254,11 @@ tags: [{tags}]
 
 def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[str, Any]) -> str:
     """Of a pre-trained network of that kind, around an `encoder` of either kind."""
+    form = FORMATS[encoder]
     match kind:
         case "discriminator":
-            reader = "AutoModelForPreTraining" if encoder == "electra" else "AutoModelForTokenClassification"
-            use = USE.format(reader=reader, note="   # logit > 0: the token was replaced")
-            use += f"\n\nFine-tune it with any of transformers' {FORMATS[encoder].family} classes."
+            use = USE.format(reader=auto_class(form.discriminator), note="   # logit > 0: the token was replaced")
+            use += f"\n\nFine-tune it with any of transformers' {form.family} classes."
         case "generator":
             use = FILL_MASK
         case "encoder":
@@ -267,7 +266,7 @@ def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[
             use += "\n\nWithout its token head: transformers has no form for one on words of another width than the layers."
     return CARD.format(
         tags=", ".join(dict.fromkeys(("electra", encoder, kind))),
-        title=f"{'ELECTRA' if encoder == 'electra' else 'ModernBERT'} {kind}",
+        title=f"{form.title} {kind}",
         about=f"Pre-trained with the `electra` toolkit; held-out metrics of step {metrics.get('step', 0):,}, and settings.",
         use=use,
         table=metric_rows(metrics),
@@ -277,9 +276,7 @@ def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[
 
 def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
     """`architecture` is the class of transformers that reads it, "" where none does."""
-    use = "Read it with `electra predict`."
-    if architecture:
-        use = USE.format(reader=f"AutoModelFor{architecture.partition('For')[2]}", note="")
+    use = USE.format(reader=auto_class(architecture), note="") if architecture else "Read it with `electra predict`."
     return CARD.format(
         tags="electra",
         title=f"Fine-tuned on {name}",
@@ -290,6 +287,9 @@ def task_card(name: str, architecture: str, scores: Mapping[str, float], setting
     )
 
 
+def auto_class(architecture: str) -> str:
+    return f"AutoModelFor{architecture.partition('For')[2]}"
+
+
 def metric_rows(metrics: Mapping[str, Any]) -> str:
-    numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
-    return "\n".join(f"| {name} | {value:.4f} |" for name, value in numbers.items())
+    return "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items() if isinstance(value, float))
