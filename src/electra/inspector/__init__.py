@@ -32,9 +32,8 @@ class Model:
         """discriminator, electric, generator or encoder; of a fine-tuned model its kind of task (classification, …)."""
         if self.finetuned:
             return self.finetuned.task.settings.kind
-        if self.network.kind == "discriminator" and self.network.objective == "electric":
-            return "electric"
-        return self.network.kind
+        is_electric = self.network.kind == "discriminator" and self.network.objective == "electric"
+        return "electric" if is_electric else self.network.kind
 
     @property
     def encoder(self) -> Encoder:
@@ -59,9 +58,7 @@ class Model:
                 f"{self.path} holds no discriminator: its network is of kind {self.kind}. Give one that has a "
                 "detection head, or the run it is from."
             )
-        if isinstance(texts, str):
-            return detect_texts(self.network, [texts])[0]
-        return detect_texts(self.network, texts)
+        return self.detect([texts])[0] if isinstance(texts, str) else detect_texts(self.network, texts)
 
     @overload
     def score(self, texts: str) -> Scored: ...  # type: ignore[overload-overlap]
@@ -74,15 +71,11 @@ class Model:
                 f'{self.path} cannot score text: its objective is {self.network.objective}, and only "electric" learns '
                 "energies. Train one with: electra pretrain electric data=…"
             )
-        if isinstance(texts, str):
-            return score_texts(self.network, [texts])[0]
-        return score_texts(self.network, texts)
+        return self.score([texts])[0] if isinstance(texts, str) else score_texts(self.network, texts)
 
     def embed(self, texts: str | Sequence[str], pooling: Literal["mean", "cls"] = "mean") -> np.ndarray:
         """A vector for each text, one row each: the mean of the last layer's vectors, or that of [CLS]."""
-        several = [texts] if isinstance(texts, str) else list(texts)
-        encodings = self.tokenizer.encode_batch(several, add_special_tokens=False)
-        mean, first = text_vectors(self.network, [encoding.ids for encoding in encodings])
+        mean, first = text_vectors(self.network, [texts] if isinstance(texts, str) else texts)
         return mean if pooling == "mean" else first
 
     def predict(self, rows: str | Sequence[str | Row]) -> list[dict[str, Any]]:
@@ -93,18 +86,12 @@ class Model:
                 f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "
                 f"electra finetune {self.path} TABLE"
             )
-        named = [self.row(row) for row in ([rows] if isinstance(rows, str) else rows)]
-        return Predictor(self.finetuned)(named) if named else []
-
-    def row(self, row: str | Row) -> Row:
-        if not isinstance(row, str):
-            return row
-        assert self.finetuned is not None
-        settings = self.finetuned.task.settings
+        rows, settings = [rows] if isinstance(rows, str) else rows, self.finetuned.task.settings
         columns = settings.input_columns
-        if len(columns) != 1 or not settings.is_input(row):
+        if any(isinstance(row, str) and (len(columns) != 1 or not settings.is_input(row)) for row in rows):
             raise DataError(f"{self.path} does not read plain texts: give rows with {' and '.join(columns)}.")
-        return {columns[0]: row}
+        named = [{columns[0]: row} if isinstance(row, str) else row for row in rows]
+        return Predictor(self.finetuned)(named) if named else []
 
 
 def load(path: str | Path) -> Model:

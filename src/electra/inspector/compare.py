@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,8 +50,7 @@ def parse_budget(text: str) -> Budget:
     match unit := match[2]:
         case "steps" | "flops":
             return Budget(unit, amount)
-        case _:
-            return Budget("seconds", amount * {"s": 1, "m": 60, "h": 3600}[unit])
+    return Budget("seconds", amount * {"s": 1, "m": 60, "h": 3600}[unit])
 
 
 class Variant(NamedTuple):
@@ -69,11 +68,8 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], vary: str = "") -
     key, equals, values = vary.partition("=")
     if not equals:
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
-    return [
-        Variant(f"{recipe} {key}={value}", recipe, (*overrides, f"{key}={value}"))
-        for recipe in recipes
-        for value in values.split(",")
-    ]
+    words = [f"{key}={value}" for value in values.split(",")]
+    return [Variant(f"{recipe} {word}", recipe, (*overrides, word)) for recipe in recipes for word in words]
 
 
 @dataclass(frozen=True)
@@ -98,21 +94,14 @@ class Job:
     folder: Path
     table: LabelledTexts | None
 
-    def settings(self) -> PretrainSettings:
-        own = (f"seed={self.seed}", f'run="{self.folder / "run"}"')
-        return resolve(self.variant.recipe, [*self.variant.overrides, *own])[0]
-
 
 def run_comparison(
     chosen: Sequence[Variant], seeds: int, budget: Budget, table: LabelledTexts | None, jobs: int, out: Path
 ) -> list[ComparedRun]:
     """Every variant with every seed, `jobs` runs at a time; the report is in `out`. Every setting is checked before anything
     starts, finished runs are kept, and an interrupted one goes on. With a table, the frozen encoders are probed with it."""
-    queue = [
-        Job(variant, seed, budget, out / folder_name(variant.name) / f"seed-{seed}", table)
-        for seed in range(seeds)
-        for variant in chosen
-    ]
+    folders = {variant: out / re.sub(r"[^\w.+=-]+", "_", variant.name) for variant in chosen}
+    queue = [Job(it, seed, budget, folders[it] / f"seed-{seed}", table) for seed in range(seeds) for it in chosen]
     plan = {"budget": list(budget), "table": "" if table is None else table.digest}
     for variant in chosen:
         settings, _ = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
@@ -126,7 +115,9 @@ def run_comparison(
         results.append(result)
     order = [variant.name for variant in chosen]
     results.sort(key=lambda result: (order.index(result.variant), result.seed))
-    write_report(out, results)
+    write_json(out / "results.json", summary(results))
+    write_atomically(out / "comparison.md", comparison_table(results).markdown().encode())
+    plot_comparison(out / "comparison.png", results)
     return results
 
 
@@ -139,10 +130,6 @@ def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, before | plan)
-
-
-def folder_name(variant: str) -> str:
-    return re.sub(r"[^\w.+=-]+", "_", variant)
 
 
 def finished(queue: Sequence[Job], jobs: int) -> Iterator[ComparedRun]:
@@ -169,7 +156,8 @@ def run_job(job: Job) -> ComparedRun:
     job.folder.mkdir(parents=True, exist_ok=True)
 
     # what a step costs decides how many the budget buys
-    settings = job.settings()
+    own = f"seed={job.seed}", f'run="{job.folder / "run"}"'
+    settings, _ = resolve(job.variant.recipe, [*job.variant.overrides, *own])
     vocab_size = read_manifest(Path(settings.data)).vocab_size
     flops = flops_per_token(settings, vocab_size) * settings.train.batch * settings.rows.length
     settings = with_steps(settings, plan_steps(job, settings, flops))
@@ -185,16 +173,9 @@ def run_job(job: Job) -> ComparedRun:
             probe = probe_accuracy(job.table, network, settings.rows.length)
     except DivergedError:  # a result, and the others go on
         diverged = True
-    result = ComparedRun(
-        job.variant.name,
-        job.seed,
-        settings.train.steps,
-        flops * settings.train.steps,
-        time.monotonic() - started,
-        {key: value for key, value in metrics.items() if isinstance(value, float)},
-        probe,
-        diverged,
-    )
+    steps, seconds = settings.train.steps, time.monotonic() - started
+    figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
+    result = ComparedRun(job.variant.name, job.seed, steps, flops * steps, seconds, figures, probe, diverged)
     write_json(path, asdict(result))
     return result
 
@@ -224,12 +205,15 @@ def step_seconds(settings: PretrainSettings) -> float:
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Short runs evaluate and save at fewer points; warm-up keeps its share of the run."""
-    often = max(1, -(-steps // EVALUATIONS))
-    train = {"steps": steps, "log_every": max(1, steps // 50), "evaluate_every": often, "save_every": often}
-    tree = config.dump(settings)
-    tree["train"] |= train
+    often, tree = -(-steps // EVALUATIONS), config.dump(settings)
+    tree["train"] |= {"steps": steps, "log_every": max(1, steps // 50), "evaluate_every": often, "save_every": often}
     tree["schedule"]["warmup"] = round(settings.schedule.warmup * steps / settings.train.steps)
     return config.validate(PretrainSettings, tree)
+
+
+def by_variant(results: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
+    names = dict.fromkeys(result.variant for result in results)
+    return {name: [result for result in results if result.variant == name] for name in names}
 
 
 def measured(results: Sequence[ComparedRun], measure: str) -> list[float]:
@@ -240,36 +224,25 @@ def measured(results: Sequence[ComparedRun], measure: str) -> list[float]:
 def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """One row per variant, in the order of the results: the median, least and greatest of every measure over its seeds."""
     rows = []
-    for name in dict.fromkeys(result.variant for result in results):
-        runs = [result for result in results if result.variant == name]
+    for name, runs in by_variant(results).items():
         row = {"variant": name, "seeds": len(runs), "diverged": sum(result.diverged for result in runs)}
         row |= {"steps": runs[0].steps, "flops": runs[0].flops}
         for measure in MEASURES:
             if values := measured(runs, measure):
-                spread = (statistics.median(values), min(values), max(values))
-                row[measure] = dict(zip(("median", "least", "greatest"), spread, strict=True))
+                row[measure] = {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
         rows.append(row)
     return rows
 
 
 def comparison_table(results: Sequence[ComparedRun], title: str = "") -> Table:
-    def spread(row: Mapping[str, Any], measure: str) -> str:
-        values = row.get(measure)
-        return "{median:.3f} ({least:.3f}–{greatest:.3f})".format(**values) if values else "–"
-
-    measures = [measure for measure in MEASURES if measured(results, measure)]
+    measures = {measure: name for measure, name in MEASURES.items() if measured(results, measure)}
+    spread = "{median:.3f} ({least:.3f}–{greatest:.3f})"
     rows = []
     for row in summary(results):
         seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
-        cells = (spread(row, measure) for measure in measures)
+        cells = (spread.format(**row[measure]) if measure in row else "–" for measure in measures)
         rows.append((row["variant"], seeds, f"{row['steps']:,}", f"{row['flops']:.2e}", *cells))
-    return Table(("recipe", "seeds", "steps", "FLOPs", *map(MEASURES.__getitem__, measures)), rows, title)
-
-
-def write_report(out: Path, results: Sequence[ComparedRun]) -> None:
-    write_json(out / "results.json", summary(results))
-    write_atomically(out / "comparison.md", comparison_table(results).markdown().encode())
-    plot_comparison(out / "comparison.png", results)
+    return Table(("recipe", "seeds", "steps", "FLOPs", *measures.values()), rows, title)
 
 
 def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
@@ -278,19 +251,18 @@ def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = list(dict.fromkeys(result.variant for result in results))
+    runs_of = by_variant(results)
     measures = [measure for measure in MEASURES if measured(results, measure)]
     if not measures:  # every run diverged
         return
-    size = (1.5 + 3.6 * len(measures), 1.2 + 0.42 * len(names))
+    size = (1.5 + 3.6 * len(measures), 1.2 + 0.42 * len(runs_of))
     figure, axes = plt.subplots(1, len(measures), figsize=size, sharey=True, squeeze=False)
     for axis, measure in zip(axes[0], measures, strict=True):
-        for place, name in enumerate(names):
-            if values := measured([result for result in results if result.variant == name], measure):
+        for place, runs in enumerate(runs_of.values()):
+            if values := measured(runs, measure):
                 axis.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.55)
-                median = [statistics.median(values)]
-                axis.plot(median, [place], "|", color="black", markersize=16, markeredgewidth=2)
-        axis.set_yticks(range(len(names)), names)
+                axis.plot([statistics.median(values)], [place], "|", color="black", markersize=16, markeredgewidth=2)
+        axis.set_yticks(range(len(runs_of)), list(runs_of))
         axis.set_xlabel(MEASURES[measure])
         axis.margins(0.1, 0.3)
         axis.grid(alpha=0.3)

@@ -47,16 +47,11 @@ class Scored:
 def detect_texts(network: Pretrained, texts: Sequence[str]) -> list[list[ScoredToken]]:
     """P(replaced) of every token."""
     encodings = network.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    logits = token_logits(network, [encoding.ids for encoding in encodings])
-    return [
-        [
-            ScoredToken(token, start, end, float(probability))
-            for token, (start, end), probability in zip(
-                encoding.tokens, encoding.offsets, 1 / (1 + np.exp(-values)), strict=True
-            )
-        ]
-        for encoding, values in zip(encodings, logits, strict=True)
-    ]
+    scored = []
+    for encoding, logits in zip(encodings, token_logits(network, [it.ids for it in encodings]), strict=True):
+        tokens = zip(encoding.tokens, encoding.offsets, 1 / (1 + np.exp(-logits)), strict=True)
+        scored.append([ScoredToken(token, *place, float(probability)) for token, place, probability in tokens])
+    return scored
 
 
 def score_texts(network: Pretrained, texts: Sequence[str]) -> list[Scored]:
@@ -74,22 +69,24 @@ def token_logits(network: Pretrained, texts: Sequence[Sequence[int]]) -> list[np
     for windows, hidden in read_windows(network, texts):
         values = network.head(hidden)[:, 1:].double().cpu().numpy()
         for window, row in zip(windows, values, strict=True):
-            own = row[window.begin - window.first : window.end - window.first]
-            logits[window.text][window.begin : window.end] = own
+            logits[window.text][window.begin : window.end] = row[window.begin - window.first :][
+                : window.end - window.begin
+            ]
     return logits
 
 
 @torch.no_grad()
-def text_vectors(network: Pretrained, texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def text_vectors(network: Pretrained, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The last layer's vectors averaged over each text, [CLS] and [SEP] included, and that of [CLS]. Of a text that is read
-    in windows each token counts once, and [CLS] is the first window's."""
-    shape = len(texts), network.encoder.settings.hidden
-    mean, first = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-    for windows, hidden in read_windows(network, texts):
+    in windows each token counts once, and [CLS] is the first window's. With a `length` texts are cut there, in tokens."""
+    encodings = network.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    ids = [encoding.ids[: length and length - 2] for encoding in encodings]
+    mean, first = np.zeros((2, len(ids), network.encoder.settings.hidden), dtype=np.float32)
+    for windows, hidden in read_windows(network, ids):
         counts = torch.zeros(hidden.shape[:2], dtype=torch.bool)
         for row, window in zip(counts, windows, strict=True):
             begin = window.begin - window.first + 1 if window.begin else 0
-            is_last = window.end == len(texts[window.text])
+            is_last = window.end == len(ids[window.text])
             row[begin : window.end - window.first + (2 if is_last else 1)] = True
         sums = (hidden.float() * counts.to(hidden.device)[:, :, None]).sum(1).cpu().numpy()
         starts = hidden[:, 0].float().cpu().numpy()
@@ -97,8 +94,8 @@ def text_vectors(network: Pretrained, texts: Sequence[Sequence[int]]) -> tuple[n
             mean[window.text] += sums[row]
             if not window.first:
                 first[window.text] = starts[row]
-    lengths = np.array([len(ids) + 2 for ids in texts], dtype=np.float32)
-    return mean / lengths[:, None], first
+    lengths = np.array([[len(it) + 2] for it in ids], dtype=np.float32)
+    return mean / lengths, first
 
 
 class TextWindow(NamedTuple):
@@ -135,10 +132,7 @@ def read_windows(network: Pretrained, texts: Sequence[Sequence[int]]) -> Iterato
         rows = [[special.cls, *window.ids, special.sep] for window in part]
         ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
         is_real = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
-        batch = Batch.of_rows(ids, torch.zeros_like(ids), is_real)
-        with torch.no_grad():
-            hidden = encode(encoder, batch.to(device))
-        yield part, hidden
+        yield part, encode(encoder, Batch.of_rows(ids, torch.zeros_like(ids), is_real).to(device))
 
 
 def rerank(
@@ -149,14 +143,12 @@ def rerank(
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     while part := list(islice(numbered, LISTS_AT_ONCE)):
         records = [read_hypotheses(number, line) for number, line in part]
-        texts = [hypothesis["text"] for record in records for hypothesis in record["hypotheses"]]
-        scores = iter(score(texts))
+        scores = iter(score([hypothesis["text"] for record in records for hypothesis in record["hypotheses"]]))
         for record in records:
             ranked = []
             for hypothesis in record["hypotheses"]:
                 pll = next(scores).score
-                total = hypothesis.get("score", 0.0) + weight * pll
-                ranked.append(hypothesis | {"pll": pll, "total": total})
+                ranked.append(hypothesis | {"pll": pll, "total": hypothesis.get("score", 0.0) + weight * pll})
             yield record | {"hypotheses": sorted(ranked, key=lambda it: -it["total"])}
 
 

@@ -47,9 +47,7 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
 
 def probe_accuracy(table: LabelledTexts, network: Pretrained, length: int) -> float:
     """On the mean of the last layer's vectors beside that of [CLS]. Texts are cut at `length` tokens."""
-    encodings = network.tokenizer.encode_batch(table.texts, add_special_tokens=False)
-    texts = [encoding.ids[: length - 2] for encoding in encodings]
-    features = np.concatenate(text_vectors(network, texts), axis=1)
+    features = np.concatenate(text_vectors(network, table.texts, length), axis=1)
     judge = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
     judge.fit(features[: table.train], table.labels[: table.train])
     return float(judge.score(features[table.train :], table.labels[table.train :]))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, MachineError
 from electra.base.files import sync_folder, write_synced
+from electra.base.table import Table
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.interop.formats import FORMATS, NetworkKind, config_json, network_class, network_tensors
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
@@ -76,9 +77,7 @@ class Folder:
         if out.exists():
             raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
         content = self.content()
-        hashes = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in content.items()
-        }
+        hashes = {it: {"bytes": len(content[it]), "sha256": hashlib.sha256(content[it]).hexdigest()} for it in content}
         content["MANIFEST.json"] = json.dumps(hashes, indent=1).encode()
         temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
         try:
@@ -97,26 +96,21 @@ def write_network(out: Path, network: Pretrained, card: str) -> str:
     """Returns who has read the folder back, and how."""
     architecture = network_class(network.encoder.settings, network.kind)
     entries, files = {OBJECTIVE: network.objective}, {"README.md": card.encode()}
-    parts = network.encoder, network.head, architecture, network.tokenizer
-    folder = Folder(*parts, entries, files, network.length)
-    readers = folder.write(
-        out, network_answers(network), lambda path: network_answers(read_network(path, network.kind))
-    )
-    same = "states" if network.head is None else "logits"
-    return f"same ids and same {same} as ours, read back by {readers}"
+    folder = Folder(network.encoder, network.head, architecture, network.tokenizer, entries, files, network.length)
+    ours, kind = network_answers(network), network.kind
+    readers = folder.write(out, ours, lambda path: network_answers(read_network(path, kind)))
+    return f"same ids and same {'states' if network.head is None else 'logits'} as ours, read back by {readers}"
 
 
 def tokenizer_config(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
-    special = special_ids(tokenizer)
-    tokens = {
-        f"{name}_token": tokenizer.id_to_token(getattr(special, name)) for name in ("pad", "unk", "cls", "sep", "mask")
-    }
+    special, names = special_ids(tokenizer), ("pad", "unk", "cls", "sep", "mask")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],
         "model_input_names": FORMATS[config["model_type"]].inputs,
         "clean_up_tokenization_spaces": False,
-    } | tokens
+        **{f"{name}_token": tokenizer.id_to_token(getattr(special, name)) for name in names},
+    }
 
 
 # The check
@@ -130,11 +124,9 @@ def probe_batch(tokenizer: Tokenizer, positions: int) -> Batch:
     cutting.enable_truncation(positions)
     cutting.enable_padding(pad_id=special_ids(tokenizer).pad)
     encodings = cutting.encode_batch(list(zip(PROBE, reversed(PROBE), strict=True)))
-    return Batch.of_rows(
-        torch.tensor([encoding.ids for encoding in encodings]),
-        torch.tensor([encoding.type_ids for encoding in encodings]),
-        torch.tensor([encoding.attention_mask for encoding in encodings]).bool(),
-    )
+    names = ("ids", "type_ids", "attention_mask")
+    ids, segments, mask = torch.tensor([[getattr(encoding, name) for encoding in encodings] for name in names])
+    return Batch.of_rows(ids, segments, mask.bool())
 
 
 def check_folder(folder: Path, architecture: str, tokenizer: Tokenizer, expected: Answers, again: Answers) -> str:
@@ -221,35 +213,12 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 # README.md of a folder
 
-USE = """```python
-from transformers import {reader}, AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = {reader}.from_pretrained("."){note}
-```"""
 FILL_MASK = """```python
 from transformers import pipeline
 pipeline("fill-mask", ".")("Hello [MASK]!")
 ```
 
 The discriminator of the same run is the model to fine-tune; this is the network that proposed replacements."""
-CARD = """---
-library_name: transformers
-tags: [{tags}]
----
-
-# {title}
-
-{about}
-
-{use}
-
-| metric | value |
-|---|---|
-{table}
-
-```toml
-{settings}```
-"""
 
 
 def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[str, Any]) -> str:
@@ -257,39 +226,48 @@ def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[
     form = FORMATS[encoder]
     match kind:
         case "discriminator":
-            use = USE.format(reader=auto_class(form.discriminator), note="   # logit > 0: the token was replaced")
+            use = usage(form.discriminator, "   # logit > 0: the token was replaced")
             use += f"\n\nFine-tune it with any of transformers' {form.family} classes."
         case "generator":
             use = FILL_MASK
         case "encoder":
-            use = USE.format(reader="AutoModel", note="")
+            use = usage("")
             use += "\n\nWithout its token head: transformers has no form for one on words of another width than the layers."
-    return CARD.format(
-        tags=", ".join(dict.fromkeys(("electra", encoder, kind))),
-        title=f"{form.title} {kind}",
-        about=f"Pre-trained with the `electra` toolkit; held-out metrics of step {metrics.get('step', 0):,}, and settings.",
-        use=use,
-        table=metric_rows(metrics),
-        settings=settings,
+    tags = ", ".join(dict.fromkeys(("electra", encoder, kind)))
+    about = (
+        f"Pre-trained with the `electra` toolkit; held-out metrics of step {metrics.get('step', 0):,}, and settings."
     )
+    return card(f"{form.title} {kind}", tags, f"{about}\n\n{use}", metrics, settings)
 
 
 def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
     """`architecture` is the class of transformers that reads it, "" where none does."""
-    use = USE.format(reader=auto_class(architecture), note="") if architecture else "Read it with `electra predict`."
-    return CARD.format(
-        tags="electra",
-        title=f"Fine-tuned on {name}",
-        about="One run of one seed, made with the `electra` toolkit: dev scores and method. task.json says the rest.",
-        use=use,
-        table=metric_rows(scores),
-        settings=settings,
-    )
+    about = "One run of one seed, made with the `electra` toolkit: dev scores and method. task.json says the rest."
+    use = usage(architecture) if architecture else "Read it with `electra predict`."
+    return card(f"Fine-tuned on {name}", "electra", f"{about}\n\n{use}", scores, settings)
 
 
-def auto_class(architecture: str) -> str:
-    return f"AutoModelFor{architecture.partition('For')[2]}"
+def usage(architecture: str, note: str = "") -> str:
+    reader = "AutoModel" + "".join(architecture.partition("For")[1:])
+    return f"""```python
+from transformers import {reader}, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = {reader}.from_pretrained("."){note}
+```"""
 
 
-def metric_rows(metrics: Mapping[str, Any]) -> str:
-    return "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items() if isinstance(value, float))
+def card(title: str, tags: str, text: str, metrics: Mapping[str, Any], settings: str) -> str:
+    rows = [(name, f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
+    return f"""---
+library_name: transformers
+tags: [{tags}]
+---
+
+# {title}
+
+{text}
+
+{Table(("metric", "value"), rows).markdown()}
+```toml
+{settings}```
+"""
