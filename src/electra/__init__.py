@@ -12,7 +12,7 @@ from electra.base.errors import ElectraError
 if TYPE_CHECKING:
     from electra.data.shards import Manifest
     from electra.finetuning.predict import Predicted
-    from electra.inspector import Model
+    from electra.inspector import Model, load
     from electra.inspector.compare import ComparedRun
     from electra.inspector.probe import LabelledTexts
     from electra.pretraining.load import Exported
@@ -109,10 +109,9 @@ def pretrain(
     from electra.train.log import plot_run
 
     named = {"data": data, "run": run, "start": start}
-    words = [*_words(overrides), *_words({key: value for key, value in named.items() if value is not None})]
+    words = _words(overrides) + _words({key: value for key, value in named.items() if value is not None})
     settings, _ = resolve(str(recipe), words)
-    metrics = train(settings, resume_command(str(recipe), words))
-    folder = Path(settings.run)
+    metrics, folder = train(settings, resume_command(str(recipe), words)), Path(settings.run)
     plot_run(folder, folder / "curves.png")
     return PretrainResult(folder, {key: value for key, value in metrics.items() if isinstance(value, float)})
 
@@ -133,15 +132,14 @@ def finetune(
     from electra.finetuning.report import run_folder
     from electra.finetuning.run import finetune as train
 
-    items = [tasks] if isinstance(tasks, str | Path) else list(tasks)
+    items, out = [tasks] if isinstance(tasks, str | Path) else tasks, Path(out)
     overrides = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
-    if isinstance(overrides.get("text"), str):
-        overrides["text"] = [overrides["text"]]
+    overrides |= _columns(overrides.get("text"), None)
     if "dev" in overrides:
         overrides["files.dev"] = overrides.pop("dev")
-    results = train(Path(model), [str(item) for item in items], overrides, Path(out), seeds, jobs)
-    models = {name: [run_folder(Path(out), name, seed) for seed in range(seeds)] for name in results["tasks"]}
-    return FinetuneResult(Path(out), models, results)
+    results = train(Path(model), [str(item) for item in items], overrides, out, seeds, jobs)
+    models = {name: [run_folder(out, name, seed) for seed in range(seeds)] for name in results["tasks"]}
+    return FinetuneResult(out, models, results)
 
 
 def predict(
@@ -160,8 +158,7 @@ def predict(
     """
     from electra.finetuning.predict import predict_file
 
-    target = None if out is None else Path(out)
-    return predict_file(Path(model), Path(file), target, probabilities, _columns(text, None))
+    return predict_file(Path(model), Path(file), _path(out), probabilities, _columns(text, None))
 
 
 def evaluate(
@@ -191,8 +188,7 @@ def evaluate(
         return evaluate_file(Path(path), Path(file), _columns(text, label))
     from electra.pretraining.evaluate import evaluate_run
 
-    shards, other = (None if folder is None else Path(folder) for folder in (data, generator))
-    trained, untrained = evaluate_run(Path(path), shards, rows, other)
+    trained, untrained = evaluate_run(Path(path), _path(data), rows, _path(generator))
     return {"trained": trained, "untrained": untrained}
 
 
@@ -235,24 +231,16 @@ def compare(
     return comparison.run_comparison(variants, seeds, comparison.parse_budget(budget), table, jobs, Path(out))
 
 
-def load(path: PathLike) -> "Model":
-    """Any model, ready for `detect`, `score`, `embed` and `predict`: a run folder, an export, a fine-tuned folder, or anybody's
-    ELECTRA or ModernBERT folder of transformers.
-
-    >>> electra.load("my-run").kind, electra.load("my-model/generator").kind
-    ('discriminator', 'generator')
-    """
-    from electra.inspector import load as load_model
-
-    return load_model(path)
-
-
 def __getattr__(name: str) -> Any:
-    if name == "Model":
-        from electra.inspector import Model
+    if name in ("Model", "load"):
+        from electra import inspector
 
-        return Model
+        return getattr(inspector, name)
     raise AttributeError(f"module 'electra' has no attribute {name!r}")
+
+
+def _path(path: PathLike | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def _paths(texts: Paths) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from electra.base.errors import SettingsError
-from electra.commands.console import print_table
+from electra.commands.console import Jobs, print_table
 
 
 def compare_command(
@@ -23,7 +23,7 @@ def compare_command(
     label: Annotated[str, typer.Option(help="its column of labels")] = "label",
     probe_rows: Annotated[int, typer.Option(help="rows of it that are used, at most", min=10)] = 4000,
     out: Annotated[Path, typer.Option(help="folder for the runs, the table and the plot")] = Path("runs/compare"),
-    jobs: Annotated[int, typer.Option(help="runs at the same time", min=1)] = 1,
+    jobs: Jobs = 1,
 ) -> None:
     """Train recipes under the same budget, over several seeds; a table and a plot of what came out."""
     import electra
@@ -38,6 +38,5 @@ def compare_command(
     results = electra.compare(
         recipes, overrides, vary=vary, seeds=seeds, budget=budget, table=labelled, jobs=jobs, out=out
     )
-    title = f"{budget} per run, median (least–greatest) of {seeds} seeds"
-    print_table(comparison_table(results, title))
+    print_table(comparison_table(results, f"{budget} per run, median (least–greatest) of {seeds} seeds"))
     print(f"{out / 'comparison.md'} · {out / 'comparison.png'} · {out / 'results.json'}")

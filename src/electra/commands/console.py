@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,6 +21,8 @@ OverrideWords = Annotated[
 TextKey = Annotated[str, typer.Option(help="key or column that holds the text")]
 Documents = Annotated[Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")]
 OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
+TextInput = Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")]
+Jobs = Annotated[int, typer.Option(help="runs at the same time", min=1)]
 Text2 = Annotated[str | None, typer.Option(help="column of a second text")]
 
 NEEDS_ANOTHER_COMMAND = (2, 3, 6, 7)
@@ -68,16 +70,11 @@ def read_lines(text: str | None) -> list[str]:
     return lines
 
 
-def columns(text: str | None, text2: str | None, label: str | None) -> dict[str, Any]:
-    """The columns of a table that were named, as settings of a task."""
+def columns(text: str | None, text2: str | None) -> list[str] | None:
+    """The columns of text of a table, where they were named."""
     if text2 and not text:
         raise SettingsError("--text2 is the second of two columns: give --text as well.")
-    names: dict[str, Any] = {}
-    if text:
-        names["text"] = [text, text2] if text2 else [text]
-    if label:
-        names["label"] = label
-    return names
+    return [column for column in (text, text2) if column] or None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from electra.commands.console import read_lines
+from electra.commands.console import TextInput, read_lines
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def detect_command(
     model: Annotated[Path, typer.Argument(help="a run folder or an exported model folder")],
-    text: Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")] = None,
+    text: TextInput = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line of text")] = False,
 ) -> None:
     """Each token with its probability of having been replaced."""
@@ -31,8 +31,7 @@ def detect_command(
     for line in read_lines(text):
         tokens = loaded.detect(line)
         if as_json:
-            record = {"text": line, "tokens": [asdict(token) for token in tokens]}
-            print(json.dumps(record, ensure_ascii=False))
+            print(json.dumps({"text": line, "tokens": [asdict(token) for token in tokens]}, ensure_ascii=False))
         else:
             console.print(coloured(tokens), soft_wrap=True)
 
@@ -44,8 +43,7 @@ def coloured(tokens: "Sequence[ScoredToken]") -> "Text":
 
     text = Text()
     for number, token in enumerate(tokens):
-        joined = number and token.start == tokens[number - 1].end
-        text.append("" if joined or not number else " ")
+        text.append(" " if number and token.start != tokens[number - 1].end else "")
         red = 80 + int(175 * token.probability)
         style = Style(bgcolor=f"rgb({red},0,0)", color="white") if token.probability >= 0.15 else Style()
         text.append(token.token, style)

@@ -29,7 +29,7 @@ def evaluate_command(
     """Metrics of a run on held-out documents, with its curves.png; or of a fine-tuned model on a table."""
     import electra
 
-    result = electra.evaluate(run, file, data, rows, generator=generator, **columns(text, text2, label))
+    result = electra.evaluate(run, file, data, rows, columns(text, text2), label, generator)
     if "scores" in result:
         print(json.dumps(result, ensure_ascii=False)) if as_json else print_scores(run, file, result)
     else:
@@ -44,20 +44,21 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
     from electra.train.log import finite_or_none, plot_run
 
     finite = {name: {key: finite_or_none(value) for key, value in metrics.items()} for name, metrics in result.items()}
-    name = "evaluation.json" if generator is None else f"evaluation-by-{generator.resolve().name}.json"
-    text = "" if generator is None else f", corrupted by {generator}"
+    name, title = "evaluation.json", f"{run}, held-out documents"
+    if generator is not None:
+        name, title = f"evaluation-by-{generator.resolve().name}.json", f"{title}, corrupted by {generator}"
     write_json(run / name, finite)
     plot_run(run, run / "curves.png")
     if as_json:
         print(json.dumps(finite))
         return
-    trained, untrained = result["trained"], result["untrained"]
+    networks = [result["trained"], result["untrained"]]
     lines = [
-        (key, *(f"{metrics[key]:.4f}" if key in metrics else "" for metrics in (trained, untrained)), meaning)
+        (key, *(f"{metrics[key]:.4f}" if key in metrics else "" for metrics in networks), meaning)
         for key, meaning in MEANINGS.items()
-        if key in trained
+        if key in result["trained"]
     ]
-    print_table(Table(("metric", "trained", "untrained", "meaning"), lines, title=f"{run}, held-out documents{text}"))
+    print_table(Table(("metric", "trained", "untrained", "meaning"), lines, title))
     print(f"{run / name} · {run / 'curves.png'}")
 
 
@@ -73,8 +74,6 @@ def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> N
         ]
         print_table(Table(("class", "precision", "recall", "F1", "rows"), classes, title="each class"))
     if "confusion" in result:
-        counts = [
-            (label, *(f"{count:,}" for count in row))
-            for label, row in zip(result["labels"], result["confusion"], strict=True)
-        ]
+        pairs = zip(result["labels"], result["confusion"], strict=True)
+        counts = [(label, *(f"{count:,}" for count in row)) for label, row in pairs]
         print_table(Table(("", *result["labels"]), counts, title="true class (down), answer (across)"))

@@ -7,7 +7,7 @@ import typer
 
 from electra.base.errors import SettingsError
 from electra.base.table import Table
-from electra.commands.console import Text2, columns, print_table, resume_hint
+from electra.commands.console import Jobs, Text2, columns, print_table, resume_hint
 
 
 def finetune_command(
@@ -31,7 +31,7 @@ def finetune_command(
     ] = None,
     dev: Annotated[str | None, typer.Option(help="table to score on", show_default="a tenth of the table")] = None,
     seeds: Annotated[int, typer.Option(help="runs of each task", min=1)] = 1,
-    jobs: Annotated[int, typer.Option(help="runs at the same time", min=1)] = 1,
+    jobs: Jobs = 1,
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),
 ) -> None:
     """Fine-tune on tasks and tables, over seeds. The same command again keeps what is finished."""
@@ -42,9 +42,8 @@ def finetune_command(
     tasks = [item for item in items if item not in words]
     if not tasks:
         raise SettingsError("no task given. Pass a task name, a TOML file or a table.")
-    overrides = config.parse_overrides(words) | columns(text, text2, label)
-    if dev:
-        overrides["dev"] = dev
+    options = {"text": columns(text, text2), "label": label, "dev": dev}
+    overrides = config.parse_overrides(words) | {name: value for name, value in options.items() if value}
     for name in sorted(overrides.keys() & {"seeds", "jobs", "out"}):
         raise SettingsError(f"{name} is an option of the command, not a setting: --{name} {overrides[name]}")
     with resume_hint(context.obj):
@@ -60,18 +59,11 @@ def print_results(results: dict[str, Any]) -> None:
     from electra.finetuning.report import shown
 
     tasks = results["tasks"].items()
-    rows = [
-        (
-            name,
-            result["metric"],
-            shown(result["median"]),
-            shown(result["mean"]) + ("" if result["sd"] is None else f" ± {result['sd']:.4f}"),
-            shown(result["best"]),
-            shown(result["ensemble"][result["metric"]]),
-            str(result["runs"]),
-        )
-        for name, result in tasks
-    ]
+    rows = []
+    for name, result in tasks:
+        mean = shown(result["mean"]) + ("" if result["sd"] is None else f" ± {result['sd']:.4f}")
+        best, ensemble = shown(result["best"]), shown(result["ensemble"][result["metric"]])
+        rows.append((name, result["metric"], shown(result["median"]), mean, best, ensemble, str(result["runs"])))
     head = ("task", "metric", "median", "mean ± sd", "best", "ensemble", "runs")
     print_table(Table(head, rows, title=f"{results['model']}: dev scores"))
     for name, result in tasks:

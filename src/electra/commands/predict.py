@@ -25,6 +25,6 @@ def predict_command(
     """A prediction for each row of a file of any size, in the file's format."""
     import electra
 
-    result = electra.predict(model, file, out, probabilities, **columns(text, text2, None))
+    result = electra.predict(model, file, out, probabilities, columns(text, text2))
     cut = f", {result.cut:,} {result.cut_words}" if result.cut else ""
     print(f"{', '.join(map(str, result.out))}: {result.rows:,} rows{cut}")

@@ -8,7 +8,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,7 +85,6 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
 
 
 def collect_text(path: Path) -> Path:
-    from electra.base.files import write_atomically
     from electra.data.corpus import docstrings, libraries
 
     if not path.is_file():
@@ -95,11 +94,16 @@ def collect_text(path: Path) -> Path:
             for text in docstrings(place):
                 texts.setdefault(text, library)
             print(f"{library}: {len(texts) - before:,} docstrings")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = ({"text": text, "library": library} for text, library in texts.items())
-        write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        write_rows(path, ({"text": text, "library": library} for text, library in texts.items()))
     print(f"{path.stat().st_size / 1e6:.1f} MB in {path}")
     return path
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    from electra.base.files import write_atomically
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
 def metrics_table(metrics: dict[str, dict[str, float]]) -> Table:
@@ -115,21 +119,17 @@ def swaps_table(run: Path, shards: Path) -> Table:
     """One word of every held-out document is swapped for a random one, and the network asked about each token."""
     import electra
 
-    model = electra.load(run)
     excerpts, texts, places = zip(*swap_words(shards), strict=True)
     ranks, lengths = [], []
-    for place, tokens in zip(places, model.detect(texts), strict=True):
+    for place, tokens in zip(places, electra.load(run).detect(texts), strict=True):
         (suspicion,) = (token.probability for token in tokens if token.start == place)
         ranks.append(1 + sum(token.probability > suspicion for token in tokens))
         lengths.append(len(tokens))
-    rows: list[tuple[str, ...]] = [
-        (excerpts[number], str(ranks[number]), f"{lengths[number] / 2:.0f}") for number in range(EXAMPLES)
-    ]
+    examples = zip(excerpts[:EXAMPLES], map(str, ranks), (f"{length / 2:.0f}" for length in lengths), strict=False)
     middle = f"{statistics.median(ranks):.0f}", f"{statistics.median(lengths) / 2:.0f}"
     first = statistics.fmean(rank == 1 for rank in ranks), statistics.fmean(1 / length for length in lengths)
-    rows.append(())
-    rows.append((f"all {len(ranks):,} documents: median rank", *middle))
-    rows.append(("it is the most suspicious token", f"{first[0]:.1%}", f"{first[1]:.1%}"))
+    all_of_them = (f"all {len(ranks):,} documents: median rank", *middle)
+    rows = [*examples, (), all_of_them, ("it is the most suspicious token", *(f"{share:.1%}" for share in first))]
     head = ("held-out text (WHAT WAS SWAPPED IN, what stood there)", "rank", "guessing")
     return Table(head, rows, title="one word of each document swapped for a random one: how suspicious is it?")
 
@@ -161,30 +161,26 @@ def labels_table(folder: Path, text: Path, epochs: int) -> Table:
     a higher rate and smaller batches for a network this small. Layer-wise decay would hold random weights near where they
     began, so the untrained network gets one rate for all layers."""
     import electra
-    from electra.base.files import write_atomically
     from electra.base.randomness import mix
 
-    rows = list(map(json.loads, text.read_text("utf-8").splitlines()))
-    rows.sort(key=lambda row: mix("label", row["text"]))
+    rows = sorted(map(json.loads, text.read_bytes().splitlines()), key=lambda row: mix("label", row["text"]))
     dev, train = rows[:LABELLED_DEV], rows[LABELLED_DEV : LABELLED_DEV + LABELLED]
-    (folder / "labels").mkdir(exist_ok=True)
     for name, part in (("dev", dev), ("train", train)):
         path = folder / "labels" / f"{name}.jsonl"
         if not path.is_file():
-            write_atomically(path, "".join(json.dumps(row) + "\n" for row in part).encode())
+            write_rows(path, part)
     data: dict[str, Any] = {"text": "text", "label": "library", "kind": "classification"}
     method = {"length": 64, "batch": 16, "bias_correction": True, "epochs": epochs, "evaluations": 1}
-    rates: dict[str, dict[str, Any]] = {
-        "pre-trained": {"lr": 2e-3},
-        "untrained": {"lr": 1e-3, "layer_decay": 1.0, "pretrained": False},
+    rates: dict[tuple[str, str], dict[str, Any]] = {
+        ("pre-trained", "the pre-trained encoder"): {"lr": 2e-3},
+        ("untrained", "the same network, untrained"): {"lr": 1e-3, "layer_decay": 1.0, "pretrained": False},
     }
-    scores = []
-    for name, rate in rates.items():
+    cells = []
+    for (name, shown), rate in rates.items():
         place = folder / "finetune" / name
         result = electra.finetune(folder / "run", folder / "labels", place, **data, **method, **rate)
-        scores.append(result.results["tasks"]["labels"]["median"])
+        cells.append((shown, f"{result.results['tasks']['labels']['median']:.3f}"))
     ((majority, count),) = Counter(row["library"] for row in dev).most_common(1)
-    names = ("the pre-trained encoder", "the same network, untrained", f'always saying "{majority}"')
-    cells = [(name, f"{score:.3f}") for name, score in zip(names, (*scores, count / len(dev)), strict=True)]
+    cells.append((f'always saying "{majority}"', f"{count / len(dev):.3f}"))
     title = f"accuracy on {len(dev):,} texts after {len(train):,} labelled ones (one seed)"
     return Table(("start from", "accuracy"), cells, title)

@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from electra.base.errors import DataError
-from electra.commands.console import read_lines
+from electra.commands.console import TextInput, read_lines
 
 ElectricModel = Annotated[Path, typer.Argument(help='a run folder whose objective is "electric", or its export')]
 
 
 def score_command(
     model: ElectricModel,
-    text: Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")] = None,
+    text: TextInput = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line, with every token")] = False,
 ) -> None:
     """Pseudo-log-likelihood of each line of text, in one pass (Electric models)."""
@@ -26,10 +26,8 @@ def score_command(
     for line in read_lines(text):
         scored = loaded.score(line)
         if as_json:
-            tokens = [
-                {"token": token, "score": float(value)}
-                for token, value in zip(scored.tokens, scored.token_scores, strict=True)
-            ]
+            pairs = zip(scored.tokens, scored.token_scores, strict=True)
+            tokens = [{"token": token, "score": float(value)} for token, value in pairs]
             print(json.dumps({"text": line, "score": scored.score, "tokens": tokens}, ensure_ascii=False))
         else:
             mean = scored.score / max(1, len(scored.tokens))

@@ -95,7 +95,12 @@ class Model:
 
 
 def load(path: str | Path) -> Model:
-    """A run folder, an export, a fine-tuned folder, or anybody's ELECTRA or ModernBERT folder of transformers."""
+    """Any model, ready for `detect`, `score`, `embed` and `predict`: a run folder, an export, a fine-tuned folder, or anybody's
+    ELECTRA or ModernBERT folder of transformers.
+
+    >>> electra.load("my-run").kind, electra.load("my-model/generator").kind
+    ('discriminator', 'generator')
+    """
     path = Path(path)
     if (path / TASK_FILE).is_file():
         finetuned = load_task_folder(path)
