@@ -1,26 +1,29 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from conftest import SPECIAL, make_batch
+from conftest import SPECIAL, VOCABULARY, make_batch
 from electra.base.randomness import uniform
 from electra.model.heads import inverse_cdf, sample_tokens
-from electra.objectives.corruption import SamplingSettings, choose_positions, maskable, replace_at, sample
+from electra.objectives import corruption
+from electra.objectives.corruption import MaskingSettings, SamplingSettings, maskable, replace_at, sample
 
 
-def choose(batch, share=0.15, purpose="choose"):
-    noise = uniform(batch.seed, purpose, batch.samples, batch.ids.shape[1])
-    return choose_positions(maskable(batch, SPECIAL), batch.is_real, share, noise)
+def choose(batch, share=0.15):
+    continues = torch.zeros(VOCABULARY, dtype=torch.bool)
+    positions, used, *_ = corruption.choose(batch, MaskingSettings(share=share), SPECIAL, continues)
+    return positions, used
 
 
 def test_special_tokens_and_padding_are_never_chosen_but_unk_is():
     batch = make_batch(rows=6, length=24)
     chosen = set()
     for seed in range(200):
-        positions, used = choose(batch, share=0.3, purpose=f"choose {seed}")
+        positions, used = choose(replace(batch, seed=seed), share=0.3)
         chosen |= set(batch.ids.gather(1, positions)[used].tolist())
     assert not chosen & {SPECIAL.pad, SPECIAL.cls, SPECIAL.sep, SPECIAL.mask}
     assert SPECIAL.unk in chosen
@@ -51,12 +54,10 @@ def test_a_row_with_nothing_to_choose_is_left_alone():
 
 
 def test_every_maskable_position_is_equally_likely():
-    batch = make_batch(rows=1, length=24, padded=False)
-    samples = torch.arange(20_000)
-    noise = uniform(0, "choose", samples, 24)
-    can_mask = maskable(batch, SPECIAL).expand(len(samples), -1)
-    positions, _ = choose_positions(can_mask, torch.ones_like(can_mask), 0.15, noise)
-    counts = np.bincount(positions.flatten().numpy(), minlength=24)[can_mask[0].numpy()]
+    row = make_batch(rows=1, length=24, padded=False)
+    many = [tensor.expand(20_000, -1) for tensor in (row.ids, row.segments, row.is_real)]
+    positions, _ = choose(row.with_tensors([*many, torch.arange(20_000)]))
+    counts = np.bincount(positions.flatten().numpy(), minlength=24)[maskable(row, SPECIAL)[0].numpy()]
     assert stats.chisquare(counts).pvalue > 1e-4
 
 

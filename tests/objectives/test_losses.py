@@ -70,7 +70,8 @@ def test_noise_contrast(draws, share):
         data = (1 - share) * np.exp(-draws["scores"][at])
         p = noise / (noise + data)
         expected.append(-np.log(p if draws["flags"][at] else 1 - p))
-    found = losses.noise_contrastive_loss(*tensors(draws, "scores", "log_q", "flags", "where"), share)
+    logits = losses.noise_logits(*tensors(draws, "scores", "log_q"), share)
+    found = losses.detection_loss(logits, *tensors(draws, "flags", "where"))
     assert found.item() == pytest.approx(np.mean(expected), abs=1e-10)
 
 
@@ -110,7 +111,7 @@ def test_nothing_flows_through_rewards_baselines_and_the_proposal(draws):
     losses.baseline_loss(guess, reward, where).backward()
     assert guess.grad is not None and reward.grad is None
     energy, log_q = (torch.from_numpy(draws["scores"].copy()).requires_grad_() for _ in range(2))
-    losses.noise_contrastive_loss(energy, log_q, flags, where, 0.15).backward()
+    losses.detection_loss(losses.noise_logits(energy, log_q, 0.15), flags, where).backward()
     assert energy.grad is not None and log_q.grad is None
 
 

@@ -108,9 +108,6 @@ class Pair(nn.Module):
         super().__init__()
         self.discriminator, self.corruptor = nn.Linear(4, 4), nn.Linear(4, 4)
 
-    def generator_parameters(self):
-        return self.corruptor.parameters()
-
 
 def test_decoupled_networks_have_their_own_rate_and_their_own_clipping():
     pair = Pair()

@@ -39,6 +39,7 @@ class Toy(nn.Module):
     headline = ("loss",)
     extra_metrics = ()
     muted_alarms = ()
+    corruptor = None
 
     def __init__(self, dropout: float = 0.0):
         super().__init__()
@@ -51,9 +52,6 @@ class Toy(nn.Module):
         scores = self.out(self.dropout(self.words(batch.ids))).squeeze(-1)
         total = ((scores - batch.progress) ** 2).mean()
         return Loss(total, {"rows": torch.ones_like(batch.samples).sum()})
-
-    def generator_parameters(self):
-        return ()
 
 
 def batch_at(number: int, rows: int = 12) -> Batch:

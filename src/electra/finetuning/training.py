@@ -12,7 +12,7 @@ embeddings d^(n+2)): the rest of a pooling layer that was taken out. ModernBERT'
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class TaskObjective(nn.Module):
     headline = ("loss",)
     extra_metrics: tuple[Ratio, ...] = ()
     muted_alarms: tuple[str, ...] = ()
+    corruptor = None
 
     def __init__(self, model: Finetuned, task: Task):
         super().__init__()
@@ -69,9 +70,6 @@ class TaskObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         return Loss(self.task.loss(self.model(batch), batch.targets), {})
-
-    def generator_parameters(self) -> Iterable[nn.Parameter]:
-        return ()
 
 
 @dataclass(frozen=True)

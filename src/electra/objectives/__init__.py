@@ -3,7 +3,7 @@
 A new one adds its file, its settings to `ObjectiveSettings` and its arm to `build`; nothing else has to know it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -42,7 +42,8 @@ class Trainable(Protocol):
 
     `headline` names the metrics to show while training. Metrics are made of the summed `Loss.sums` by
     `metrics.summarise`; `extra_metrics` are those that only this objective has, each a sum and the count it is divided
-    by. `muted_alarms` are alarms (see metrics) that say nothing here."""
+    by. `muted_alarms` are alarms (see metrics) that say nothing here. `corruptor` holds the generator; None where nothing
+    is generated."""
 
     @property
     def headline(self) -> tuple[str, ...]: ...
@@ -51,16 +52,15 @@ class Trainable(Protocol):
     @property
     def muted_alarms(self) -> tuple[str, ...]: ...
 
-    def __call__(self, batch: Batch) -> Loss: ...
+    @property
+    def corruptor(self) -> nn.Module | None: ...
 
-    def generator_parameters(self) -> Iterable[nn.Parameter]:
-        """Those that a decoupled optimizer trains by themselves. What generator and discriminator share is not among
-        them."""
-        ...
+    def __call__(self, batch: Batch) -> Loss: ...
 
     # what the loop uses of every nn.Module
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def children(self) -> Iterator[nn.Module]: ...
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
     def train(self: Same, mode: bool = True) -> Same: ...
     def eval(self: Same) -> Same: ...
@@ -69,7 +69,7 @@ class Trainable(Protocol):
 
 @runtime_checkable
 class Objective(Trainable, Protocol):
-    """A way of pre-training. `corruptor` chooses the noise and holds the generator; None where nothing is generated."""
+    """A way of pre-training."""
 
     @property
     def corruptor(self) -> Corruptor | None: ...
@@ -81,6 +81,14 @@ class Objective(Trainable, Protocol):
     def networks(self) -> dict[str, Network]:
         """What can be exported and used again, by name, the main one first."""
         ...
+
+
+def generator_parameters(objective: Trainable) -> Iterator[nn.Parameter]:
+    """Those that a decoupled optimizer trains by themselves. What generator and discriminator share is not among them."""
+    if objective.corruptor is not None:
+        others = (child for child in objective.children() if child is not objective.corruptor)
+        shared = {id(parameter) for child in others for parameter in child.parameters()}
+        yield from (parameter for parameter in objective.corruptor.parameters() if id(parameter) not in shared)
 
 
 def build(settings: ObjectiveSettings, inputs: ObjectiveInputs) -> Objective:

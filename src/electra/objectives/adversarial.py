@@ -19,28 +19,11 @@ from pydantic import Field
 from torch import nn
 
 from electra.base.batch import Batch
-from electra.base.randomness import mix
-from electra.model import build_detection_head, encode, initialise
+from electra.model import encode
 from electra.model.generators import TransformerGenerator
-from electra.objectives.corruption import (
-    Corrupted,
-    Corruptor,
-    Network,
-    NoiseSettings,
-    ObjectiveBase,
-    ObjectiveInputs,
-    need_probabilities,
-)
-from electra.objectives.losses import (
-    Loss,
-    baseline_loss,
-    detection_loss,
-    detection_losses,
-    log_likelihood,
-    policy_loss,
-    widen,
-)
-from electra.objectives.metrics import GENERATOR_STALLS, Ratio, detection_sums
+from electra.objectives.corruption import Corrupted, Network, NoiseSettings, ObjectiveBase, ObjectiveInputs
+from electra.objectives.losses import Loss, baseline_loss, detection_losses, log_likelihood, policy_loss, widen
+from electra.objectives.metrics import GENERATOR_STALLS, Ratio, detection
 
 
 class AdversarialSettings(ObjectiveBase):
@@ -52,7 +35,7 @@ class AdversarialSettings(ObjectiveBase):
     def contradictions(self, noise: NoiseSettings) -> Iterator[str]:
         if noise.generator.kind != "transformer":
             yield f'objective.kind = "adversarial" trains a generator.kind=transformer (got {noise.generator.kind})'
-        yield from need_probabilities(self.kind, noise.sampling)
+        yield from noise.sampling.hides_probabilities(self.kind)
 
 
 class Adversarial(nn.Module):
@@ -63,42 +46,32 @@ class Adversarial(nn.Module):
 
     def __init__(self, settings: AdversarialSettings, inputs: ObjectiveInputs):
         super().__init__()
-        self.settings, self.sampling = settings, inputs.sampling
-        self.discriminator, generator = inputs.pair()
-        assert isinstance(generator, TransformerGenerator)
-        self.detection_head = build_detection_head(inputs.encoder)
-        self.corruptor = Corruptor(inputs, generator, keeps_logits=True)
-        self.baseline = nn.Linear(generator.encoder.settings.hidden, 1)
-        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
+        self.settings = settings
+        self.discriminator, self.detection_head, self.corruptor = inputs.networks(keeps_logits=True)
+        assert isinstance(self.corruptor.generator, TransformerGenerator)
+        self.baseline = nn.Linear(self.corruptor.generator.encoder.settings.hidden, 1)
+        inputs.initialise(self)
 
     def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
         corrupted = corrupted or self.corruptor(batch)
-        positions, used = corrupted.chosen.positions, corrupted.chosen.used
+        generated, used = corrupted.generated, corrupted.chosen.used
         logits = self.detection_head(encode(self.discriminator, corrupted.batch))
-        rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
+        rtd_loss, sums = detection(logits, corrupted.is_replaced, batch.is_real)
 
-        reward = detection_losses(logits, corrupted.is_replaced).detach().gather(1, positions)
-        temperature = self.sampling.temperature_at(batch.progress)
-        assert corrupted.generated.logits is not None
-        log_probability = log_likelihood(corrupted.generated.logits / temperature, corrupted.generated.sampled)
-        assert corrupted.generated.states is not None
-        expected = self.baseline(corrupted.generated.states.detach()).squeeze(-1)
-        baseline = -F.logsigmoid(widen(expected))
-        generator_loss = policy_loss(log_probability, reward, baseline, used)
+        reward = detection_losses(logits, corrupted.is_replaced).detach().gather(1, corrupted.chosen.positions)
+        assert generated.logits is not None and generated.states is not None
+        temperature = self.corruptor.sampling.temperature_at(batch.progress)
+        log_probability = log_likelihood(generated.logits / temperature, generated.sampled)
+        expected = self.baseline(generated.states.detach()).squeeze(-1)
+        generator_loss = policy_loss(log_probability, reward, -F.logsigmoid(widen(expected)), used)
 
         total = (
             self.settings.detection_weight * rtd_loss
             + self.settings.generator_weight * generator_loss
-            + self.settings.likelihood_weight * corrupted.generated.mlm_loss
+            + self.settings.likelihood_weight * generated.mlm_loss
             + baseline_loss(expected, reward, used)
         )
-        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
-        rewards = {"reward": torch.where(used, reward, 0).sum()}
-        return Loss(total, corrupted.sums | sums | rewards)
+        return Loss(total, corrupted.sums | sums | {"reward": torch.where(used, reward, 0).sum()})
 
     def networks(self) -> dict[str, Network]:
-        main = Network(self.discriminator, self.detection_head, "discriminator")
-        return {"discriminator": main} | self.corruptor.networks()
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        return self.corruptor.own_parameters(self.discriminator)
+        return {"discriminator": Network(self.discriminator, self.detection_head)} | self.corruptor.networks()

@@ -19,19 +19,27 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.config import Settings
-from electra.base.randomness import uniform
-from electra.model import DetectionHead, Encoder, EncoderSettings, TokenHead
+from electra.base.randomness import mix, uniform
+from electra.model import (
+    DetectionHead,
+    Encoder,
+    EncoderSettings,
+    TokenHead,
+    build_detection_head,
+    encode,
+    gather_rows,
+    initialise,
+)
 from electra.model.generators import (
     AutoregressiveGenerator,
     Generator,
     GeneratorSettings,
     TransformerGenerator,
     build_pair,
-    encode,
 )
 from electra.model.heads import sample_tokens
 from electra.objectives.losses import Sums, masked_lm_loss, mean_over
-from electra.objectives.metrics import GENERATOR_STALLS, generator_sums
+from electra.objectives.metrics import GENERATOR_STALLS, generator_sums, sampling_sums
 
 
 class MaskingSettings(Settings):
@@ -66,13 +74,19 @@ class SamplingSettings(Settings):
 
     @model_validator(mode="after")
     def choices_agree(self) -> "SamplingSettings":
-        if self.greedy and self.disallow_correct:
+        if self.greedy and (self.disallow_correct or self.top_k):
             raise ValueError(
-                "greedy and disallow_correct contradict each other: greedy takes the most likely token. Drop one of them"
+                "greedy takes the most likely token, so disallow_correct and top_k have no meaning. Drop one of them"
             )
-        if self.greedy and self.top_k:
-            raise ValueError("greedy takes one token, so top_k has no meaning. Drop one of them")
         return self
+
+    def hides_probabilities(self, kind: str) -> Iterator[str]:
+        """Why an objective that reads the probability of what was sampled cannot be trained with this."""
+        if self.greedy or self.disallow_correct or self.top_k:
+            yield (
+                f'objective.kind = "{kind}" needs the probability of what was sampled: sampling.greedy, disallow_correct '
+                "and top_k must be off"
+            )
 
     def temperature_at(self, progress: float | Float[Tensor, ""]) -> float | Float[Tensor, ""]:
         """A plain number where it does not change."""
@@ -99,39 +113,53 @@ class ObjectiveBase(Settings):
         yield from ()
 
 
-def need_probabilities(kind: str, sampling: SamplingSettings) -> Iterator[str]:
-    if sampling.greedy or sampling.disallow_correct or sampling.top_k:
-        yield (
-            f'objective.kind = "{kind}" needs the probability of what was sampled: sampling.greedy, disallow_correct and '
-            "top_k must be off"
-        )
-
-
 class Chosen(NamedTuple):
-    """`count` slots a row, of which some may be unused. `group`: the group of every token of the row, by number."""
+    """`count` slots a row, of which some may be unused. `targets`: the tokens that stand there. `group`: the group of every
+    token of the row, by number."""
 
     positions: Int[Tensor, "batch count"]
     used: Bool[Tensor, "batch count"]
+    targets: Int[Tensor, "batch count"]
     group: Int[Tensor, "batch seq"]
 
 
 def choose(batch: Batch, settings: MaskingSettings, special: SpecialIds, continues: Bool[Tensor, "vocab"]) -> Chosen:
-    """`continues` says of each token of the vocabulary whether it goes on with the word before it."""
+    """round(share * seq) slots a row, always. Slot j of a row is used while j < max(1, round(share * real tokens of that
+    row)) and maskable tokens are left. [CLS] and [SEP] count as real tokens here, as in the original.
+
+    Whole groups are drawn in random order while they fit, so a little less than the asked share is chosen. The first group
+    is cut where it alone does not fit. Short groups fit more often, so they are chosen a little more than long ones.
+
+    `continues` says of each token of the vocabulary whether it goes on with the word before it."""
     length = batch.ids.shape[1]
     can_mask = maskable(batch, special)
     noise = uniform(batch.seed, "choose", batch.samples, length)
-    match settings.unit:
-        case "token":
-            positions, used = choose_positions(can_mask, batch.is_real, settings.share, noise)
-            return Chosen(positions, used, torch.arange(length, device=noise.device).expand_as(batch.ids))
-        case "word":
-            starts = ~continues[batch.ids] | ~can_mask
-        case "span":
-            draws = uniform(batch.seed, "span", batch.samples, length)
-            starts = span_starts(draws, settings.span_stop, settings.span_limit)
-    starts = starts | ~can_mask | (~can_mask).roll(1, dims=1)
+    slots = torch.arange(max(1, round(settings.share * length)), device=noise.device)
+    wanted = (batch.is_real.sum(1, keepdim=True) * settings.share).round().clamp(min=1)
+
+    # single tokens
+    if settings.unit == "token":
+        scores, positions = noise.masked_fill(~can_mask, -1.0).topk(len(slots), dim=1)
+        group = torch.arange(length, device=noise.device).expand_as(batch.ids)
+        return Chosen(positions, (slots < wanted) & (scores >= 0), batch.ids.gather(1, positions), group)
+
+    # cut the row into words or spans; a special token is a group of its own
+    starts = ~can_mask | (~can_mask).roll(1, dims=1)
+    if settings.unit == "word":
+        starts = starts | ~continues[batch.ids]
+    else:
+        draws = uniform(batch.seed, "span", batch.samples, length)
+        starts = starts | span_starts(draws, settings.span_stop, settings.span_limit)
     group = starts.long().cumsum(1) - starts[:, :1].long()
-    return Chosen(*choose_groups(can_mask, batch.is_real, group, settings.share, noise), group)
+
+    # all tokens of a group have its number, so they stand side by side when sorted
+    order = noise.gather(1, group).masked_fill(~can_mask, -1.0).sort(dim=1, descending=True, stable=True)
+    scores, positions = order.values[:, : len(slots)], order.indices[:, : len(slots)]
+    sizes = torch.zeros_like(group).scatter_add(1, group, can_mask.long())
+    chosen = group.gather(1, positions)
+    first = slots - place_in_group(chosen)
+    fits = (first + sizes.gather(1, chosen) <= wanted) | (first == 0)
+    return Chosen(positions, fits & (slots < wanted) & (scores >= 0), batch.ids.gather(1, positions), group)
 
 
 def span_starts(noise: Float[Tensor, "batch seq"], stop: float, limit: int) -> Bool[Tensor, "batch seq"]:
@@ -145,35 +173,18 @@ def span_starts(noise: Float[Tensor, "batch seq"], stop: float, limit: int) -> B
     return starts.scatter(1, begins.clamp(max=noise.shape[1]), True)[:, :-1]
 
 
-def choose_groups(
-    can_mask: Bool[Tensor, "batch seq"],
-    is_real: Bool[Tensor, "batch seq"],
-    group: Int[Tensor, "batch seq"],
-    share: float,
-    noise: Float[Tensor, "batch seq"],
-) -> tuple[Int[Tensor, "batch count"], Bool[Tensor, "batch count"]]:
-    """Whole groups in random order while they fit into max(1, round(share * real tokens)) slots, so a little less than
-    the asked share is chosen. The first group is cut where it alone does not fit. Short groups fit more often, so they are
-    chosen a little more than long ones."""
-    count = max(1, round(share * can_mask.shape[1]))
-    score = noise.gather(1, group).masked_fill(~can_mask, -1.0)
-    order = score.sort(dim=1, descending=True, stable=True)
-    scores, positions = order.values[:, :count], order.indices[:, :count]
-    slots = torch.arange(count, device=noise.device).expand_as(positions)
-    sizes = torch.zeros_like(group).scatter_add(1, group, can_mask.long())
-    chosen = group.gather(1, positions)
-    is_first = torch.ones_like(chosen, dtype=torch.bool)
-    is_first[:, 1:] = chosen[:, 1:] != chosen[:, :-1]
-    first = torch.where(is_first, slots, 0).cummax(1).values
-    wanted = (is_real.sum(1, keepdim=True) * share).round().clamp(min=1)
-    fits = (first + sizes.gather(1, chosen) <= wanted) | (first == 0)
-    return positions, fits & (slots < wanted) & (scores >= 0)
+def place_in_group(group: Int[Tensor, "batch n"]) -> Int[Tensor, "batch n"]:
+    """0 for the first token of a group, 1 for the second, and so on."""
+    places = torch.arange(group.shape[1], device=group.device).expand_as(group)
+    is_first = torch.ones_like(group, dtype=torch.bool)
+    is_first[:, 1:] = group[:, 1:] != group[:, :-1]
+    return places - torch.where(is_first, places, 0).cummax(1).values
 
 
 def mask_chosen(batch: Batch, chosen: Chosen, settings: MaskingSettings, special: SpecialIds) -> Batch:
     """x^masked = REPLACE(x, m, [MASK])."""
-    count = chosen.positions.shape[1]
-    becomes_mask = uniform(batch.seed, "mask", batch.samples, count) < settings.mask_token_share
+    draws = uniform(batch.seed, "mask", batch.samples, chosen.positions.shape[1])
+    becomes_mask = draws < settings.mask_token_share
     masks = torch.full_like(chosen.positions, special.mask)
     return batch.with_ids(replace_at(batch.ids, chosen.positions, masks, chosen.used & becomes_mask))
 
@@ -187,23 +198,6 @@ def maskable(batch: Batch, special: SpecialIds) -> Bool[Tensor, "batch seq"]:
     """Real tokens other than [CLS], [SEP] and [MASK]. [UNK] may be chosen, as in the original."""
     ids = batch.ids
     return batch.is_real & (ids != special.cls) & (ids != special.sep) & (ids != special.mask)
-
-
-def choose_positions(
-    can_mask: Bool[Tensor, "batch seq"],
-    is_real: Bool[Tensor, "batch seq"],
-    share: float,
-    noise: Float[Tensor, "batch seq"],
-) -> tuple[Int[Tensor, "batch count"], Bool[Tensor, "batch count"]]:
-    """count = round(share * seq) slots a row, always. Slot j of a row is used while j < max(1, round(share * real
-    tokens of that row)) and maskable tokens are left; the rest is marked unused. [CLS] and [SEP] count as real tokens
-    here, as in the original."""
-    length = can_mask.shape[1]
-    count = max(1, round(share * length))
-    scores, positions = noise.masked_fill(~can_mask, -1.0).topk(count, dim=1)
-    wanted = (is_real.sum(1, keepdim=True) * share).round().clamp(min=1)
-    slots = torch.arange(count, device=noise.device)
-    return positions, (slots < wanted) & (scores >= 0)
 
 
 def replace_at(
@@ -232,8 +226,8 @@ def sample(
     if settings.top_k:
         least = logits.topk(min(settings.top_k, logits.shape[-1]), dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    flat = logits.flatten(0, -2), noise.reshape(-1, 2), settings.temperature_at(progress)
-    return sample_tokens(*flat).view_as(targets)
+    drawn = sample_tokens(logits.flatten(0, -2), noise.reshape(-1, 2), settings.temperature_at(progress))
+    return drawn.view_as(targets)
 
 
 class Network(NamedTuple):
@@ -242,7 +236,7 @@ class Network(NamedTuple):
 
     encoder: Encoder
     head: DetectionHead | TokenHead
-    kind: Literal["discriminator", "generator"]
+    kind: Literal["discriminator", "generator"] = "discriminator"
 
     def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
         """A discriminator's logits: above 0 where it takes a token for replaced (Electric: the energies)."""
@@ -268,9 +262,13 @@ class ObjectiveInputs:
     def vocab_size(self) -> int:
         return len(self.continues)
 
-    def pair(self) -> tuple[Encoder, Generator]:
-        """The discriminator and its generator."""
-        return build_pair(self.encoder, self.generator, self.vocab_size, self.token_counts)
+    def networks(self, keeps_logits: bool = False) -> tuple[Encoder, DetectionHead, "Corruptor"]:
+        """A discriminator, its head, and what corrupts text for it."""
+        discriminator, generator = build_pair(self.encoder, self.generator, self.vocab_size, self.token_counts)
+        return discriminator, build_detection_head(self.encoder), Corruptor(self, generator, keeps_logits)
+
+    def initialise(self, objective: nn.Module) -> None:
+        initialise(objective, self.encoder, mix(self.seed, "weights"))
 
 
 class Generated(NamedTuple):
@@ -287,10 +285,13 @@ class Generated(NamedTuple):
 
 
 class Corrupted(NamedTuple):
+    """`generator_loss` is L_MLM where the generator learns, else 0; `sums` are the generator's."""
+
     batch: Batch
     masked: Batch
     chosen: Chosen
     generated: Generated
+    generator_loss: Float[Tensor, ""]
     is_replaced: Bool[Tensor, "batch seq"]
     sums: Sums
 
@@ -302,97 +303,70 @@ class Corruptor(nn.Module):
 
     def __init__(self, inputs: ObjectiveInputs, generator: Generator, keeps_logits: bool = False):
         super().__init__()
-        self.keeps_logits = keeps_logits
         self.masking, self.sampling, self.special = inputs.masking, inputs.sampling, inputs.special
+        self.needs_logits = keeps_logits or self.sampling.greedy or self.sampling.top_k > 0
         self.generator = generator
         self.register_buffer("continues", inputs.continues, persistent=False)
 
     def forward(self, batch: Batch) -> Corrupted:
         """x^masked = REPLACE(x, m, [MASK]);  x̂_i ~ p_G(x_i | x^masked);  x^corrupt = REPLACE(x, m, x̂).
         A sampled token that equals the original is original."""
-        # choose the positions and mask them
         chosen = choose(batch, self.masking, self.special, self.continues)
         masked = mask_chosen(batch, chosen, self.masking, self.special)
-        targets = batch.ids.gather(1, chosen.positions)
-        noise = uniform(batch.seed, "sample", batch.samples, 2 * targets.shape[1])
-
-        # the generator fills them: fused where nobody reads its logits, else from its logits
-        if isinstance(self.generator, TransformerGenerator) and not self.needs_logits():
-            generated = self.fill(self.generator, masked, chosen, targets, noise)
-        else:
-            generated = self.fill_from_logits(batch, masked, chosen, targets, noise)
-
-        # replace, and see what really changed
-        corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, generated.sampled, chosen.used))
+        generated = self.generate(batch, masked, chosen)
         sampled, is_best, mlm_loss, *_ = generated
-        sums = generator_sums(is_best, targets, sampled, chosen.used, mlm_loss, len(self.continues))
-        return Corrupted(corrupted, masked, chosen, generated, corrupted.ids != batch.ids, sums)
+        corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, chosen.used))
+        loss = mlm_loss if self.generator.learns else torch.zeros_like(mlm_loss)
+        sums = generator_sums(is_best, chosen.used, mlm_loss)
+        sums |= sampling_sums(sampled, chosen.targets, chosen.used, len(self.continues))
+        return Corrupted(corrupted, masked, chosen, generated, loss, corrupted.ids != batch.ids, sums)
 
-    def needs_logits(self) -> bool:
-        """Whether an objective or a way of drawing reads more than one draw and its likelihood."""
-        return self.keeps_logits or self.sampling.greedy or self.sampling.top_k > 0
-
-    def fill(
-        self,
-        generator: TransformerGenerator,
-        masked: Batch,
-        chosen: Chosen,
-        targets: Int[Tensor, "batch count"],
-        noise: Float[Tensor, "batch draws"],
-    ) -> Generated:
-        """The fast route: likelihood and draw in one pass over the vocabulary, without logits that anybody sees."""
-        temperature, forbid = self.sampling.temperature_at(masked.progress), self.sampling.disallow_correct
-        filled = generator.fill(masked, chosen.positions, targets, noise.view(-1, 2), temperature, forbid)
-        mlm_loss = mean_over(-filled.log_likelihood, chosen.used.flatten())
-        return Generated(filled.sampled.view_as(targets), filled.is_best.view_as(targets), mlm_loss)
-
-    def fill_from_logits(
-        self,
-        batch: Batch,
-        masked: Batch,
-        chosen: Chosen,
-        targets: Int[Tensor, "batch count"],
-        noise: Float[Tensor, "batch draws"],
-    ) -> Generated:
-        """The general route. A generator that never looks at the position it predicts reads the text as it is, so it gives
-        logits everywhere and learns from all of them."""
+    def generate(self, batch: Batch, masked: Batch, chosen: Chosen) -> Generated:
+        """Where nobody reads its logits, a transformer takes likelihood and draw in one pass over the vocabulary. A generator
+        that never looks at the position it predicts reads the text as it is, so it gives logits everywhere and learns from
+        all of them."""
+        generator, (positions, used, targets, _) = self.generator, chosen
+        noise = uniform(batch.seed, "sample", batch.samples, 2 * targets.shape[1])
         everywhere, states = None, None
-        if isinstance(self.generator, TransformerGenerator):
-            states = self.generator.states(masked, chosen.positions)
-            logits = self.generator.logits(states)
-        elif self.generator.reads_masked:
-            logits = self.generator(masked, chosen.positions)
+        if isinstance(generator, TransformerGenerator) and not self.needs_logits:
+            how = self.sampling.temperature_at(batch.progress), self.sampling.disallow_correct
+            filled = generator.fill(masked, positions, targets, noise.view(-1, 2), *how)
+            mlm_loss = mean_over(-filled.log_likelihood, used.flatten())
+            return Generated(filled.sampled.view_as(targets), filled.is_best.view_as(targets), mlm_loss)
+        if isinstance(generator, TransformerGenerator):
+            states = generator.states(masked, positions)
+            logits = generator.logits(states)
+        elif generator.reads_masked:
+            logits = generator(masked, positions)
         else:
             places = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
-            everywhere = self.generator(batch, places)
-            logits = everywhere.gather(1, chosen.positions[:, :, None].expand(-1, -1, everywhere.shape[2]))
+            everywhere = generator(batch, places)
+            logits = gather_rows(everywhere, positions)
         if everywhere is None:
-            mlm_loss = masked_lm_loss(logits, targets, chosen.used)
+            mlm_loss = masked_lm_loss(logits, targets, used)
         else:
             mlm_loss = masked_lm_loss(everywhere, batch.ids, maskable(batch, self.special))
-        if isinstance(self.generator, AutoregressiveGenerator) and self.masking.unit != "token":
-            sampled = self.sample_in_order(batch, chosen, targets, noise)
+        if isinstance(generator, AutoregressiveGenerator) and self.masking.unit != "token":
+            sampled = self.sample_in_order(batch, chosen, noise)
         else:
             sampled = sample(logits, noise, self.sampling, batch.progress, targets)
-        is_best = logits.detach().argmax(2) == targets
-        return Generated(sampled, is_best, mlm_loss, logits, everywhere, states)
+        return Generated(sampled, logits.detach().argmax(2) == targets, mlm_loss, logits, everywhere, states)
 
     @torch.no_grad()
     def sample_in_order(
-        self, batch: Batch, chosen: Chosen, targets: Int[Tensor, "batch count"], noise: Float[Tensor, "batch draws"]
+        self, batch: Batch, chosen: Chosen, noise: Float[Tensor, "batch draws"]
     ) -> Int[Tensor, "batch count"]:
         """Spans and words from the left to the right: the second token of a span is drawn given the first one drawn. All
         spans of a row grow at the same time, one token a pass, `span_limit` passes; what is longer is drawn in the last
         pass. A span sees the spans to its left as far as they have grown."""
         places = place_in_group(chosen.group).gather(1, chosen.positions)
-        order = places.clamp(max=self.masking.span_limit - 1)
-        sampled = targets
+        turns = places.clamp(max=self.masking.span_limit - 1)
+        sampled = chosen.targets
         for turn in range(self.masking.span_limit):
-            now = chosen.used & (order == turn)
             grown = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, chosen.used))
             logits = self.generator(grown, chosen.positions)
-            drawn = sample(logits, noise, self.sampling, batch.progress, targets)
-            sampled = torch.where(now, drawn, sampled)
+            drawn = sample(logits, noise, self.sampling, batch.progress, chosen.targets)
+            sampled = torch.where(chosen.used & (turns == turn), drawn, sampled)
         return sampled
 
     def networks(self) -> dict[str, Network]:
@@ -401,20 +375,7 @@ class Corruptor(nn.Module):
             return {}
         return {"generator": Network(self.generator.encoder, self.generator.head, "generator")}
 
-    def own_parameters(self, discriminator: nn.Module) -> Iterator[nn.Parameter]:
-        """The generator's, without those it shares with the discriminator, to which they belong."""
-        shared = {id(parameter) for parameter in discriminator.parameters()}
-        return (parameter for parameter in self.parameters() if id(parameter) not in shared)
-
     @property
     def muted_alarms(self) -> tuple[str, ...]:
         """A generator that does not learn cannot stall."""
         return () if self.generator.learns else (GENERATOR_STALLS,)
-
-
-def place_in_group(group: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
-    """0 for the first token of a group, 1 for the second, and so on."""
-    places = torch.arange(group.shape[1], device=group.device).expand_as(group)
-    is_first = torch.ones_like(group, dtype=torch.bool)
-    is_first[:, 1:] = group[:, 1:] != group[:, :-1]
-    return places - torch.where(is_first, places, 0).cummax(1).values

@@ -5,18 +5,16 @@
 The generator learns by maximum likelihood, not against the discriminator: nothing flows back through sampling.
 """
 
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 from torch import nn
 
 from electra.base.batch import Batch
-from electra.base.randomness import mix
-from electra.model import build_detection_head, encode, initialise
-from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveBase, ObjectiveInputs, mark
+from electra.model import encode
+from electra.objectives.corruption import Corrupted, Network, ObjectiveBase, ObjectiveInputs, mark
 from electra.objectives.losses import Loss, detection_loss
-from electra.objectives.metrics import detection_sums
+from electra.objectives.metrics import detection
 
 
 class ElectraSettings(ObjectiveBase):
@@ -36,28 +34,18 @@ class Electra(nn.Module):
     def __init__(self, settings: ElectraSettings, inputs: ObjectiveInputs):
         super().__init__()
         self.settings = settings
-        self.discriminator, generator = inputs.pair()
-        self.detection_head = build_detection_head(inputs.encoder)
-        self.corruptor = Corruptor(inputs, generator)
+        self.discriminator, self.detection_head, self.corruptor = inputs.networks()
         self.muted_alarms = self.corruptor.muted_alarms
-        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
+        inputs.initialise(self)
 
     def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
         corrupted = corrupted or self.corruptor(batch)
         logits = self.detection_head(encode(self.discriminator, corrupted.batch))
-        asked = batch.is_real if self.settings.loss_at == "all" else mark(corrupted.chosen)
-        rtd_loss = detection_loss(logits, corrupted.is_replaced, asked)
-        total = self.settings.detection_weight * rtd_loss
-        if self.corruptor.generator.learns:
-            total = total + self.settings.generator_weight * corrupted.generated.mlm_loss
+        rtd_loss, sums = detection(logits, corrupted.is_replaced, batch.is_real)
         if self.settings.loss_at == "chosen":
-            rtd_loss = detection_loss(logits.detach(), corrupted.is_replaced, batch.is_real)
-        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
+            rtd_loss = detection_loss(logits, corrupted.is_replaced, mark(corrupted.chosen))
+        total = self.settings.detection_weight * rtd_loss + self.settings.generator_weight * corrupted.generator_loss
         return Loss(total, corrupted.sums | sums)
 
     def networks(self) -> dict[str, Network]:
-        main = Network(self.discriminator, self.detection_head, "discriminator")
-        return {"discriminator": main} | self.corruptor.networks()
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        return self.corruptor.own_parameters(self.discriminator)
+        return {"discriminator": Network(self.discriminator, self.detection_head)} | self.corruptor.networks()

@@ -12,7 +12,6 @@ its gradient is stopped, k is the asked share, and q learns by maximum likelihoo
 taken at every real token, [CLS] and [SEP] included; those are never noise.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -20,20 +19,10 @@ from pydantic import Field
 from torch import nn
 
 from electra.base.batch import Batch
-from electra.base.randomness import mix
-from electra.model import build_detection_head, encode, initialise
-from electra.objectives.corruption import (
-    Corrupted,
-    Corruptor,
-    Network,
-    NoiseSettings,
-    ObjectiveBase,
-    ObjectiveInputs,
-    mark,
-    need_probabilities,
-)
-from electra.objectives.losses import Loss, log_likelihood, noise_contrastive_loss
-from electra.objectives.metrics import ONE_CLASS, detection_sums
+from electra.model import encode
+from electra.objectives.corruption import Corrupted, Network, NoiseSettings, ObjectiveBase, ObjectiveInputs, mark
+from electra.objectives.losses import Loss, log_likelihood, noise_logits
+from electra.objectives.metrics import ONE_CLASS, detection
 
 
 class ElectricSettings(ObjectiveBase):
@@ -49,7 +38,7 @@ class ElectricSettings(ObjectiveBase):
                 f'objective.kind = "electric" needs a generator that scores every position in one pass, and '
                 f"generator.kind={noise.generator.kind} cannot. Use generator.kind=two_tower"
             )
-        yield from need_probabilities(self.kind, noise.sampling)
+        yield from noise.sampling.hides_probabilities(self.kind)
         if (noise.sampling.temperature, noise.sampling.start_temperature) != (1, 1):
             yield 'objective.kind = "electric" compares with the generator itself: sampling.temperature and start_temperature must be 1'
 
@@ -62,28 +51,19 @@ class Electric(nn.Module):
 
     def __init__(self, settings: ElectricSettings, inputs: ObjectiveInputs):
         super().__init__()
-        self.settings, self.share = settings, inputs.masking.share
-        self.discriminator, generator = inputs.pair()
-        self.detection_head = build_detection_head(inputs.encoder)
-        self.corruptor = Corruptor(inputs, generator)
-        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
+        self.settings = settings
+        self.discriminator, self.detection_head, self.corruptor = inputs.networks()
+        inputs.initialise(self)
 
     def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
         corrupted = corrupted or self.corruptor(batch)
         assert corrupted.generated.everywhere is not None
         energies = self.detection_head(encode(self.discriminator, corrupted.batch))
         log_q = log_likelihood(corrupted.generated.everywhere, corrupted.batch.ids)
-        is_noise = mark(corrupted.chosen)
-        nce_loss = noise_contrastive_loss(energies, log_q, is_noise, batch.is_real, self.share)
-        total = (
-            self.settings.generator_weight * corrupted.generated.mlm_loss + self.settings.detection_weight * nce_loss
-        )
-        logits = (energies + log_q).detach() + math.log(self.share / (1 - self.share))
-        sums = detection_sums(logits, is_noise, batch.is_real, nce_loss)
+        logits = noise_logits(energies, log_q, self.corruptor.masking.share)
+        nce_loss, sums = detection(logits, mark(corrupted.chosen), batch.is_real)
+        total = self.settings.generator_weight * corrupted.generator_loss + self.settings.detection_weight * nce_loss
         return Loss(total, corrupted.sums | sums)
 
     def networks(self) -> dict[str, Network]:
-        return {"discriminator": Network(self.discriminator, self.detection_head, "discriminator")}
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        return self.corruptor.own_parameters(self.discriminator)
+        return {"discriminator": Network(self.discriminator, self.detection_head)}

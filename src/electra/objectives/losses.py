@@ -70,17 +70,12 @@ def copying_loss(
     return mean_over(-torch.logaddexp(copies, names), where)
 
 
-def noise_contrastive_loss(
-    energies: Float[Tensor, "batch seq"],
-    log_q: Float[Tensor, "batch seq"],
-    is_noise: Bool[Tensor, "batch seq"],
-    is_real: Bool[Tensor, "batch seq"],
-    share: float,
-) -> Float[Tensor, ""]:
-    """Binary cross-entropy of "this token is noise", whose logit is E(x, t) + log q(x_t | x_\\t) + log(k / (1 - k)) where
-    k is the share of noise: at the optimum -E(x, t) = log p(x_t | x_\\t). Nothing flows into q."""
-    prior = math.log(share / (1 - share))
-    return detection_loss(widen(energies) + widen(log_q).detach() + prior, is_noise, is_real)
+def noise_logits(
+    energies: Float[Tensor, "*shape"], log_q: Float[Tensor, "*shape"], share: float
+) -> Float[Tensor, "*shape"]:
+    """The logit of "this token is noise": E(x, t) + log q(x_t | x_\\t) + log(k / (1 - k)) where k is the share of noise.
+    Where its cross-entropy is least, -E(x, t) = log p(x_t | x_\\t). Nothing flows into q."""
+    return widen(energies) + widen(log_q).detach() + math.log(share / (1 - share))
 
 
 def policy_loss(
@@ -99,8 +94,7 @@ def baseline_loss(
 ) -> Float[Tensor, ""]:
     """Cross-entropy that fits b = -log sigmoid(logit) to R = -log P(the discriminator is right)."""
     right = (-reward).exp().detach()
-    losses = F.binary_cross_entropy_with_logits(widen(logits), right, reduction="none")
-    return mean_over(losses, used)
+    return mean_over(F.binary_cross_entropy_with_logits(widen(logits), right, reduction="none"), used)
 
 
 def selection_loss(scores: Float[Tensor, "*rows candidates"], used: Bool[Tensor, "*rows"]) -> Float[Tensor, ""]:

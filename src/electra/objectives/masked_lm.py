@@ -15,9 +15,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.randomness import mix, uniform
-from electra.model import build_token_head, encode, encoder_alone, gather_rows, initialise
+from electra.base.randomness import uniform
+from electra.model import build_token_head, encode, encoder_alone, gather_rows
 from electra.objectives.corruption import (
+    Chosen,
     Network,
     NoiseSettings,
     ObjectiveBase,
@@ -54,33 +55,27 @@ class MaskedLM(nn.Module):
     def __init__(self, settings: MaskedLMSettings, inputs: ObjectiveInputs):
         super().__init__()
         self.settings, self.masking, self.special = settings, inputs.masking, inputs.special
-        self.vocab_size = inputs.vocab_size
         self.encoder = encoder_alone(inputs.encoder, inputs.vocab_size)
         self.token_head = build_token_head(inputs.encoder, inputs.vocab_size)
         self.register_buffer("continues", inputs.continues, persistent=False)
-        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
+        inputs.initialise(self)
 
     def forward(self, batch: Batch, corrupted: None = None) -> Loss:
         chosen = choose(batch, self.masking, self.special, self.continues)
         masked = mask_chosen(batch, chosen, self.masking, self.special)
         if self.settings.random_share:
-            masked = self.insert_random_words(batch, masked, chosen.positions, chosen.used)
+            masked = self.insert_random_words(masked, chosen)
         states = gather_rows(encode(self.encoder, masked), chosen.positions)
         logits = self.token_head(states, self.encoder.embeddings.table)
-        targets = batch.ids.gather(1, chosen.positions)
-        loss = masked_lm_loss(logits, targets, chosen.used)
-        is_best = logits.detach().argmax(2) == targets
-        return Loss(loss, generator_sums(is_best, targets, None, chosen.used, loss, self.vocab_size))
+        loss = masked_lm_loss(logits, chosen.targets, chosen.used)
+        return Loss(loss, generator_sums(logits.detach().argmax(2) == chosen.targets, chosen.used, loss))
 
-    def insert_random_words(self, batch: Batch, masked: Batch, positions: Tensor, used: Tensor) -> Batch:
+    def insert_random_words(self, masked: Batch, chosen: Chosen) -> Batch:
         """Where the draw that decides on [MASK] says no, its upper end becomes any word of the vocabulary."""
-        count = positions.shape[1]
-        random = uniform(batch.seed, "mask", batch.samples, count) >= 1 - self.settings.random_share
-        words = (uniform(batch.seed, "random word", batch.samples, count) * self.vocab_size).long()
-        return masked.with_ids(replace_at(masked.ids, positions, words, used & random))
+        count = chosen.positions.shape[1]
+        random = uniform(masked.seed, "mask", masked.samples, count) >= 1 - self.settings.random_share
+        words = (uniform(masked.seed, "random word", masked.samples, count) * len(self.continues)).long()
+        return masked.with_ids(replace_at(masked.ids, chosen.positions, words, chosen.used & random))
 
     def networks(self) -> dict[str, Network]:
         return {"generator": Network(self.encoder, self.token_head, "generator")}
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        return iter(())

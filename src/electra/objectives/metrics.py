@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from electra.objectives.losses import Sums
+from electra.objectives.losses import Loss, Sums, detection_loss
 
 Metrics = dict[str, float]
 Counts = NDArray[np.int64]
@@ -59,34 +59,34 @@ def histogram(values: Int[Tensor, "*shape"], where: Bool[Tensor, "*shape"], size
 
 
 def generator_sums(
-    is_best: Bool[Tensor, "batch count"],
+    is_best: Bool[Tensor, "batch count"], used: Bool[Tensor, "batch count"], loss: Float[Tensor, ""]
+) -> Sums:
+    """`is_best`: the target is the most likely token."""
+    return {"chosen": used.sum(), "mlm_loss": loss.detach() * used.sum(), "mlm_correct": (is_best & used).sum()}
+
+
+def sampling_sums(
+    sampled: Int[Tensor, "batch count"],
     targets: Int[Tensor, "batch count"],
-    sampled: Int[Tensor, "batch count"] | None,
     used: Bool[Tensor, "batch count"],
-    loss: Float[Tensor, ""],
     vocab_size: int,
 ) -> Sums:
-    """`is_best`: the target is the most likely token. `sampled` is None where nothing is drawn."""
-    sums = {"chosen": used.sum(), "mlm_loss": loss.detach() * used.sum(), "mlm_correct": (is_best & used).sum()}
-    if sampled is None:
-        return sums
-    return sums | {
+    return {
         "sampled_correct": ((sampled == targets) & used).sum(),
         "sampled_counts": histogram(sampled, used, vocab_size),
         "target_counts": histogram(targets, used, vocab_size),
     }
 
 
-def detection_sums(
-    logits: Float[Tensor, "batch seq"],
-    is_replaced: Bool[Tensor, "batch seq"],
-    is_real: Bool[Tensor, "batch seq"],
-    loss: Float[Tensor, ""],
-) -> Sums:
+def detection(
+    logits: Float[Tensor, "batch seq"], is_replaced: Bool[Tensor, "batch seq"], is_real: Bool[Tensor, "batch seq"]
+) -> Loss:
+    """L_Disc with what its metrics are made of."""
+    loss = detection_loss(logits, is_replaced, is_real)
     scaled = (logits.detach().float() + LOGIT_LIMIT) * (BINS / (2 * LOGIT_LIMIT))
     bins = scaled.long().clamp(0, BINS - 1)
     caught = logits.detach() > 0
-    return {
+    sums = {
         "real": is_real.sum(),
         "rtd_loss": loss.detach() * is_real.sum(),
         "replaced": is_replaced.sum(),
@@ -95,6 +95,7 @@ def detection_sums(
         "replaced_scores": histogram(bins, is_replaced, BINS),
         "original_scores": histogram(bins, is_real & ~is_replaced, BINS),
     }
+    return Loss(loss, sums)
 
 
 def summarise(sums: Mapping[str, Tensor], extra: Sequence[Ratio] = ()) -> Metrics:

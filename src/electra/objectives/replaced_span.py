@@ -5,12 +5,13 @@ and span by span.
 
 The row is cut into spans (masking.unit = "span") before any is chosen, so the spans that were left alone are cut by the same
 rule and their borders give nothing away. Their lengths give a little away: a span that no longer fits into the share is left
-alone, so long ones are chosen less (with the recipe's lengths one of 4 tokens 0.67 times as often as one of 1). Spans of [CLS], [SEP] and padding are not asked about. With
-generator.kind = "autoregressive" a span is written from left to right, each token given those just drawn.
+alone, so long ones are chosen less (with the recipe's lengths one of 4 tokens 0.67 times as often as one of 1). Spans of
+[CLS], [SEP] and padding are not asked about. With generator.kind = "autoregressive" a span is written from left to right,
+each token given those just drawn.
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int
@@ -18,39 +19,20 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.randomness import mix
-from electra.model import build_detection_head, encode, gather_rows, initialise
-from electra.objectives.corruption import (
-    Corrupted,
-    Corruptor,
-    Network,
-    NoiseSettings,
-    ObjectiveBase,
-    ObjectiveInputs,
-    maskable,
-)
+from electra.model import build_detection_head, encode, gather_rows
+from electra.objectives.corruption import Corrupted, Network, NoiseSettings, ObjectiveBase, ObjectiveInputs, maskable
 from electra.objectives.losses import Loss, detection_loss
-from electra.objectives.metrics import Ratio, detection_sums
+from electra.objectives.metrics import Ratio, detection
 
 
-class Spans(NamedTuple):
-    """The spans of a row by number; `exists` marks those that hold text."""
-
-    group: Int[Tensor, "batch seq"]
-    first: Int[Tensor, "batch seq"]
-    last: Int[Tensor, "batch seq"]
-    exists: Bool[Tensor, "batch seq"]
-
-    def any_of(self, marked: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
-        return torch.zeros_like(self.group).scatter_add(1, self.group, marked.long()) > 0
-
-
-def read_spans(group: Int[Tensor, "batch seq"], can_mask: Bool[Tensor, "batch seq"]) -> Spans:
+def span_end(group: Int[Tensor, "batch seq"], which: Literal["amin", "amax"]) -> Int[Tensor, "batch seq"]:
+    """The first or the last position of every span, by its number."""
     places = torch.arange(group.shape[1], device=group.device).expand_as(group)
-    empty = torch.zeros_like(group)
-    first = empty.scatter_reduce(1, group, places, "amin", include_self=False)
-    last = empty.scatter_reduce(1, group, places, "amax", include_self=False)
-    return Spans(group, first, last, empty.scatter_add(1, group, can_mask.long()) > 0)
+    return torch.zeros_like(group).scatter_reduce(1, group, places, which, include_self=False)
+
+
+def any_in_span(group: Int[Tensor, "batch seq"], marked: Bool[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
+    return torch.zeros_like(group).scatter_add(1, group, marked.long()) > 0
 
 
 class ReplacedSpanSettings(ObjectiveBase):
@@ -71,40 +53,29 @@ class ReplacedSpan(nn.Module):
     def __init__(self, settings: ReplacedSpanSettings, inputs: ObjectiveInputs):
         super().__init__()
         self.settings = settings
-        self.discriminator, generator = inputs.pair()
-        self.detection_head = build_detection_head(inputs.encoder)
+        self.discriminator, self.detection_head, corruptor = inputs.networks()
         self.span_head = build_detection_head(inputs.encoder.model_copy(update={"hidden": 2 * inputs.encoder.hidden}))
-        self.corruptor = Corruptor(inputs, generator)
+        self.corruptor = corruptor
         self.muted_alarms = self.corruptor.muted_alarms
-        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
+        inputs.initialise(self)
 
     def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
         corrupted = corrupted or self.corruptor(batch)
         hidden = encode(self.discriminator, corrupted.batch)
-        logits = self.detection_head(hidden)
-        rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
+        rtd_loss, sums = detection(self.detection_head(hidden), corrupted.is_replaced, batch.is_real)
 
-        spans = read_spans(corrupted.chosen.group, maskable(batch, self.corruptor.special))
-        ends = torch.cat([gather_rows(hidden, spans.first), gather_rows(hidden, spans.last)], dim=2)
-        span_logits = self.span_head(ends)
-        any_replaced = spans.any_of(corrupted.is_replaced)
-        span_loss = detection_loss(span_logits, any_replaced, spans.exists)
+        group = corrupted.chosen.group
+        has_text = any_in_span(group, maskable(batch, self.corruptor.special))
+        any_replaced = any_in_span(group, corrupted.is_replaced)
+        ends = [gather_rows(hidden, span_end(group, which)) for which in ("amin", "amax")]
+        logits = self.span_head(torch.cat(ends, dim=2))
+        span_loss = detection_loss(logits, any_replaced, has_text)
+        right, spans = ((logits.detach() > 0) == any_replaced) & has_text, has_text.sum()
 
         total = self.settings.detection_weight * rtd_loss + self.settings.span_weight * span_loss
-        if self.corruptor.generator.learns:
-            total = total + self.settings.generator_weight * corrupted.generated.mlm_loss
-        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
-        right = ((span_logits.detach() > 0) == any_replaced) & spans.exists
-        more = {
-            "spans": spans.exists.sum(),
-            "spans_right": right.sum(),
-            "span_loss": span_loss.detach() * spans.exists.sum(),
-        }
-        return Loss(total, corrupted.sums | sums | more)
+        total = total + self.settings.generator_weight * corrupted.generator_loss
+        sums |= {"spans": spans, "spans_right": right.sum(), "span_loss": span_loss.detach() * spans}
+        return Loss(total, corrupted.sums | sums)
 
     def networks(self) -> dict[str, Network]:
-        main = Network(self.discriminator, self.detection_head, "discriminator")
-        return {"discriminator": main} | self.corruptor.networks()
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        return self.corruptor.own_parameters(self.discriminator)
+        return {"discriminator": Network(self.discriminator, self.detection_head)} | self.corruptor.networks()

@@ -9,7 +9,6 @@ The candidates are drawn without the original, with repetition (TEAMS: without; 
 sum). Where we differ from TEAMS too: both tasks read the same last layer, and generator and discriminator share no layers.
 """
 
-from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -18,12 +17,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.randomness import mix, uniform
-from electra.model import build_detection_head, encode, gather_rows, initialise
+from electra.base.randomness import uniform
+from electra.model import encode, gather_rows
 from electra.model.heads import CandidateHead, sample_tokens
-from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveBase, ObjectiveInputs
-from electra.objectives.losses import Loss, detection_loss, selection_loss
-from electra.objectives.metrics import Ratio, detection_sums
+from electra.objectives.corruption import Corrupted, Network, ObjectiveBase, ObjectiveInputs
+from electra.objectives.losses import Loss, selection_loss
+from electra.objectives.metrics import Ratio, detection
 
 
 class SelectionSettings(ObjectiveBase):
@@ -43,48 +42,36 @@ class Selection(nn.Module):
 
     def __init__(self, settings: SelectionSettings, inputs: ObjectiveInputs):
         super().__init__()
-        self.settings, self.sampling = settings, inputs.sampling
-        self.discriminator, generator = inputs.pair()
-        self.detection_head = build_detection_head(inputs.encoder)
-        self.corruptor = Corruptor(inputs, generator, keeps_logits=True)
+        self.settings = settings
+        self.discriminator, self.detection_head, self.corruptor = inputs.networks(keeps_logits=True)
         self.selection_head = CandidateHead(inputs.encoder.hidden, inputs.encoder.embedding)
         self.muted_alarms = self.corruptor.muted_alarms
-        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
+        inputs.initialise(self)
 
     def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
         corrupted = corrupted or self.corruptor(batch)
         hidden = encode(self.discriminator, corrupted.batch)
-        logits = self.detection_head(hidden)
-        rtd_loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
-        states = gather_rows(hidden, corrupted.chosen.positions)
-        words = self.discriminator.embeddings.table
+        rtd_loss, sums = detection(self.detection_head(hidden), corrupted.is_replaced, batch.is_real)
+
+        states, words = gather_rows(hidden, corrupted.chosen.positions), self.discriminator.embeddings.table
         scores = self.selection_head(states, self.candidates(batch, corrupted), words)
-        used = corrupted.chosen.used
-        mws_loss = selection_loss(scores, used)
+        mws_loss = selection_loss(scores, corrupted.chosen.used)
+        right = (scores.detach()[..., 1:] < scores.detach()[..., :1]).all(-1) & corrupted.chosen.used
+
         total = self.settings.detection_weight * rtd_loss + self.settings.selection_weight * mws_loss
-        if self.corruptor.generator.learns:
-            total = total + self.settings.generator_weight * corrupted.generated.mlm_loss
-        sums = detection_sums(logits, corrupted.is_replaced, batch.is_real, rtd_loss)
-        right = (scores.detach()[..., 1:] < scores.detach()[..., :1]).all(-1)
-        return Loss(total, corrupted.sums | sums | {"selected": (right & used).sum()})
+        total = total + self.settings.generator_weight * corrupted.generator_loss
+        return Loss(total, corrupted.sums | sums | {"selected": right.sum()})
 
     def candidates(self, batch: Batch, corrupted: Corrupted) -> Int[Tensor, "batch count candidates"]:
         """The original first, then k tokens that are not it."""
-        targets = batch.ids.gather(1, corrupted.chosen.positions)
-        others, rows = self.settings.candidates, targets.numel()
+        targets, others = corrupted.chosen.targets, self.settings.candidates
         assert corrupted.generated.logits is not None
         logits = corrupted.generated.logits.detach().flatten(0, 1)
         logits = logits.scatter(1, targets.flatten()[:, None], -torch.inf)
         draws = uniform(batch.seed, "candidates", batch.samples, 2 * others * targets.shape[1])
-        temperature = self.sampling.temperature_at(batch.progress)
-        drawn = [
-            sample_tokens(logits, draw, temperature).view_as(targets) for draw in draws.view(rows, others, 2).unbind(1)
-        ]
-        return torch.stack([targets, *drawn], dim=2)
+        temperature = self.corruptor.sampling.temperature_at(batch.progress)
+        drawn = [sample_tokens(logits, draw, temperature) for draw in draws.view(-1, others, 2).unbind(1)]
+        return torch.stack([targets, *(tokens.view_as(targets) for tokens in drawn)], dim=2)
 
     def networks(self) -> dict[str, Network]:
-        main = Network(self.discriminator, self.detection_head, "discriminator")
-        return {"discriminator": main} | self.corruptor.networks()
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        return self.corruptor.own_parameters(self.discriminator)
+        return {"discriminator": Network(self.discriminator, self.detection_head)} | self.corruptor.networks()

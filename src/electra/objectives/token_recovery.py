@@ -13,7 +13,6 @@
 Where we differ from COCO-LM: no sequence contrast (it costs a second pass), and the generator's shape is free.
 """
 
-from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -21,11 +20,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.randomness import mix
-from electra.model import build_detection_head, build_token_head, encode, gather_rows, initialise
-from electra.objectives.corruption import Corrupted, Corruptor, Network, ObjectiveBase, ObjectiveInputs
-from electra.objectives.losses import Loss, copying_loss, detection_loss, masked_lm_loss
-from electra.objectives.metrics import Ratio, detection_sums
+from electra.model import build_token_head, encode, gather_rows
+from electra.objectives.corruption import Corrupted, Network, ObjectiveBase, ObjectiveInputs
+from electra.objectives.losses import Loss, copying_loss, masked_lm_loss
+from electra.objectives.metrics import Ratio, detection
 
 
 class TokenRecoverySettings(ObjectiveBase):
@@ -45,13 +43,13 @@ class TokenRecovery(nn.Module):
     def __init__(self, settings: TokenRecoverySettings, inputs: ObjectiveInputs):
         super().__init__()
         self.settings = settings
-        self.discriminator, generator = inputs.pair()
+        self.discriminator, detection_head, corruptor = inputs.networks()
         self.token_head = build_token_head(inputs.encoder, inputs.vocab_size)
         if settings.predict != "chosen":
-            self.detection_head = build_detection_head(inputs.encoder)
-        self.corruptor = Corruptor(inputs, generator)
+            self.detection_head = detection_head
+        self.corruptor = corruptor
         self.muted_alarms = self.corruptor.muted_alarms
-        initialise(self, inputs.encoder, mix(inputs.seed, "weights"))
+        inputs.initialise(self)
 
     def forward(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
         corrupted = corrupted or self.corruptor(batch)
@@ -62,8 +60,8 @@ class TokenRecovery(nn.Module):
         replaced: Tensor | None = None
         if self.settings.predict != "chosen":
             replaced = self.detection_head(hidden)
-            rtd_loss = detection_loss(replaced, corrupted.is_replaced, batch.is_real)
-            sums = sums | detection_sums(replaced, corrupted.is_replaced, batch.is_real, rtd_loss)
+            rtd_loss, rtd_sums = detection(replaced, corrupted.is_replaced, batch.is_real)
+            sums = sums | rtd_sums
             if self.settings.predict == "corrective":
                 total = total + self.settings.copy_weight * rtd_loss
                 replaced = replaced.detach()
@@ -71,9 +69,8 @@ class TokenRecovery(nn.Module):
         # it names the original tokens, of all positions or of the chosen ones
         input_ids, targets, asked = corrupted.batch.ids, batch.ids, batch.is_real
         if self.settings.predict != "all":
-            positions, asked = corrupted.chosen.positions, corrupted.chosen.used
-            hidden = gather_rows(hidden, positions)
-            input_ids, targets = input_ids.gather(1, positions), targets.gather(1, positions)
+            positions, asked, targets, _ = corrupted.chosen
+            hidden, input_ids = gather_rows(hidden, positions), input_ids.gather(1, positions)
             replaced = None if replaced is None else replaced.gather(1, positions)
         logits = self.token_head(hidden, self.discriminator.embeddings.table)
         if replaced is None:
@@ -82,8 +79,7 @@ class TokenRecovery(nn.Module):
             recovery = copying_loss(logits, replaced, input_ids, targets, asked)
 
         total = total + self.settings.recovery_weight * recovery
-        if self.corruptor.generator.learns:
-            total = total + self.settings.generator_weight * corrupted.generated.mlm_loss
+        total = total + self.settings.generator_weight * corrupted.generator_loss
         count = asked.sum()
         return Loss(total, sums | {"recovery_loss": recovery.detach() * count, "recoveries": count})
 
@@ -91,8 +87,5 @@ class TokenRecovery(nn.Module):
         recovery = {"recovery": Network(self.discriminator, self.token_head, "generator")}
         if self.settings.predict == "chosen":
             return recovery | self.corruptor.networks()
-        main = Network(self.discriminator, self.detection_head, "discriminator")
-        return {"discriminator": main} | recovery | self.corruptor.networks()
-
-    def generator_parameters(self) -> Iterator[nn.Parameter]:
-        return self.corruptor.own_parameters(self.discriminator)
+        main = {"discriminator": Network(self.discriminator, self.detection_head)}
+        return main | recovery | self.corruptor.networks()

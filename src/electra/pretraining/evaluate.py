@@ -13,8 +13,8 @@ from electra.model.generators import TransformerGenerator
 from electra.model.heads import TokenHead
 from electra.objectives import Objective
 from electra.objectives.corruption import Corruptor
-from electra.objectives.losses import Sums, detection_loss
-from electra.objectives.metrics import OF_GENERATOR, Metrics, detection_sums, summarise
+from electra.objectives.losses import Sums
+from electra.objectives.metrics import OF_GENERATOR, Metrics, detection, summarise
 from electra.pretraining.load import load_run
 from electra.pretraining.run import build_heldout
 from electra.pretraining.settings import PretrainSettings, build_objective, objective_inputs
@@ -93,9 +93,7 @@ def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Callable[[B
 
     def score(batch: Batch) -> Sums:
         corrupted = corruptor(batch)
-        logits = network.detect(corrupted.batch)
-        loss = detection_loss(logits, corrupted.is_replaced, batch.is_real)
-        return detection_sums(logits, corrupted.is_replaced, batch.is_real, loss)
+        return detection(network.detect(corrupted.batch), corrupted.is_replaced, batch.is_real).sums
 
     return score
 

@@ -95,7 +95,7 @@ def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> No
 
 
 def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True) -> HeldOut:
-    """Empty where nothing was held out: training works, its held-out figures are missing."""
+    """Empty where nothing was held out: training works, its held-out metrics are missing."""
     part = settings.train.batch // settings.train.accumulate
     limit = settings.train.evaluate_rows
     rows: Rows = NoRows(special, settings.rows.length)

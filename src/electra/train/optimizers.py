@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
 from electra.base.config import Settings
-from electra.objectives import Trainable
+from electra.objectives import Trainable, generator_parameters
 
 # Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
 FAR_STEP = 1e9
@@ -108,7 +108,7 @@ def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[
     learning = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     if not settings.decoupled:
         return [ParameterGroup(settings, learning)]
-    of_generator = {id(parameter) for parameter in objective.generator_parameters()}
+    of_generator = {id(parameter) for parameter in generator_parameters(objective)}
     main = {name: p for name, p in learning.items() if id(p) not in of_generator}
     generator = {name: p for name, p in learning.items() if id(p) in of_generator}
     return [ParameterGroup(settings, main), ParameterGroup(settings.generator, generator)]
