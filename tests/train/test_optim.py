@@ -104,6 +104,8 @@ def test_a_warm_up_that_is_too_long_for_the_run_is_told_with_one_that_is_not():
 class Pair(nn.Module):
     """Two networks as objectives hold them."""
 
+    headline = extra_metrics = muted_alarms = ()
+
     def __init__(self):
         super().__init__()
         self.discriminator, self.corruptor = nn.Linear(4, 4), nn.Linear(4, 4)

@@ -1,9 +1,6 @@
 """From a row of text to a corrupted one, which ELECTRA and all its relatives share: choose positions, mask them, sample
 replacements. Pure functions of their arguments with static shapes and no host sync; the Corruptor puts them together.
 
-What is chosen is groups of tokens: single tokens, whole words, or spans. A row is cut into consecutive groups and whole
-groups are drawn until the asked share is reached; a single token is a group of one.
-
 Where we differ from the original code: positions are drawn without replacement (there, with: a position drawn twice got
 the mean of two token ids), so exactly the asked share is chosen; a row with nothing to choose is left alone (there 0/0).
 """
@@ -20,16 +17,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch, SpecialIds
 from electra.base.config import Settings
 from electra.base.randomness import mix, uniform
-from electra.model import (
-    DetectionHead,
-    Encoder,
-    EncoderSettings,
-    TokenHead,
-    build_detection_head,
-    encode,
-    gather_rows,
-    initialise,
-)
+from electra.model import DetectionHead, Encoder, EncoderSettings, build_detection_head, encode, gather_rows, initialise
 from electra.model.generators import (
     AutoregressiveGenerator,
     Generator,
@@ -37,9 +25,9 @@ from electra.model.generators import (
     TransformerGenerator,
     build_pair,
 )
-from electra.model.heads import sample_tokens
+from electra.model.heads import TokenHead, sample_tokens
 from electra.objectives.losses import Sums, masked_lm_loss, mean_over
-from electra.objectives.metrics import GENERATOR_STALLS, generator_sums, sampling_sums
+from electra.objectives.metrics import GENERATOR_STALLS, generator_sums, histogram
 
 
 class MaskingSettings(Settings):
@@ -55,15 +43,13 @@ class MaskingSettings(Settings):
 
 
 class SamplingSettings(Settings):
-    """How replacements are drawn from the generator: from softmax(logits / temperature), by choice among the `top_k` most
-    likely tokens only (0: all), never the original token (`disallow_correct`), or always the most likely one (`greedy`,
-    which one description of ELECTRA has and the paper has not: the generator's one favourite soon is the right token or
-    always the same wrong one, so the discriminator sees few and dull replacements).
+    """How replacements are drawn: from softmax(logits / temperature), by choice among the `top_k` most likely tokens only
+    (0: all), never the original token (`disallow_correct`), or always the most likely one (`greedy`, which one description
+    of ELECTRA has and the paper has not: the discriminator sees few and dull replacements).
 
     The temperature falls in a straight line from `start_temperature` to `temperature` over the first `cooling` of the
-    run: samples of a hot generator are easier to catch, which starts a discriminator that would else stand at chance for
-    long. Equal temperatures, the default, are the paper's constant. Evaluation is at `temperature`. Fast-ELECTRA, where
-    the idea is from, lets it fall exponentially."""
+    run (Fast-ELECTRA: exponentially): samples of a hot generator are easier to catch, which starts a discriminator that
+    would else stand at chance for long. Equal temperatures are the paper's constant. Evaluation is at `temperature`."""
 
     temperature: float = Field(1.0, gt=0)
     start_temperature: float = Field(1.0, gt=0)
@@ -98,8 +84,6 @@ class SamplingSettings(Settings):
 
 
 class NoiseSettings(NamedTuple):
-    """How text is corrupted."""
-
     generator: GeneratorSettings
     masking: MaskingSettings
     sampling: SamplingSettings
@@ -127,10 +111,9 @@ def choose(batch: Batch, settings: MaskingSettings, special: SpecialIds, continu
     """round(share * seq) slots a row, always. Slot j of a row is used while j < max(1, round(share * real tokens of that
     row)) and maskable tokens are left. [CLS] and [SEP] count as real tokens here, as in the original.
 
-    Whole groups are drawn in random order while they fit, so a little less than the asked share is chosen. The first group
-    is cut where it alone does not fit. Short groups fit more often, so they are chosen a little more than long ones.
-
-    `continues` says of each token of the vocabulary whether it goes on with the word before it."""
+    Words and spans are groups of tokens: a row is cut into consecutive groups, and whole groups are drawn in random order
+    while they fit, so a little less than the asked share is chosen. The first is cut where it alone does not fit. Short
+    groups fit more often, so they are chosen a little more than long ones."""
     length = batch.ids.shape[1]
     can_mask = maskable(batch, special)
     noise = uniform(batch.seed, "choose", batch.samples, length)
@@ -306,6 +289,8 @@ class Corruptor(nn.Module):
         self.masking, self.sampling, self.special = inputs.masking, inputs.sampling, inputs.special
         self.needs_logits = keeps_logits or self.sampling.greedy or self.sampling.top_k > 0
         self.generator = generator
+        # a generator that does not learn cannot stall
+        self.muted_alarms: tuple[str, ...] = () if generator.learns else (GENERATOR_STALLS,)
         self.register_buffer("continues", inputs.continues, persistent=False)
 
     def forward(self, batch: Batch) -> Corrupted:
@@ -317,8 +302,11 @@ class Corruptor(nn.Module):
         sampled, is_best, mlm_loss, *_ = generated
         corrupted = batch.with_ids(replace_at(batch.ids, chosen.positions, sampled, chosen.used))
         loss = mlm_loss if self.generator.learns else torch.zeros_like(mlm_loss)
-        sums = generator_sums(is_best, chosen.used, mlm_loss)
-        sums |= sampling_sums(sampled, chosen.targets, chosen.used, len(self.continues))
+        sums = generator_sums(is_best, chosen.used, mlm_loss) | {
+            "sampled_correct": ((sampled == chosen.targets) & chosen.used).sum(),
+            "sampled_counts": histogram(sampled, chosen.used, len(self.continues)),
+            "target_counts": histogram(chosen.targets, chosen.used, len(self.continues)),
+        }
         return Corrupted(corrupted, masked, chosen, generated, loss, corrupted.ids != batch.ids, sums)
 
     def generate(self, batch: Batch, masked: Batch, chosen: Chosen) -> Generated:
@@ -327,20 +315,19 @@ class Corruptor(nn.Module):
         all of them."""
         generator, (positions, used, targets, _) = self.generator, chosen
         noise = uniform(batch.seed, "sample", batch.samples, 2 * targets.shape[1])
-        everywhere, states = None, None
         if isinstance(generator, TransformerGenerator) and not self.needs_logits:
             how = self.sampling.temperature_at(batch.progress), self.sampling.disallow_correct
             filled = generator.fill(masked, positions, targets, noise.view(-1, 2), *how)
             mlm_loss = mean_over(-filled.log_likelihood, used.flatten())
             return Generated(filled.sampled.view_as(targets), filled.is_best.view_as(targets), mlm_loss)
+        everywhere, states = None, None
         if isinstance(generator, TransformerGenerator):
             states = generator.states(masked, positions)
             logits = generator.logits(states)
         elif generator.reads_masked:
             logits = generator(masked, positions)
         else:
-            places = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
-            everywhere = generator(batch, places)
+            everywhere = generator(batch, torch.arange(batch.ids.shape[1], device=noise.device).expand_as(batch.ids))
             logits = gather_rows(everywhere, positions)
         if everywhere is None:
             mlm_loss = masked_lm_loss(logits, targets, used)
@@ -374,8 +361,3 @@ class Corruptor(nn.Module):
         if not isinstance(self.generator, TransformerGenerator):
             return {}
         return {"generator": Network(self.generator.encoder, self.generator.head, "generator")}
-
-    @property
-    def muted_alarms(self) -> tuple[str, ...]:
-        """A generator that does not learn cannot stall."""
-        return () if self.generator.learns else (GENERATOR_STALLS,)

@@ -65,26 +65,12 @@ def generator_sums(
     return {"chosen": used.sum(), "mlm_loss": loss.detach() * used.sum(), "mlm_correct": (is_best & used).sum()}
 
 
-def sampling_sums(
-    sampled: Int[Tensor, "batch count"],
-    targets: Int[Tensor, "batch count"],
-    used: Bool[Tensor, "batch count"],
-    vocab_size: int,
-) -> Sums:
-    return {
-        "sampled_correct": ((sampled == targets) & used).sum(),
-        "sampled_counts": histogram(sampled, used, vocab_size),
-        "target_counts": histogram(targets, used, vocab_size),
-    }
-
-
 def detection(
     logits: Float[Tensor, "batch seq"], is_replaced: Bool[Tensor, "batch seq"], is_real: Bool[Tensor, "batch seq"]
 ) -> Loss:
     """L_Disc with what its metrics are made of."""
     loss = detection_loss(logits, is_replaced, is_real)
-    scaled = (logits.detach().float() + LOGIT_LIMIT) * (BINS / (2 * LOGIT_LIMIT))
-    bins = scaled.long().clamp(0, BINS - 1)
+    bins = ((logits.detach().float() + LOGIT_LIMIT) * (BINS / (2 * LOGIT_LIMIT))).long().clamp(0, BINS - 1)
     caught = logits.detach() > 0
     sums = {
         "real": is_real.sum(),
@@ -104,11 +90,9 @@ def summarise(sums: Mapping[str, Tensor], extra: Sequence[Ratio] = ()) -> Metric
     value = {name: total.item() for name, total in sums.items() if total.ndim == 0}
     counts = {name: total.cpu().numpy() for name, total in sums.items() if total.ndim == 1}
     metrics = {name: ratio(value[above], value[below]) for name, above, below in (*RATIOS, *extra) if above in value}
-    if "sampled_counts" in counts:
-        metrics |= {
-            "sampled_variety": effective_number(counts["sampled_counts"]),
-            "target_variety": effective_number(counts["target_counts"]),
-        }
+    for name in ("sampled", "target"):
+        if f"{name}_counts" in counts:
+            metrics[f"{name}_variety"] = effective_number(counts[f"{name}_counts"])
     if "real" in value:
         wrong = value["flagged"] - value["caught"] + value["replaced"] - value["caught"]
         metrics |= {
@@ -139,10 +123,9 @@ def area_under_curve(positives: Counts, negatives: Counts) -> float:
 def alarms(
     history: Sequence[Mapping[str, float]], progress: float, step: int, muted: Container[str] = ()
 ) -> dict[str, str]:
-    """Warnings for known failures: a collapsed discriminator, a stalled generator, degenerate samples. `history`: metrics
-    of the run so far, the newest last, evenly spaced; `progress`: the share of the run that is done; `muted`: alarms that
-    mean nothing for this objective. The first tenth of a run and its first 500 steps are left in peace: no network has
-    left its plateau by then. The keys name the alarms, so that each is sounded once."""
+    """Warnings for known failures, by name, so that each is sounded once. `history`: metrics of the run so far, the newest
+    last, evenly spaced; `progress`: the share of the run that is done. The first tenth of a run and its first 500 steps are
+    left in peace: no network has left its plateau by then."""
     if progress < 0.1 or step < PATIENCE or not history:
         return {}
     now = history[-1]
@@ -154,8 +137,7 @@ def alarms(
             "its accuracy is only the majority baseline. Lower optimizer.lr, lengthen schedule.warmup or use a smaller "
             "generator (generator.width)."
         )
-    back = min(len(history) - 1, round(len(history) * 0.1 / progress))
-    tenth = history[-1 - back]
+    tenth = history[-1 - min(len(history) - 1, round(len(history) * 0.1 / progress))]
     improvement = 1 - now.get("mlm_loss", 0) / tenth["mlm_loss"] if "mlm_loss" in tenth else 1.0
     if len(history) > 10 and progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and improvement < 0.01:
         warnings[GENERATOR_STALLS] = (

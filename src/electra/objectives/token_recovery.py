@@ -45,8 +45,7 @@ class TokenRecovery(nn.Module):
         self.settings = settings
         self.discriminator, detection_head, corruptor = inputs.networks()
         self.token_head = build_token_head(inputs.encoder, inputs.vocab_size)
-        if settings.predict != "chosen":
-            self.detection_head = detection_head
+        self.detection_head = None if settings.predict == "chosen" else detection_head
         self.corruptor = corruptor
         self.muted_alarms = self.corruptor.muted_alarms
         inputs.initialise(self)
@@ -58,7 +57,7 @@ class TokenRecovery(nn.Module):
 
         # where the network may copy its input, it says how sure it is that the token was replaced
         replaced: Tensor | None = None
-        if self.settings.predict != "chosen":
+        if self.detection_head is not None:
             replaced = self.detection_head(hidden)
             rtd_loss, rtd_sums = detection(replaced, corrupted.is_replaced, batch.is_real)
             sums = sums | rtd_sums
@@ -84,8 +83,6 @@ class TokenRecovery(nn.Module):
         return Loss(total, sums | {"recovery_loss": recovery.detach() * count, "recoveries": count})
 
     def networks(self) -> dict[str, Network]:
+        main = {"discriminator": Network(self.discriminator, self.detection_head)} if self.detection_head else {}
         recovery = {"recovery": Network(self.discriminator, self.token_head, "generator")}
-        if self.settings.predict == "chosen":
-            return recovery | self.corruptor.networks()
-        main = {"discriminator": Network(self.discriminator, self.detection_head)}
         return main | recovery | self.corruptor.networks()
