@@ -72,9 +72,9 @@ def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
     splits = {"train": train, "dev": [{"text": "x", "label": "a"}, {"text": "", "label": "a"}]}
     task = ClassificationSettings().build(load_tokenizer(toy_model), 24, splits)
     assert [line.partition(" (")[0] for line in map(str, task.problems(splits))] == [
-        "train row 2: no text in 'text'",
+        "train row 2: no text in 'text'. Fill it or remove the row.",
         "train row 3: no label",
-        "dev row 2: no text in 'text'",
+        "dev row 2: no text in 'text'. Fill it or remove the row.",
         "train: one class only",
         "dev row 1 is also train row 1",
     ]

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from electra.base.errors import DataError
-from electra.finetuning.questions import TrueAnswer, by_id, is_nested, question_problems, read_squad, true_answers
+from electra.data.tokenizer import load_tokenizer
+from electra.finetuning.questions import SpanSettings, TrueAnswer, by_id, is_nested, read_squad, true_answers
 
 CONTEXT = "Anna lives in Rome. Rome is old."
 GOOD = {"id": "1", "question": "Where?", "context": CONTEXT, "answers": [{"text": "Rome", "answer_start": 14}]}
@@ -42,8 +43,13 @@ UNPACKED = [
 ]
 
 
-def problems(splits, has_unanswerable):
-    return list(map(str, question_problems(splits, has_unanswerable)))
+@pytest.fixture
+def problems(toy_model):
+    def find(splits, has_unanswerable):
+        task = SpanSettings(has_unanswerable=has_unanswerable).build(load_tokenizer(toy_model), 512, splits)
+        return list(map(str, task.problems(splits)))
+
+    return find
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_answers_of_both_layouts_and_of_none():
     assert true_answers({"question": "Where?"}) is None
 
 
-def test_good_rows_have_no_problems():
+def test_good_rows_have_no_problems(problems):
     assert problems({"train": UNPACKED}, has_unanswerable=True) == []
     assert problems({"train": [GOOD], "dev": [{**GOOD, "question": "Who?"}]}, has_unanswerable=False) == []
     assert problems({"test": [{"id": 1, "question": "Where?", "context": "Here."}]}, False) == []
@@ -120,7 +126,10 @@ def test_good_rows_have_no_problems():
             "answer 'Rome' is not at answer_start 13, where the context has ' Rom'. Set answer_start to 14 or 20.",
         ),
         ({"answers": [{"text": "Oslo", "answer_start": 14}]}, "It is nowhere in the context"),
-        ({"answers": [{"text": "ol", "answer_start": -4}]}, "not at answer_start -4, a negative number. Set"),
+        (
+            {"answers": [{"text": "ol", "answer_start": -4}]},
+            "not at answer_start -4, where the context has nothing. Set",
+        ),
         ({"answers": [{"text": "Rome", "answer_start": 900}]}, "not at answer_start 900, where the context has ''"),
         ({"answers": [{"text": "Rome", "answer_start": "14"}]}, "answer_start '14', not a number"),
         ({"answers": [{"text": " ", "answer_start": 4}]}, "an answer is ' '. Remove it."),
@@ -133,29 +142,29 @@ def test_good_rows_have_no_problems():
         ({"is_impossible": True}, "is_impossible is true, but there are answers"),
         ({"id": None}, "has no id"),
         ({"id": " "}, "has no id"),
-        ({"question": ""}, "the question is empty ('')"),
-        ({"context": "\n "}, "the context is empty"),
-        ({"context": None}, "has no context"),
-        ({"question": 5}, "the question is 5, not text"),
+        ({"question": ""}, "no text in 'question'"),
+        ({"context": "\n "}, "no text in 'context'"),
+        ({"context": None}, "no text in 'context'"),
+        ({"question": 5}, "'question' is 5, not text"),
         ({"context": "Anna \ud800 lives"}, "half a character ('\\ud800') at 5"),
     ],
 )
-def test_each_problem_is_told_with_row_value_and_remedy(change, message):
+def test_each_problem_is_told_with_row_value_and_remedy(problems, change, message):
     other = {**GOOD, "id": "0", "question": "Who?"}
     found = problems({"train": [other, GOOD | change]}, has_unanswerable=False)
     assert found and found[0].startswith("train row 2: ") and message in found[0]
     assert found[0].endswith(".") and "\n" not in found[0]
 
 
-def test_ids_given_twice_and_rows_in_both_splits_are_found():
+def test_ids_given_twice_and_rows_in_both_splits_are_found(problems):
     again = {**GOOD, "question": "Who?"}
     assert problems({"train": [GOOD], "dev": [GOOD, again]}, False) == [
-        "dev row 1: the same question about the same context is train row 1. Remove one.",
-        "dev row 2: id '1' is row 1's already. Give each question its own.",
+        "dev row 2 has the id '1' of dev row 1",
+        "dev row 1 is also train row 1",
     ]
 
 
-def test_all_problems_are_returned_not_only_the_first_ones():
+def test_all_problems_are_returned_not_only_the_first_ones(problems):
     rows = [{**GOOD, "id": str(number), "context": ""} for number in range(50)]
     assert len(problems({"train": rows}, False)) == 50
 

@@ -218,10 +218,10 @@ GOOD = sentences(20, 7)
         ({"tags": ["O"]}, (), ("train row 3: ", " words but 1 tags")),
         ({"tokens": ["a", "b"], "tags": ["O", "I-PER"]}, (), ("train row 3: tag 'I-PER' of word 2 ('b') after O must be B-PER",)),
         ({"tokens": ["a"], "tags": ["PER"]}, (), ("tag 'PER' of word 1 ('a') is not a tag of iob2",)),
-        ({"tokens": ["a"], "tags": [3]}, (), ("'tags' has 3 for word 1, not text",)),
+        ({"tokens": ["a"], "tags": [3]}, (), ("'tags' has 3 for word 1, not valid text",)),
         ({"tokens": [], "tags": []}, (), ("train row 3: no words",)),
         ({"tokens": "a text"}, (), ("'tokens' is 'a text', not a list",)),
-        ({}, ("--label", "ner"), ("no column 'ner' (there are 'id', 'tokens', 'tags')",)),
+        ({}, ("--label", "ner"), ("no column 'ner' (there are id, tokens, tags)",)),
         ({}, ("scheme=none", "metric=f1"), ("has no spans",)),
     ],
 )  # fmt: skip

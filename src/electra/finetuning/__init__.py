@@ -6,14 +6,11 @@
     OUT/submission/*.tsv                what a benchmark's server wants, where a test split exists
 
 A run's folder appears whole when the run is done: what is there is kept, what is missing is done again.
-
-A new kind of task touches at most four source files: its own in this room (a `TaskSettings` and a `Task`), `plan.py` (the
-arm of `settings_class`, and `guess_shape` where its tables can be told from others), `interop` (the names that its head has
-in transformers) and a recipe in `recipes/tasks`.
 """
 
+import re
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -23,10 +20,11 @@ from pydantic import Field
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from electra.base.batch import Batch
+from electra.base.batch import Batch, SpecialIds
 from electra.base.config import Settings, dump, validate
 from electra.base.errors import SettingsError
-from electra.data.tables import Row, read_rows
+from electra.data.tables import Row, is_missing, pick, read_rows
+from electra.data.tokenizer import special_ids
 from electra.model import EncoderSettings
 
 Outputs = dict[str, np.ndarray]
@@ -37,15 +35,14 @@ Prediction = dict[str, Any]
 """The answer to a row: column -> value."""
 Layout = Literal["table", "columns", "squad"]
 """How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions."""
-OTHER = "{other}"
-"""Where the text of a `Problem` names another row."""
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character, which JSON can write and no tokenizer reads."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """Something wrong with the rows of a split. Rows count from 1; row 0 means all of them, split "" a file by itself.
-    `other` is another row (split, number), which the text calls OTHER, so that both can be numbered again; without a text,
-    the row is there twice."""
+    `other` is another row (split, number), which the text leads to: so that both can be numbered again."""
 
     split: str
     row: int
@@ -55,13 +52,9 @@ class Problem:
 
     def __str__(self) -> str:
         where = " ".join([self.split] * bool(self.split) + [f"row {self.row}"] * bool(self.row))
-        text = self.text
         if self.other:
-            split, row = self.other
-            if not text:
-                return f"{where} is also {split} row {row}"
-            text = text.replace(OTHER, f"row {row}" if split == self.split else f"{split} row {row}")
-        return f"{where}: {text}" if where else text
+            return f"{where} {self.text} {self.other[0]} row {self.other[1]}"
+        return f"{where}: {self.text}" if where else self.text
 
     def renumbered(self, numbers: Mapping[str, Sequence[int]]) -> "Problem":
         """By the places that rows have in the one file that train and dev were cut from."""
@@ -119,6 +112,11 @@ class TaskSettings(Settings):
     @abstractmethod
     def input_columns(self) -> tuple[str, ...]: ...
 
+    @property
+    def answer_columns(self) -> tuple[str, ...]:
+        """Columns without which nothing can be learned."""
+        return ()
+
     @abstractmethod
     def row_key(self, row: Row) -> str:
         """What makes two rows the same when a part of a table is split off for dev."""
@@ -126,6 +124,10 @@ class TaskSettings(Settings):
     @abstractmethod
     def cut_words(self, length: int) -> str:
         """What it means that a row was cut."""
+
+    def identity(self, row: Row, split: str) -> Hashable | None:
+        """What must not be in train and in this split too; None where it may."""
+        return None
 
     def row_classes(self, row: Row) -> set[str]:
         """What a row teaches that must be known before it can be scored."""
@@ -178,14 +180,26 @@ class Task(Protocol):
     """The settings' one or the positions of the network, whichever is less."""
     labels: Sequence[str] = ()
     """The names behind the outputs, in their order; empty where outputs have no names."""
+    numbers: Mapping[str, int]
+    """The place of each label."""
+    special: SpecialIds
     columns_written: Collection[str] = ("prediction",)
     architecture: str
     """The class of transformers that reads the export, without the encoder's name before it ("ForTokenClassification"),
     or "" where none has this head."""
 
+    def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, length: int, labels: Sequence[str] = ()):
+        self.settings, self.tokenizer, self.length, self.labels = settings, tokenizer, length, labels
+        self.special = special_ids(tokenizer)
+        self.numbers = {name: number for number, name in enumerate(labels)}
+
     @abstractmethod
-    def problems(self, splits: Splits) -> list[Problem]:
-        """Everything wrong with the rows."""
+    def row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
+        """Column and text of all that is wrong with one row, of which an answer is asked or not."""
+
+    @abstractmethod
+    def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
+        """What rows are together; `clean` says that nothing is wrong with any by itself."""
 
     @abstractmethod
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
@@ -214,6 +228,36 @@ class Task(Protocol):
         """All metrics of the task; the first is the headline."""
 
     # What most kinds agree on
+
+    def problems(self, splits: Splits) -> list[Problem]:
+        """Everything wrong with the rows: split by split, then together, then those of train that are elsewhere too."""
+        found: list[Problem] = []
+        shared: list[Problem] = []
+        first: dict[Hashable, int] = {}
+        for split, rows in splits.items():
+            answered = self.has_answers(split, rows)
+            found += self.column_problems(split, rows, answered) or [
+                Problem(split, number, *problem)
+                for number, row in enumerate(rows, 1)
+                for problem in self.row_problems(row, answered)
+            ]
+            for number, row in enumerate(rows, 1):
+                key = self.settings.identity(row, split)
+                if split == "train":
+                    first.setdefault(key, number)
+                elif key is not None and key in first:
+                    shared.append(Problem(split, number, "", "is also", ("train", first[key])))
+        return [*found, *self.overall_problems(splits, not found), *shared]
+
+    def has_answers(self, split: str, rows: Rows) -> bool:
+        """Splits called test, test_matched and so on are predicted, and scored where answers are there all the same."""
+        return not split.startswith("test")
+
+    def column_problems(self, split: str, rows: Rows, answered: bool) -> list[Problem]:
+        """What keeps the rows from being looked at one by one."""
+        if not rows:
+            return [Problem(split, 0, "", "no rows. Give at least one.")]
+        return missing_columns(split, rows, self.settings.input_columns + self.settings.answer_columns * answered)
 
     def with_columns(self, columns: Mapping[str, Any]) -> "Task":
         """The same task on a table whose columns are called otherwise."""
@@ -253,8 +297,7 @@ class Task(Protocol):
         """What config.json of the export says of labels."""
         if not self.labels:
             return {}
-        numbers = {name: index for index, name in enumerate(self.labels)}
-        return {"id2label": {str(index): name for name, index in numbers.items()}, "label2id": numbers}
+        return {"id2label": {str(number): name for name, number in self.numbers.items()}, "label2id": self.numbers}
 
 
 class LabelOutputs(nn.Module):
@@ -276,9 +319,25 @@ def mean_outputs(runs: Sequence[Sequence[Outputs]]) -> list[Outputs]:
     ]
 
 
-def needs_answers(split: str) -> bool:
-    """Splits called test, test_matched and so on are predicted, and scored where answers are there all the same."""
-    return not split.startswith("test")
+def softmax(logits: np.ndarray) -> np.ndarray:
+    exponents = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(exponents / exponents.sum(-1, keepdims=True))
+
+
+def missing_columns(split: str, rows: Rows, columns: Sequence[str]) -> list[Problem]:
+    present = list(dict.fromkeys(name for row in rows[:100] for name in row))
+    text = f"(there are {', '.join(present)}). Name the columns of your table."
+    return [Problem(split, 0, name, f"no column {name!r} {text}") for name in columns if pick(present, name) is None]
+
+
+def text_problem(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Column and text, where a value is no text to learn from."""
+    if is_missing(value):
+        yield name, f"no text in {name!r}. Fill it or remove the row."
+    elif not isinstance(value, str):
+        yield name, f"{name!r} is {short(value)}, not text. Correct it."
+    elif half := SURROGATE.search(value):
+        yield name, f"{name!r} has half a character ({half[0]!r}) at {half.start()}. Write the file again."
 
 
 def short(value: Any) -> str:

@@ -7,8 +7,7 @@ not always, makes the same.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,8 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.data.tables import Row, column_of, is_missing, label_list, label_name, number, pick, read_label
-from electra.data.tokenizer import special_ids
+from electra.data.tables import Row, column_of, label_list, label_name, number, read_label
 from electra.finetuning import (
     Example,
     Examples,
@@ -32,7 +30,8 @@ from electra.finetuning import (
     Splits,
     Task,
     TaskSettings,
-    needs_answers,
+    softmax,
+    text_problem,
 )
 from electra.model import EncoderSettings, sequence_label_head
 from electra.model.electra import Linear
@@ -51,7 +50,6 @@ PROBLEM_TYPES = {
     "regression": "regression",
 }
 """transformers' words for the kinds."""
-PROBLEMS_KEPT = 2000
 
 
 class ClassificationSettings(TaskSettings):
@@ -86,10 +84,9 @@ class ClassificationSettings(TaskSettings):
 
     @model_validator(mode="after")
     def parts_agree(self) -> "ClassificationSettings":
-        if self.metric and self.metric not in METRICS_OF_KINDS[self.kind]:
-            raise ValueError(
-                f"metric={self.metric} is not one of {self.kind}: {', '.join(METRICS_OF_KINDS[self.kind])}"
-            )
+        metrics = METRICS_OF_KINDS[self.kind]
+        if self.metric and self.metric not in metrics:
+            raise ValueError(f"metric={self.metric} is not one of {self.kind}: {', '.join(metrics)}")
         if self.double_unordered and len(self.text) == 1:
             raise ValueError("double_unordered=true needs two text columns")
         if self.kind == "regression" and self.labels:
@@ -99,8 +96,7 @@ class ClassificationSettings(TaskSettings):
         return self
 
     def build(self, tokenizer: Tokenizer, length: int, splits: Splits) -> "Classification":
-        guessed = self.kind != "regression" and not self.labels
-        if not guessed:
+        if self.kind == "regression" or self.labels:
             return Classification(self, tokenizer, length)
         names = {name for row in splits.get("train", ()) for name in self.label_names(row)}
         ordered = sorted(names, key=lambda name: (number(name) is None, number(name) or 0.0, name))
@@ -111,6 +107,10 @@ class ClassificationSettings(TaskSettings):
     @property
     def input_columns(self) -> tuple[str, ...]:
         return self.text
+
+    @property
+    def answer_columns(self) -> tuple[str, ...]:
+        return (self.label,)
 
     @property
     def table_header(self) -> tuple[str, ...]:
@@ -125,6 +125,12 @@ class ClassificationSettings(TaskSettings):
 
     def row_key(self, row: Row) -> str:
         return "\x1f".join(self.texts(row))
+
+    def identity(self, row: Row, split: str) -> Hashable | None:
+        """Rows without text, which are refused for that, are not the same as each other."""
+        texts = self.texts(row)
+        refused = self.shared_rows == "refuse" and not split.startswith("test")
+        return texts if refused and all(map(str.strip, texts)) else None
 
     def label_names(self, row: Row) -> list[str]:
         """The labels of a row, known or not; none where it has none."""
@@ -146,16 +152,55 @@ class Classification(Task):
     settings: ClassificationSettings
 
     def __init__(self, settings: ClassificationSettings, tokenizer: Tokenizer, length: int, guessed: bool = False):
-        self.settings, self.tokenizer, self.length, self.guessed = settings, tokenizer, length, guessed
-        self.special = special_ids(tokenizer)
-        self.labels = settings.labels
-        self.numbers = {name: index for index, name in enumerate(settings.labels)}
+        super().__init__(settings, tokenizer, length, settings.labels)
+        self.guessed = guessed
         self.architecture = "ForSequenceClassification" if settings.head == "transformers" else ""
 
-    # Rows -> examples
+    # What can be wrong with rows
 
-    def problems(self, splits: Splits) -> list[Problem]:
-        return list(class_problems(self.settings, splits, self.guessed))
+    def column_problems(self, split: str, rows: Rows, answered: bool) -> list[Problem]:
+        return super().column_problems(split, rows, answered) or [
+            Problem(split, 0, name, f"column {name!r} holds numbers, not text")
+            for name in self.settings.text
+            if all(number(row.get(column_of(name, row))) is not None for row in rows)
+        ]
+
+    def row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
+        settings, label = self.settings, self.settings.label
+        for name in settings.text:
+            yield from text_problem(name, row.get(column_of(name, row)))
+        if not answered:
+            return
+        value = read_label(row, column_of(label, row))
+        if value is None and settings.kind != "multilabel":
+            yield label, "no label"
+        elif settings.kind == "regression":
+            if number(value) is None:
+                yield label, f"label {value!r} is not a number"
+        else:
+            known = ", ".join([*self.labels[:8], *["…"] * (len(self.labels) > 8)])
+            for name in settings.label_names(row):
+                if name not in self.numbers:
+                    what = "unknown" if number(name) is None else "a number where a name was expected"
+                    yield label, f"label {name!r} is {what} (known: {known})"
+
+    def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
+        label, classes, rows = self.settings.label, len(self.labels), len(splits.get("train", ()))
+        if rows and self.settings.kind != "regression" and (classes == 1 or (classes == 0 and clean)):
+            only = ", ".join(self.labels) or "none"
+            yield Problem("train", 0, label, f"one class only ({only}): there is nothing to learn")
+        if self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2):
+            yield Problem(
+                "train",
+                0,
+                label,
+                f"{classes} different labels in {rows} rows. If they are quantities, use kind=regression; if they "
+                "are classes all the same, list them with labels=[…]; if neither, choose another label column",
+            )
+        if self.settings.metric == "f1" and classes > 2:
+            yield Problem("", 0, "", f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")
+
+    # Rows -> examples
 
     def training_rows(self, rows: Rows) -> Sequence[Row]:
         """Both orders of every pair, where order has no meaning."""
@@ -166,16 +211,17 @@ class Classification(Task):
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """[CLS] A [SEP] (B [SEP]); of a pair that is too long the longer text is cut first, from its end."""
-        pieces = []
-        columns = zip(*(self.settings.texts(row) for row in rows), strict=True) if rows else ()
-        for column in columns:
-            encodings = self.tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
-            pieces.append([encoding.ids for encoding in encodings])
+        columns = zip(*map(self.settings.texts, rows), strict=True)
+        pieces = [
+            [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+            for texts in columns
+        ]
         examples, cut = [], 0
         room = self.length - 1 - len(self.settings.text)
         for index, (row, parts) in enumerate(zip(rows, zip(*pieces, strict=True), strict=True)):
-            kept = fit([len(part) for part in parts], room)
-            cut += kept != [len(part) for part in parts]
+            sizes = [len(part) for part in parts]
+            kept = fit(sizes, room)
+            cut += kept != sizes
             ids = array("i", [self.special.cls])
             for part, size in zip(parts, kept, strict=True):
                 ids.extend([*part[:size], self.special.sep])
@@ -227,8 +273,7 @@ class Classification(Task):
             case "regression":
                 return [{"prediction": float(value)} for value in logits[:, 0] * self.settings.scale]
             case "classification":
-                exponents = np.exp(logits - logits.max(1, keepdims=True))
-                shares = exponents / exponents.sum(1, keepdims=True)
+                shares = softmax(logits)
                 answers: list[Any] = [self.labels[index] for index in logits.argmax(1)]
             case "multilabel":
                 shares = 1 / (1 + np.exp(-logits))
@@ -240,13 +285,10 @@ class Classification(Task):
 
     def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         gold, predicted = self.gold_and_predicted(rows, predictions)
-        match self.settings.kind:
-            case "regression":
-                scores = regression_scores(gold, predicted)
-            case "multilabel":
-                scores = multilabel_scores(gold, predicted)
-            case "classification":
-                scores = class_scores(gold, predicted, len(self.labels))
+        if self.settings.kind == "regression":
+            scores = regression_scores(gold, predicted)
+        else:
+            scores = class_scores(gold, predicted, len(self.labels))
         headline = self.settings.metric or METRICS_OF_KINDS[self.settings.kind][0]
         return {headline: scores[headline]} | scores
 
@@ -318,31 +360,21 @@ def fit(sizes: Sequence[int], room: int) -> list[int]:
 
 
 def class_scores(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[str, float]:
-    """`f1` is that of the second of two classes, which GLUE calls positive. F1 over classes counts those of the task,
-    also one that is absent from this data. Micro F1 of single labels is accuracy and is left out for two classes."""
+    """Of the numbers of classes, or of rows x labels of 0 and 1, where accuracy asks for every label of a row. `f1` is that
+    of the second of two classes, which GLUE calls positive. F1 over classes counts those of the task, also one that is
+    absent from this data. Micro F1 of single labels is accuracy."""
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-    every = list(range(classes))
-    scores = {"accuracy": float(accuracy_score(gold, predicted))}
-    if classes == 2:
-        scores["f1"] = float(f1_score(gold, predicted, pos_label=1, zero_division=0))
+    single = gold.ndim == 1
+    scores = {"accuracy": accuracy_score(gold, predicted)}
+    if single and classes == 2:
+        scores["f1"] = f1_score(gold, predicted, pos_label=1, zero_division=0)
     for average in ("macro", "micro"):
-        f1 = f1_score(gold, predicted, labels=every, average=average, zero_division=0)
-        scores[f"f1_{average}"] = float(f1)
-    alone = len(np.union1d(gold, predicted)) < 2  # a correlation with nothing, which counts as 0
-    scores["mcc"] = 0.0 if alone else float(matthews_corrcoef(gold, predicted))
-    return scores
-
-
-def multilabel_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Rows x labels of 0 and 1. Accuracy asks for every label of a row to be right."""
-    from sklearn.metrics import accuracy_score, f1_score
-
-    return {
-        "f1_micro": float(f1_score(gold, predicted, average="micro", zero_division=0)),
-        "f1_macro": float(f1_score(gold, predicted, average="macro", zero_division=0)),
-        "accuracy": float(accuracy_score(gold, predicted)),
-    }
+        every = list(range(classes))
+        scores[f"f1_{average}"] = f1_score(gold, predicted, labels=every, average=average, zero_division=0)
+    if single:  # a correlation with nothing counts as 0
+        scores["mcc"] = matthews_corrcoef(gold, predicted) if len(np.union1d(gold, predicted)) > 1 else 0.0
+    return {name: float(score) for name, score in scores.items()}
 
 
 def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
@@ -355,98 +387,3 @@ def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, floa
         "pearson": float(pearsonr(gold, predicted).statistic) if varies else 0.0,
         "mse": float(np.mean((gold - predicted) ** 2)),
     }
-
-
-# What can be wrong with rows
-
-
-def class_problems(settings: ClassificationSettings, splits: Splits, guessed: bool = False) -> Iterator[Problem]:
-    """Everything, split by split, then what all rows say together, of columns that are there."""
-    absent: set[str] = set()
-    clean = True
-    for split, rows in splits.items():
-        found = list(split_problems(settings, split, rows, guessed, absent))
-        clean = clean and not found
-        yield from found
-    classes = len(settings.labels)
-    learns = bool(splits.get("train")) and settings.kind != "regression" and settings.label not in absent
-    if learns and (classes == 1 or (classes == 0 and clean)):
-        only = ", ".join(settings.labels) or "none"
-        yield Problem("train", 0, settings.label, f"one class only ({only}): there is nothing to learn")
-    if settings.metric == "f1" and classes > 2:
-        yield Problem("", 0, "", f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")
-    if settings.shared_rows == "refuse" and not absent.intersection(settings.text):
-        yield from shared_rows(settings, splits)
-
-
-def split_problems(
-    settings: ClassificationSettings, split: str, rows: Rows, guessed: bool, absent: set[str]
-) -> Iterator[Problem]:
-    """Adds to `absent` the columns that the rows have not."""
-    if not rows:
-        yield Problem(split, 0, "", "no rows")
-        return
-    labelled = needs_answers(split)
-    columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
-    wanted = [*settings.text, *([settings.label] if labelled else [])]
-    missing = [name for name in wanted if pick(columns, name) is None]
-    absent.update(missing)
-    for name in missing:
-        yield Problem(split, 0, name, f"no column {name!r} (there are {', '.join(columns)})")
-    if missing:
-        return
-    yield from islice(text_problems(settings, split, rows), PROBLEMS_KEPT)
-    if labelled:
-        yield from islice(label_problems(settings, split, rows), PROBLEMS_KEPT)
-    different = len(settings.labels)
-    many = different > max(20, len(rows) // 2) and settings.kind == "classification"
-    if guessed and split == "train" and many:
-        yield Problem(
-            split,
-            0,
-            settings.label,
-            f"{different} different labels in {len(rows)} rows. If they are quantities, use kind=regression; if they "
-            "are classes all the same, list them with labels=[…]; if neither, choose another label column",
-        )
-
-
-def text_problems(settings: ClassificationSettings, split: str, rows: Rows) -> Iterator[Problem]:
-    for name in settings.text:
-        values = [row.get(column_of(name, row)) for row in rows]
-        if all(number(value) is not None for value in values):
-            yield Problem(split, 0, name, f"column {name!r} holds numbers, not text")
-            continue
-        for place, value in enumerate(values, 1):
-            if is_missing(value):
-                yield Problem(split, place, name, f"no text in {name!r}")
-            elif not isinstance(value, str):
-                yield Problem(split, place, name, f"{name!r} is {value!r}, not text")
-
-
-def label_problems(settings: ClassificationSettings, split: str, rows: Rows) -> Iterator[Problem]:
-    known = ", ".join(settings.labels[:8]) + (", …" if len(settings.labels) > 8 else "")
-    for place, row in enumerate(rows, 1):
-        value = read_label(row, column_of(settings.label, row))
-        if value is None and settings.kind != "multilabel":
-            yield Problem(split, place, settings.label, "no label")
-        elif settings.kind == "regression":
-            if number(value) is None:
-                yield Problem(split, place, settings.label, f"label {value!r} is not a number")
-        else:
-            for name in settings.label_names(row):
-                if name not in settings.labels:
-                    what = "a number where a name was expected" if number(name) is not None else "unknown"
-                    text = f"label {name!r} is {what} (known: {known})"
-                    yield Problem(split, place, settings.label, text)
-
-
-def shared_rows(settings: ClassificationSettings, splits: Splits) -> Iterator[Problem]:
-    """Rows without text, which are refused for that, are not the same as each other."""
-    first: dict[tuple[str, ...], int] = {}
-    for place, row in enumerate(splits.get("train", ()), 1):
-        first.setdefault(settings.texts(row), place)
-    for split, rows in splits.items():
-        for place, row in enumerate(rows, 1) if split.startswith("dev") else ():
-            texts = settings.texts(row)
-            if texts in first and all(map(str.strip, texts)):
-                yield Problem(split, place, "", "", ("train", first[texts]))

@@ -17,7 +17,6 @@ from electra.data.tables import (
     TableWriter,
     column_of,
     parquet_schema,
-    pick,
     read_rows,
     row_of,
     sentences,
@@ -26,7 +25,7 @@ from electra.data.tables import (
     with_tags,
 )
 from electra.data.tokenizer import special_ids
-from electra.finetuning import Prediction, Problem, Rows, Task, short
+from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns, short
 from electra.finetuning.folder import TaskModel, load_task_folder
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id, read_squad
@@ -137,11 +136,8 @@ def input_problems(task: Task, rows: Rows, before: int) -> list[Problem]:
     """What keeps rows from being answered; `before` is how many rows the file has before them. Answers are not asked
     for, and an empty text is answered too."""
     settings = task.settings
-    present = list(dict.fromkeys(name for row in rows[:100] for name in row))
-    absent = [name for name in settings.input_columns if pick(present, name) is None]
-    if absent:
-        listed = ", ".join(present)
-        return [Problem("", 0, name, f"no column {name!r} (there are {listed})") for name in absent]
+    if absent := missing_columns("", rows, settings.input_columns):
+        return absent
     problems = []
     for number, row in enumerate(rows, before + 1):
         for name in settings.input_columns:

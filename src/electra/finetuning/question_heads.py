@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.finetuning import Outputs, Prediction
+from electra.finetuning import Outputs, Prediction, softmax
 from electra.model.electra import Linear
 from electra.model.heads import in_float32
 
@@ -159,15 +159,9 @@ class Candidates(NamedTuple):
 
 def window_places(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     """(first token, number of tokens) of each window: every token is in one, also where the stride exceeds the room."""
-    places = []
-    first = 0
-    while first < tokens:
-        size = min(room, tokens - first)
-        places.append((first, size))
-        if first + size == tokens:
-            break
-        first += min(size, stride)
-    return places
+    step = min(room, stride)
+    firsts = range(0, max(1, tokens - room + step), step) if tokens else ()
+    return [(first, min(room, tokens - first)) for first in firsts]
 
 
 def owners(tokens: int, places: Sequence[tuple[int, int]]) -> Int[np.ndarray, "tokens"]:
@@ -230,29 +224,26 @@ def n_best(context: str, windows: Iterable[Candidates], most: int) -> list[dict[
                 break
     if not kept:
         return []
-    weights = np.exp(np.array([score for score, _ in kept.values()]) - max(score for score, _ in kept.values()))
+    weights = softmax(np.array([score for score, _ in kept.values()]))
     return [
         {"text": text, "probability": float(weight), "start": start, "end": start + len(text), "logit": score}
-        for (text, (score, start)), weight in zip(kept.items(), weights / weights.sum(), strict=True)
+        for (text, (score, start)), weight in zip(kept.items(), weights, strict=True)
     ]
 
 
 def prediction(answers: list[dict[str, Any]], null_difference: float | None, threshold: float) -> Prediction:
     """The columns of one question. `null_difference` is None where every question has an answer; otherwise the answer
-    is "" if it exceeds the threshold. `_span` is the best answer whatever the threshold."""
-    best = answers[0]["text"] if answers else ""
+    is "" if it exceeds the threshold. `span` is the best answer whatever the threshold."""
+    best = answers[0] if answers else {"text": "", "probability": 0.0}
     refused = null_difference is not None and null_difference > threshold
-    columns: dict[str, Any] = {"prediction": "" if refused else best}
-    columns["score"] = answers[0]["probability"] if answers else 0.0
-    if null_difference is not None:
-        columns["null_score_difference"] = null_difference
-    return {**columns, "span": best, "n_best": answers}
+    columns = {"prediction": "" if refused else best["text"], "score": best["probability"]}
+    nulls = {} if null_difference is None else {"null_score_difference": null_difference}
+    return {**columns, **nulls, "span": best["text"], "n_best": answers}
 
 
 def average(members: Sequence[Sequence[Prediction]], most: int, threshold: float) -> list[Prediction]:
     """An ensemble: the predictions of several models about the same rows become one. A text gets the mean of its
-    probabilities (0 where it is not among a member's n-best), the null score differences get theirs. Logits cannot be
-    averaged here, because the beams of two joint heads hold different spans."""
+    probabilities (0 where it is not among a member's n-best), the null score differences get theirs."""
     together = []
     for predictions in zip(*members, strict=True):
         sums: dict[str, dict[str, Any]] = {}

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,10 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.errors import DataError, SettingsError
-from electra.data.tables import Row, open_table
-from electra.data.tokenizer import special_ids
+from electra.data.tables import Row, is_missing, open_table
 from electra.finetuning import (
-    OTHER,
     Example,
     Examples,
     Layout,
@@ -28,14 +26,13 @@ from electra.finetuning import (
     Splits,
     Task,
     TaskSettings,
-    needs_answers,
     question_heads,
     squad_metrics,
+    text_problem,
 )
 from electra.finetuning.question_heads import Candidates, ContextWindow, JointHead, PlainHead, span_loss
 from electra.model import EncoderSettings, question_head
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _AT_ONCE = 1024
 """Texts handed to the tokenizer in one go: its full encodings are large."""
 _CANDIDATES = 10
@@ -89,7 +86,7 @@ class SpanSettings(TaskSettings):
     def named_columns(cls, overrides: Mapping[str, Any]) -> dict[str, Any]:
         if overrides.keys() & {"text", "label"}:
             raise SettingsError(
-                "text and label do not fit questions, whose columns are id, question, context and answers."
+                "text and label do not fit questions: their columns are id, question, context and answers."
             )
         return dict(overrides)
 
@@ -109,6 +106,10 @@ class SpanSettings(TaskSettings):
         """Questions about one paragraph stay together: their answers are in the same text."""
         return str(row.get("context"))
 
+    def identity(self, row: Row, split: str) -> Hashable | None:
+        question, context = row.get("question"), row.get("context")
+        return (question, context) if isinstance(question, str) and isinstance(context, str) else None
+
     def cut_words(self, length: int) -> str:
         return f"with a question of more than {self.max_query_length} tokens, of which the rest is not read"
 
@@ -125,14 +126,49 @@ class SpanTask(Task):
                 f"length {length} leaves no room for the context beside max_query_length {settings.max_query_length}. "
                 f"Set max_query_length to {max(1, length // 4)} or less, or length higher."
             )
-        self.settings = settings
-        self.tokenizer = tokenizer
-        self.length = length
-        self.special = special_ids(tokenizer)
+        super().__init__(settings, tokenizer, length)
         self.architecture = "ForQuestionAnswering" if settings.head == "plain" else ""
 
-    def problems(self, splits: Splits) -> list[Problem]:
-        return list(question_problems(splits, self.settings.has_unanswerable))
+    def row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
+        problems = [problem for name in self.settings.input_columns for problem in text_problem(name, row.get(name))]
+        if is_missing(row.get("id")):
+            problems.append(("id", "has no id. Give every question one."))
+        yield from problems or (("answers", text) for text in self._answer_problems(row, answered))
+
+    def _answer_problems(self, row: Row, answered: bool) -> Iterator[str]:
+        try:
+            answers = true_answers(row)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            yield f"answers is {row['answers']!r}, not a list of {{text, answer_start}}. Correct it."
+            return
+        if answers is None and answered:
+            yield "has no answers. Give them, or is_impossible = true where there is none."
+        if row.get("is_impossible") and row.get("answers"):
+            yield "is_impossible is true, but there are answers. Remove one of the two."
+        if answers == [] and not self.settings.has_unanswerable:
+            yield "has no answer. Set has_unanswerable = true, or remove the row."
+        for text, start in answers or ():
+            if not isinstance(text, str) or not text.strip():
+                yield f"an answer is {text!r}. Remove it."
+            elif isinstance(start, bool) or not isinstance(start, int):
+                yield f"answer {text!r} has answer_start {start!r}, not a number of characters. Correct it."
+            elif start < 0 or not row["context"].startswith(text, start):
+                there = repr(row["context"][start : start + len(text)]) if start >= 0 else "nothing"
+                places = [str(place.start()) for place in re.finditer(f"(?={re.escape(text)})", row["context"])]
+                remedy = (
+                    f"Set answer_start to {' or '.join(places[:3])}"
+                    if places
+                    else "It is nowhere in the context: remove it"
+                )
+                yield f"answer {text!r} is not at answer_start {start}, where the context has {there}. {remedy}."
+
+    def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
+        for split, rows in splits.items():
+            first: dict[str, int] = {}
+            for number, row in enumerate(rows, 1):
+                name = str(row.get("id"))
+                if first.setdefault(name, number) != number and row.get("id") is not None:
+                    yield Problem(split, number, "id", f"has the id {name!r} of", (split, first[name]))
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """Windows of all rows, and of how many rows the question was cut. Contexts are never cut."""
@@ -142,10 +178,9 @@ class SpanTask(Task):
         cut = 0
         questions = (ids for ids, _ in self._tokens([row["question"] for row in rows]))
         for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
-            cut += len(question) > self.settings.max_query_length
-            question = question[: self.settings.max_query_length]
-            ids, offsets = contexts[places[row["context"]]]
-            examples += self._windows(number, question, ids, offsets, true_answers(row))
+            most = self.settings.max_query_length
+            cut += len(question) > most
+            examples += self._windows(number, question[:most], *contexts[places[row["context"]]], true_answers(row))
         return examples, cut
 
     def _tokens(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Int[np.ndarray, "tokens 2"]]]:
@@ -207,8 +242,7 @@ class SpanTask(Task):
         longest = self.settings.max_answer_length
         match self.settings.head:
             case "plain":
-                most = _CANDIDATES * self.settings.n_best
-                return question_heads.independent_spans(window, outputs, longest, most)
+                return question_heads.independent_spans(window, outputs, longest, _CANDIDATES * self.settings.n_best)
             case "joint":
                 return question_heads.beam_spans(window, outputs, longest)
 
@@ -241,8 +275,7 @@ class SpanTask(Task):
             spans = [it["span"] for it in predictions]
             scores = squad_metrics.squad2(spans, truths, nulls, self.threshold)
             if self.settings.null_threshold == "dev":
-                fitted = scores[f"best_{self.settings.metric}_threshold"]
-                scores = squad_metrics.squad2(spans, truths, nulls, fitted)
+                scores = squad_metrics.squad2(spans, truths, nulls, self.fitted(scores).threshold)
         else:
             scores = squad_metrics.squad1([it["prediction"] for it in predictions], truths)
         return {self.settings.metric: scores[self.settings.metric], **scores}
@@ -256,9 +289,8 @@ class SpanTask(Task):
         """The same task with the threshold that was best on dev, where the settings ask for that."""
         if self.settings.null_threshold != "dev":
             return self
-        best = scores[f"best_{self.settings.metric}_threshold"]
-        settings = self.settings.model_copy(update={"null_threshold": best})
-        return SpanTask(settings, self.tokenizer, self.length)
+        best = {"null_threshold": scores[f"best_{self.settings.metric}_threshold"]}
+        return SpanTask(self.settings.model_copy(update=best), self.tokenizer, self.length)
 
 
 def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: TrueAnswer) -> tuple[int, int] | None:
@@ -317,10 +349,7 @@ def _questions(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
                 for q, question in enumerate(paragraph["qas"]):
                     where = f"data[{a}].paragraphs[{p}].qas[{q}]"
                     row = {"id": question["id"], "question": question["question"], "context": context}
-                    for key in ("answers", "is_impossible"):
-                        if key in question:
-                            row[key] = question[key]
-                    yield row
+                    yield row | {key: question[key] for key in ("answers", "is_impossible") if key in question}
     except KeyError as error:
         raise DataError(f"{path}: {where} has no {error.args[0]!r}. Give it as SQuAD does.") from None
     except TypeError:
@@ -330,107 +359,15 @@ def _questions(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
 def true_answers(row: Row) -> list[TrueAnswer] | None:
     """The true answers; empty where the question has none, None where nothing is said about them. A list of
     {text, answer_start} as in SQuAD's files, or {text: […], answer_start: […]} as `datasets` has it."""
-    answers = row.get("answers")
     if row.get("is_impossible"):
         return []
-    match answers:
+    match row.get("answers"):
         case None:
             return None if row.get("is_impossible") is None else []
         case {"text": texts, "answer_start": starts}:
             return [TrueAnswer(text, start) for text, start in zip(texts, starts, strict=True)]
-        case _:
+        case answers:
             return [TrueAnswer(answer["text"], answer["answer_start"]) for answer in answers]
-
-
-def question_problems(splits: Splits, has_unanswerable: bool) -> Iterator[Problem]:
-    """Each thing that is wrong, with its value and the remedy."""
-    training: dict[tuple[str, str], int] = {}
-    for split, rows in splits.items():
-        seen: dict[str, int] = {}
-        for number, row in enumerate(rows, 1):
-            problems = [*_identity(row, split, number, seen), *_texts(row, split, number)]
-            yield from problems
-            if problems:
-                continue
-            for text in _answers(row, split, has_unanswerable):
-                yield Problem(split, number, "answers", text)
-            key = (row["question"], row["context"])
-            if split == "train":
-                training.setdefault(key, number)
-            elif key in training:
-                text = f"the same question about the same context is {OTHER}. Remove one."
-                yield Problem(split, number, "question", text, ("train", training[key]))
-
-
-def _identity(row: Row, split: str, number: int, seen: dict[str, int]) -> Iterator[Problem]:
-    name = row.get("id")
-    if name is None or not str(name).strip():
-        yield Problem(split, number, "id", "has no id. Give every question one.")
-        return
-    first = seen.setdefault(str(name), number)
-    if first != number:
-        text = f"id {str(name)!r} is {OTHER}'s already. Give each question its own."
-        yield Problem(split, number, "id", text, (split, first))
-
-
-def _texts(row: Row, split: str, number: int) -> Iterator[Problem]:
-    for column in ("question", "context"):
-        match row.get(column):
-            case None:
-                text = f"has no {column}. Give it, or name the column that holds it."
-            case str(value) if not value.strip():
-                text = f"the {column} is empty ({value!r}). Fill it or remove the row."
-            case str(value) if half := _SURROGATE.search(value):
-                text = f"the {column} has half a character ({half[0]!r}) at {half.start()}. Write the file again."
-            case str():
-                continue
-            case value:
-                text = f"the {column} is {value!r}, not text. Correct it."
-        yield Problem(split, number, column, text)
-
-
-def _answers(row: Row, split: str, has_unanswerable: bool) -> Iterator[str]:
-    try:
-        answers = true_answers(row)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        yield f"answers is {row['answers']!r}, not a list of {{text, answer_start}}. Correct it."
-        return
-    if answers is None:
-        if needs_answers(split):
-            yield "has no answers. Give them, or is_impossible = true where there is none."
-        return
-    if row.get("is_impossible") and row.get("answers"):
-        yield "is_impossible is true, but there are answers. Remove one of the two."
-    if not answers and not has_unanswerable:
-        yield "has no answer. Set has_unanswerable = true, or remove the row."
-    for answer in answers:
-        yield from _place(answer, row["context"])
-
-
-def _place(answer: TrueAnswer, context: str) -> Iterator[str]:
-    text, start = answer
-    if not isinstance(text, str) or not text.strip():
-        yield f"an answer is {text!r}. Remove it."
-    elif isinstance(start, bool) or not isinstance(start, int):
-        yield f"answer {text!r} has answer_start {start!r}, not a number of characters. Correct it."
-    elif start < 0 or context[start : answer.end] != text:
-        places = _occurrences(text, context)
-        remedy = (
-            f"Set answer_start to {' or '.join(map(str, places))}."
-            if places
-            else "It is nowhere in the context: remove it or correct its text."
-        )
-        there = f"where the context has {context[start : answer.end]!r}" if start >= 0 else "a negative number"
-        yield f"answer {text!r} is not at answer_start {start}, {there}. {remedy}"
-
-
-def _occurrences(text: str, context: str, most: int = 3) -> list[int]:
-    places: list[int] = []
-    at = context.find(text)
-    while at >= 0 and len(places) < most:
-        places.append(at)
-        at = context.find(text, at + 1)
-    return places
 
 
 def by_id(rows: Rows, predictions: Sequence[Prediction], column: str = "prediction") -> dict[str, Any]:

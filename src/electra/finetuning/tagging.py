@@ -19,7 +19,8 @@ found. A tag without a type (B, I, O) is a span whose type is empty.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from functools import lru_cache
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeGuard
 
@@ -32,8 +33,8 @@ from torch import Tensor, nn
 
 from electra.base.errors import DataError, SettingsError
 from electra.data.tables import Row, is_table, read_conll, table_format
-from electra.data.tokenizer import special_ids
 from electra.finetuning import (
+    SURROGATE,
     Example,
     Examples,
     LabelOutputs,
@@ -45,13 +46,13 @@ from electra.finetuning import (
     Splits,
     Task,
     TaskSettings,
-    needs_answers,
     short,
+    softmax,
 )
 from electra.model import EncoderSettings, token_label_head
 
 IGNORED = -100
-_REMEMBERED_WORDS = 1 << 18
+REMEMBERED_WORDS = 1 << 18
 Scheme = Literal["iob1", "iob2", "bioes"]
 MARKS: dict[Scheme, str] = {"iob1": "BI", "iob2": "BI", "bioes": "BIES"}
 
@@ -109,17 +110,28 @@ class TaggingSettings(TaskSettings):
         return list(tags) if self.train_scheme == "as read" else legal(tags, self.train_scheme)
 
     def build(self, tokenizer: Tokenizer, length: int, splits: Splits) -> "Tagging":
-        if self.labels:
-            return Tagging(self, tokenizer, length)
-        if "train" not in splits:
-            raise SettingsError("the tags are not known. Give a train split, or list them in labels.")
         # a copy without validation: too few labels is a problem of the data, which `problems` reports
-        filled = self.model_copy(update={"labels": train_labels(self, splits["train"])})
-        return Tagging(filled, tokenizer, length)
+        labels = self.labels or self.train_labels(splits.get("train", ()))
+        return Tagging(self.model_copy(update={"labels": labels}), tokenizer, length, labels)
+
+    def train_labels(self, rows: Rows) -> tuple[str, ...]:
+        """Of rows that may still be wrong in any way."""
+        tags = {tag for tag in self.all_tags(rows) if isinstance(tag, str)}
+        if self.spans is None or self.learned is None:
+            return tuple(sorted(tags))
+        types = {tag.partition("-")[2] for tag in tags if tag != "O" and fits(tag, self.spans)}
+        return tuple(all_tags(types, self.learned))
+
+    def all_tags(self, rows: Rows) -> Iterator[Any]:
+        return (tag for row in rows if is_list(tags := row.get(self.tags)) for tag in tags)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
         return (self.tokens,)
+
+    @property
+    def answer_columns(self) -> tuple[str, ...]:
+        return (self.tags,)
 
     def is_input(self, value: Any) -> bool:
         return is_texts(value)
@@ -147,9 +159,9 @@ class TaggingSettings(TaskSettings):
         named = dict(overrides)
         if "text" in named:
             texts = named.pop("text")
-            if isinstance(texts, list) and len(texts) > 1:
+            named["tokens"], *more = [texts] if isinstance(texts, str) else texts
+            if more:
                 raise SettingsError("a second text does not fit tagging: text is the column of words.")
-            named["tokens"] = texts[0] if isinstance(texts, list) else texts
         if "label" in named:
             named["tags"] = named.pop("label")
         return named
@@ -158,7 +170,7 @@ class TaggingSettings(TaskSettings):
         return repr(row.get(self.tokens))
 
     def row_classes(self, row: Row) -> set[str]:
-        return set(map(str, tags_of(self, [row])))
+        return set(map(str, self.all_tags([row])))
 
     def cut_words(self, length: int) -> str:
         return f"with a word of more than {length - 2} tokens, of which the rest is not read"
@@ -169,11 +181,15 @@ class Tagging(Task):
     architecture = "ForTokenClassification"
     columns_written = ("prediction", "spans")
 
-    def __init__(self, settings: TaggingSettings, tokenizer: Tokenizer, length: int) -> None:
-        self.settings, self.tokenizer, self.length = settings, tokenizer, length
-        self.pieces = WordPieces(tokenizer)
-        self.labels = settings.labels
-        self.numbers = {label: number for number, label in enumerate(settings.labels)}
+    def __init__(self, settings: TaggingSettings, tokenizer: Tokenizer, length: int, labels: Sequence[str]) -> None:
+        super().__init__(settings, tokenizer, length, labels)
+        self.pieces = lru_cache(REMEMBERED_WORDS)(self._pieces)
+
+    def _pieces(self, word: str) -> list[int]:
+        """The ids of a word: those of its text by itself. A word of which the tokenizer leaves nothing (a control character,
+        a lone accent where accents are stripped) is [UNK], so that every word has a first token to stand for it."""
+        text = word.encode("utf-8", "replace").decode()  # lone surrogates
+        return self.tokenizer.encode(text, add_special_tokens=False).ids or [self.special.unk]
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """Long sentences become several examples and lose nothing. A row counts as cut where a single word has more
@@ -182,30 +198,25 @@ class Tagging(Task):
         examples: list[Example] = []
         cut = 0
         for place, row in enumerate(rows):
-            pieces = [self.pieces[word] for word in self.words(row)]
+            pieces = [self.pieces(word) for word in row[self.settings.tokens]]
             cut += any(len(ids) > room for ids in pieces)
             examples += self._examples(place, [ids[:room] for ids in pieces], self._targets(row))
         return examples, cut
 
-    def words(self, row: Row) -> Sequence[str]:
-        words: Sequence[str] = row[self.settings.tokens]
-        return words
-
     def _targets(self, row: Row) -> np.ndarray | None:
         """The tag of every word as the network's label; a tag that it has no label for is no target."""
         tags = row.get(self.settings.tags)
-        if not is_texts(tags) or len(tags) != len(self.words(row)):
+        if not is_texts(tags) or len(tags) != len(row[self.settings.tokens]):
             return None
         return np.array([self.numbers.get(tag, IGNORED) for tag in self.settings.learn(tags)], np.int64)
 
     def _examples(self, row: int, pieces: list[list[int]], tags: np.ndarray | None) -> Iterator[Example]:
-        special = self.pieces.special
         for start, end, own in split_words([len(ids) for ids in pieces], self.length - 2):
-            ids, firsts = [special.cls], []
+            ids, firsts = [self.special.cls], []
             for word in pieces[start:end]:
                 firsts.append(len(ids))
                 ids += word
-            ids.append(special.sep)
+            ids.append(self.special.sep)
             positions = firsts[own.start - start : own.stop - start]
             target = None
             if tags is not None:
@@ -228,7 +239,8 @@ class Tagging(Task):
         return F.cross_entropy(outputs["logits"].float().flatten(0, 1), targets["tags"].flatten(), ignore_index=IGNORED)
 
     def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
-        logits = [np.full((len(self.words(row)), len(self.labels)), np.nan, np.float32) for row in rows]
+        shapes = [(len(row[self.settings.tokens]), len(self.labels)) for row in rows]
+        logits = [np.full(shape, np.nan, np.float32) for shape in shapes]
         for example, output in zip(examples, outputs, strict=True):
             start, positions = example.notes
             logits[example.row][start : start + len(positions)] = output["logits"][positions]
@@ -237,17 +249,15 @@ class Tagging(Task):
     def _answer(self, row: Row, logits: np.ndarray) -> dict[str, Any]:
         """The likeliest label a word; where they do not make legal spans, what cannot continue a span starts one."""
         assert not np.isnan(logits).any(), "a word without an answer"
-        words = self.words(row)
         tags = [self.labels[number] for number in logits.argmax(1)]
         answer: dict[str, Any] = {"prediction": tags}
         if self.settings.spans:
             answer["prediction"] = legal(tags, self.settings.spans)
             answer["spans"] = [
-                {**span._asdict(), "text": " ".join(words[span.start : span.end])} for span in to_spans(tags)
+                {**span._asdict(), "text": " ".join(row[self.settings.tokens][span.start : span.end])}
+                for span in to_spans(tags)
             ]
-        odds = np.exp(logits - logits.max(1, keepdims=True))
-        shares = (odds / odds.sum(1, keepdims=True)).tolist()
-        by_label = [dict(zip(self.labels, share, strict=True)) for share in shares]
+        by_label = [dict(zip(self.labels, share, strict=True)) for share in softmax(logits).tolist()]
         return answer | {"probabilities": by_label}
 
     def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -261,7 +271,7 @@ class Tagging(Task):
         total, by_type = count_spans(gold, predicted)
         types = sorted({label.partition("-")[2] for label in self.labels} - {""})
         scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall} | accuracy
-        scores |= {f"f1 {kind}": by_type.get(kind, NONE).f1 for kind in types}
+        scores |= {f"f1 {kind}": by_type.get(kind, Counts()).f1 for kind in types}
         return {self.settings.metric: scores[self.settings.metric]} | scores
 
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -280,32 +290,60 @@ class Tagging(Task):
     def _tags(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[list[list[str]], list[list[str]]]:
         return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]
 
-    def problems(self, splits: Splits) -> list[Problem]:
-        return list(tagging_problems(self.settings, splits))
+    def has_answers(self, split: str, rows: Rows) -> bool:
+        """Of test splits tags are looked at only where some row has them."""
+        return super().has_answers(split, rows) or any(self.settings.tags in row for row in rows)
+
+    def row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
+        """The first thing that is wrong: what comes after often follows from it."""
+        return islice(self._row_problems(row, answered), 1)
+
+    def _row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
+        settings, column = self.settings, self.settings.tags
+        for name in [settings.tokens, column][: 1 + answered]:
+            values: Any = row.get(name)
+            if not is_list(values):
+                yield name, f"{name!r} is {short(values)}, not a list. Give a list with one text for each word."
+            for place, value in enumerate(values, 1):
+                if not isinstance(value, str) or SURROGATE.search(value):
+                    yield name, f"{name!r} has {short(value)} for word {place}, not valid text. Correct it."
+        if not answered:
+            return
+        words, tags = row[settings.tokens], row[column]
+
+        def at(place: int) -> str:
+            return f"tag {tags[place]!r} of word {place + 1} ({short(words[place])})"
+
+        if len(words) != len(tags):
+            text = short(" ".join(words))
+            yield column, f"{len(words)} words but {len(tags)} tags (words: {text}). Give each word one tag."
+        if len(words) == 0:
+            yield column, "no words. Remove the row."
+        if scheme := settings.spans:
+            for place, tag in enumerate(tags):
+                if not fits(tag, scheme):
+                    yield column, f"{at(place)} is not {described(scheme)}. Correct it, or set scheme."
+            for place, (tag, right) in enumerate(zip(tags, legal(tags, scheme), strict=True)):
+                if tag != right:
+                    text = f"after {tags[place - 1]}" if place else "at the start"
+                    text = f"{text} must be {right} in {scheme}. Correct it, or set scheme to the file's."
+                    yield column, f"{at(place)} {text}"
+        for place, tag in enumerate(settings.learn(tags)):
+            if tag not in self.numbers:
+                known = short(", ".join(self.labels))
+                yield column, f"{at(place)} is not among {known}. Correct it, add it to train, or list all in labels."
+
+    def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
+        used = {repr(tag) for tag in self.settings.all_tags(splits.get("train", ()))}
+        if len(used) == 1:
+            text = f"every word has the tag {used.pop()}. Give at least two different tags to learn."
+            yield Problem("train", 0, self.settings.tags, text)
 
     def answer_sample(self) -> dict[str, Any]:
         return {"spans": [{"type": "", "start": 0, "end": 0, "text": ""}]} if self.settings.spans else {}
 
 
 # Words -> tokens
-
-
-class WordPieces(dict[str, list[int]]):
-    """The ids of a word: those of its text by itself. A word of which the tokenizer leaves nothing (a control character,
-    a lone accent where accents are stripped) is [UNK], so that every word has a first token to stand for it."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self.tokenizer = tokenizer
-        self.special = special_ids(tokenizer)
-
-    def __missing__(self, word: str) -> list[int]:
-        if len(self) >= _REMEMBERED_WORDS:
-            self.clear()
-        text = word.encode("utf-8", "replace").decode()  # lone surrogates
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids or [self.special.unk]
-        self[word] = ids
-        return ids
 
 
 class Part(NamedTuple):
@@ -356,9 +394,9 @@ class Span(NamedTuple):
 class Counts(NamedTuple):
     """Spans that are right (same type, same first and last word), that were predicted, and that are there."""
 
-    correct: int
-    predicted: int
-    gold: int
+    correct: int = 0
+    predicted: int = 0
+    gold: int = 0
 
     @property
     def precision(self) -> float:
@@ -372,9 +410,6 @@ class Counts(NamedTuple):
     def f1(self) -> float:
         """2PR / (P + R); 0 where nothing is right, also where there was nothing to find, as conlleval has it."""
         return 2 * self.correct / (self.predicted + self.gold) if self.correct else 0.0
-
-
-NONE = Counts(0, 0, 0)
 
 
 def to_spans(tags: Iterable[str]) -> list[Span]:
@@ -447,92 +482,6 @@ def count_spans(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]
         right.update(span.type for span in set(true_spans) & set(spans))
     by_type = {kind: Counts(right[kind], answered[kind], true[kind]) for kind in sorted(answered | true)}
     return Counts(right.total(), answered.total(), true.total()), by_type
-
-
-# What can be wrong with rows
-
-
-def train_labels(settings: TaggingSettings, rows: Rows) -> tuple[str, ...]:
-    """Rows may still be wrong in any way here: `tagging_problems` says so later."""
-    tags = {tag for tag in tags_of(settings, rows) if isinstance(tag, str)}
-    if settings.spans is None or settings.learned is None:
-        return tuple(sorted(tags))
-    types = {tag.partition("-")[2] for tag in tags if tag != "O" and fits(tag, settings.spans)}
-    return tuple(all_tags(types, settings.learned))
-
-
-def tags_of(settings: TaggingSettings, rows: Rows) -> Iterator[Any]:
-    for row in rows:
-        tags = row.get(settings.tags)
-        if is_list(tags):
-            yield from tags
-
-
-def tagging_problems(settings: TaggingSettings, splits: Splits) -> Iterator[Problem]:
-    """One for each wrong row, with the first thing that is wrong with it: what comes after often follows from it.
-    Of test splits tags are looked at only where some row has them. `settings` has its labels."""
-    for split, rows in splits.items():
-        tagged = needs_answers(split) or any(settings.tags in row for row in rows)
-        columns = [settings.tokens, settings.tags] if tagged else [settings.tokens]
-        absent = [name for name in columns if not any(name in row for row in rows)]
-        if not rows:
-            yield Problem(split, 0, "", "no rows. Give a file with at least one sentence.")
-        elif absent:
-            present = ", ".join(map(repr, rows[0]))
-            for name in absent:
-                text = f"no column {name!r} (there are {present}). Set tokens and tags of the task to your columns."
-                yield Problem(split, 0, name, text)
-        else:
-            for number, row in enumerate(rows, 1):
-                if problem := row_problem(settings, row, columns):
-                    yield Problem(split, number, *problem)
-    used = {repr(tag) for tag in tags_of(settings, splits.get("train", ()))}
-    if len(used) == 1:
-        text = f"every word has the tag {used.pop()}. Give at least two different tags to learn."
-        yield Problem("train", 0, settings.tags, text)
-
-
-def row_problem(settings: TaggingSettings, row: Row, columns: Sequence[str]) -> tuple[str, str] | None:
-    """The column, and what is wrong."""
-    for name in columns:
-        values = row.get(name)
-        if values is None:
-            return name, f"{name!r} is missing. Give it, or remove the row."
-        if not is_list(values):
-            return name, f"{name!r} is {short(values)}, not a list. Give a list with one text for each word."
-        for place, value in enumerate(values, 1):
-            if not isinstance(value, str):
-                return name, f"{name!r} has {short(value)} for word {place}, not text. Write it as text."
-    words = row[settings.tokens]
-    for place, word in enumerate(words, 1):
-        if any("\ud800" <= character <= "\udfff" for character in word):
-            return settings.tokens, f"word {place} ({word!a}) is not valid Unicode. Replace it."
-    problem = tag_problem(settings, words, row[settings.tags]) if settings.tags in columns else None
-    return (settings.tags, problem) if problem else None
-
-
-def tag_problem(settings: TaggingSettings, words: Sequence[str], tags: Sequence[str]) -> str | None:
-    def at(place: int) -> str:
-        return f"tag {tags[place]!r} of word {place + 1} ({short(words[place])})"
-
-    if len(words) != len(tags):
-        text = short(" ".join(words))
-        return f"{len(words)} words but {len(tags)} tags (words: {text}). Give each word one tag."
-    if len(words) == 0:
-        return "no words. Remove the row."
-    if scheme := settings.spans:
-        for place, tag in enumerate(tags):
-            if not fits(tag, scheme):
-                return f"{at(place)} is not {described(scheme)}. Correct it, or set scheme."
-        for place, (tag, right) in enumerate(zip(tags, legal(tags, scheme), strict=True)):
-            if tag != right:
-                after = f"after {tags[place - 1]}" if place else "at the start"
-                return f"{at(place)} {after} must be {right} in {scheme}. Correct it, or set scheme to the file's."
-    for place, tag in enumerate(settings.learn(tags)):
-        if tag not in settings.labels:
-            known = short(", ".join(settings.labels))
-            return f"{at(place)} is not among {known}. Correct it, add it to train, or list all tags in labels."
-    return None
 
 
 def is_list(values: Any) -> TypeGuard[Sequence[Any]]:
