@@ -26,10 +26,10 @@ def test_rows_that_official_sets_share_are_said_and_not_refused(toy_model, tmp_p
 
 def test_rows_that_were_split_off_are_numbered_as_in_their_file():
     numbers = {"train": [1, 4], "dev": [2, 3]}
-    twice = Problem("dev", 1, "", "is also", ("train", 2)).renumbered(numbers)
+    twice = Problem("dev", 1, "is also", ("train", 2)).renumbered(numbers)
     assert str(twice) == "train row 2 is also train row 4"
-    same = Problem("dev", 2, "id", "has the id 'x' of", ("dev", 1)).renumbered(numbers)
+    same = Problem("dev", 2, "has the id 'x' of", ("dev", 1)).renumbered(numbers)
     assert str(same) == "train row 3 has the id 'x' of train row 2"
-    whole = Problem("dev", 0, "text", "no column 'text'").renumbered(numbers)
+    whole = Problem("dev", 0, "no column 'text'").renumbered(numbers)
     assert str(whole) == "dev: no column 'text'"
-    assert str(Problem("test", 2, "text", "no text").renumbered(numbers)) == "test row 2: no text"
+    assert str(Problem("test", 2, "no text").renumbered(numbers)) == "test row 2: no text"

@@ -46,7 +46,6 @@ class Problem:
 
     split: str
     row: int
-    column: str
     text: str
     other: tuple[str, int] | None = None
 
@@ -194,8 +193,8 @@ class Task(Protocol):
         self.numbers = {name: number for number, name in enumerate(labels)}
 
     @abstractmethod
-    def row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
-        """Column and text of all that is wrong with one row, of which an answer is asked or not."""
+    def row_problems(self, row: Row, answered: bool) -> Iterator[str]:
+        """All that is wrong with one row, of which an answer is asked or not."""
 
     @abstractmethod
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
@@ -236,17 +235,15 @@ class Task(Protocol):
         first: dict[Hashable, int] = {}
         for split, rows in splits.items():
             answered = self.has_answers(split, rows)
-            found += self.column_problems(split, rows, answered) or [
-                Problem(split, number, *problem)
-                for number, row in enumerate(rows, 1)
-                for problem in self.row_problems(row, answered)
-            ]
+            broken = self.column_problems(split, rows, answered)
+            found += broken
             for number, row in enumerate(rows, 1):
+                found += [Problem(split, number, text) for text in (() if broken else self.row_problems(row, answered))]
                 key = self.settings.identity(row, split)
                 if split == "train":
                     first.setdefault(key, number)
                 elif key is not None and key in first:
-                    shared.append(Problem(split, number, "", "is also", ("train", first[key])))
+                    shared.append(Problem(split, number, "is also", ("train", first[key])))
         return [*found, *self.overall_problems(splits, not found), *shared]
 
     def has_answers(self, split: str, rows: Rows) -> bool:
@@ -256,17 +253,15 @@ class Task(Protocol):
     def column_problems(self, split: str, rows: Rows, answered: bool) -> list[Problem]:
         """What keeps the rows from being looked at one by one."""
         if not rows:
-            return [Problem(split, 0, "", "no rows. Give at least one.")]
+            return [Problem(split, 0, "no rows. Give at least one.")]
         return missing_columns(split, rows, self.settings.input_columns + self.settings.answer_columns * answered)
 
     def with_columns(self, columns: Mapping[str, Any]) -> "Task":
         """The same task on a table whose columns are called otherwise."""
-        before = self.settings
-        settings = validate(type(before), dump(before) | before.named_columns(columns))
-        if len(settings.input_columns) != len(before.input_columns):
-            raise SettingsError(
-                f"the model reads {len(before.input_columns)} text columns, not {len(settings.input_columns)}."
-            )
+        settings = validate(type(self.settings), dump(self.settings) | self.settings.named_columns(columns))
+        learned, texts = len(self.settings.input_columns), len(settings.input_columns)
+        if texts != learned:
+            raise SettingsError(f"the model reads {learned} text columns, not {texts}.")
         return settings.build(self.tokenizer, self.length, {})
 
     def training_rows(self, rows: Rows) -> Sequence[Row]:
@@ -278,8 +273,12 @@ class Task(Protocol):
         return self
 
     def ensemble(self, rows: Rows, examples: Examples, runs: Sequence[Sequence[Outputs]]) -> list[Prediction]:
-        """One prediction from several networks: that of their mean outputs."""
-        return self.predict(rows, examples, mean_outputs(runs))
+        """One prediction from several networks: that of their mean outputs, example by example."""
+        means = [
+            {name: np.mean([outputs[name] for outputs in parts], axis=0) for name in parts[0]}
+            for parts in zip(*runs, strict=True)
+        ]
+        return self.predict(rows, examples, means)
 
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Confusion matrix and metrics of each class, where there are classes."""
@@ -311,14 +310,6 @@ class LabelOutputs(nn.Module):
         return {"logits": self.label(hidden[:, 0] if self.reads_first_only else hidden)}
 
 
-def mean_outputs(runs: Sequence[Sequence[Outputs]]) -> list[Outputs]:
-    """The ensemble: logits averaged over runs, example by example."""
-    return [
-        {name: np.mean([outputs[name] for outputs in parts], axis=0) for name in parts[0]}
-        for parts in zip(*runs, strict=True)
-    ]
-
-
 def softmax(logits: np.ndarray) -> np.ndarray:
     exponents = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(exponents / exponents.sum(-1, keepdims=True))
@@ -327,17 +318,17 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def missing_columns(split: str, rows: Rows, columns: Sequence[str]) -> list[Problem]:
     present = list(dict.fromkeys(name for row in rows[:100] for name in row))
     text = f"(there are {', '.join(present)}). Name the columns of your table."
-    return [Problem(split, 0, name, f"no column {name!r} {text}") for name in columns if pick(present, name) is None]
+    return [Problem(split, 0, f"no column {name!r} {text}") for name in columns if pick(present, name) is None]
 
 
-def text_problem(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Column and text, where a value is no text to learn from."""
+def text_problem(name: str, value: Any) -> str:
+    """Why a value is no text to learn from, or ""."""
     if is_missing(value):
-        yield name, f"no text in {name!r}. Fill it or remove the row."
-    elif not isinstance(value, str):
-        yield name, f"{name!r} is {short(value)}, not text. Correct it."
-    elif half := SURROGATE.search(value):
-        yield name, f"{name!r} has half a character ({half[0]!r}) at {half.start()}. Write the file again."
+        return f"no text in {name!r}. Fill it or remove the row."
+    if not isinstance(value, str):
+        return f"{name!r} is {short(value)}, not text. Correct it."
+    half = SURROGATE.search(value)
+    return f"{name!r} has half a character ({half[0]!r}) at {half.start()}. Write the file again." if half else ""
 
 
 def short(value: Any) -> str:

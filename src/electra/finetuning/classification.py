@@ -56,11 +56,10 @@ class ClassificationSettings(TaskSettings):
     """`text` is one column or two; `a|b` means a, or b where there is no a. `labels` fixes the classes and their order;
     empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
     orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
-    is not a list is cut at `separator`. `shared_rows` says whether the same row may be in train and dev: some public
-    sets have such rows, and `broken_rows` whether rows with too few or too many cells, which some also have, may be left
-    out. `header` names the columns of csv and tsv files that have no line for it. `files` names the files of the splits,
-    with or without their endings; further splits whose name starts with dev or test are scored or predicted beside those
-    two."""
+    is not a list is cut at `separator`. Some public sets have rows in train and in dev (`shared_rows`), or with too few or
+    too many cells (`broken_rows`). `header` names the columns of csv and tsv files that have no line for it. `files` names
+    the files of the splits, with or without their endings; further splits whose name starts with dev or test are scored
+    or predicted beside those two."""
 
     kind: Literal["classification", "multilabel", "regression"] = "classification"
     text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)
@@ -160,45 +159,40 @@ class Classification(Task):
 
     def column_problems(self, split: str, rows: Rows, answered: bool) -> list[Problem]:
         return super().column_problems(split, rows, answered) or [
-            Problem(split, 0, name, f"column {name!r} holds numbers, not text")
+            Problem(split, 0, f"column {name!r} holds numbers, not text")
             for name in self.settings.text
             if all(number(row.get(column_of(name, row))) is not None for row in rows)
         ]
 
-    def row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
-        settings, label = self.settings, self.settings.label
-        for name in settings.text:
-            yield from text_problem(name, row.get(column_of(name, row)))
+    def row_problems(self, row: Row, answered: bool) -> Iterator[str]:
+        settings = self.settings
+        yield from filter(None, (text_problem(name, row.get(column_of(name, row))) for name in settings.text))
         if not answered:
             return
-        value = read_label(row, column_of(label, row))
+        value = read_label(row, column_of(settings.label, row))
         if value is None and settings.kind != "multilabel":
-            yield label, "no label"
+            yield "no label"
         elif settings.kind == "regression":
             if number(value) is None:
-                yield label, f"label {value!r} is not a number"
+                yield f"label {value!r} is not a number"
         else:
-            known = ", ".join([*self.labels[:8], *["…"] * (len(self.labels) > 8)])
             for name in settings.label_names(row):
                 if name not in self.numbers:
                     what = "unknown" if number(name) is None else "a number where a name was expected"
-                    yield label, f"label {name!r} is {what} (known: {known})"
+                    yield f"label {name!r} is {what} (known: {', '.join([*self.labels[:8], '…'][: len(self.labels)])})"
 
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
-        label, classes, rows = self.settings.label, len(self.labels), len(splits.get("train", ()))
+        classes, rows = len(self.labels), len(splits.get("train", ()))
         if rows and self.settings.kind != "regression" and (classes == 1 or (classes == 0 and clean)):
-            only = ", ".join(self.labels) or "none"
-            yield Problem("train", 0, label, f"one class only ({only}): there is nothing to learn")
+            yield Problem("train", 0, f"one class only ({', '.join(self.labels) or 'none'}): there is nothing to learn")
         if self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2):
-            yield Problem(
-                "train",
-                0,
-                label,
-                f"{classes} different labels in {rows} rows. If they are quantities, use kind=regression; if they "
-                "are classes all the same, list them with labels=[…]; if neither, choose another label column",
+            text = (
+                f"{classes} different labels in {rows} rows. If they are quantities, use kind=regression; if they are "
+                "classes all the same, list them with labels=[…]; if neither, choose another label column"
             )
+            yield Problem("train", 0, text)
         if self.settings.metric == "f1" and classes > 2:
-            yield Problem("", 0, "", f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")
+            yield Problem("", 0, f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")
 
     # Rows -> examples
 
@@ -230,26 +224,23 @@ class Classification(Task):
 
     def target(self, row: Row) -> Any:
         column = column_of(self.settings.label, row)
+        names = self.settings.label_names(row)
         match self.settings.kind:
             case "regression":
                 value = number(read_label(row, column))
                 return None if value is None else value / self.settings.scale
             case "multilabel":
-                names = self.settings.label_names(row)
                 return [float(name in names) for name in self.labels] if column in row else None
             case "classification":
-                names = self.settings.label_names(row)
                 return self.numbers.get(names[0]) if names else None
 
     # The network's side
 
     def head(self, encoder: EncoderSettings) -> nn.Module:
         outputs = 1 if self.settings.kind == "regression" else len(self.labels)
-        match self.settings.head:
-            case "transformers":
-                return LabelOutputs(sequence_label_head(encoder, outputs), reads_first_only=True)
-            case "linear":
-                return LinearHead(encoder, outputs)
+        if self.settings.head == "linear":
+            return LinearHead(encoder, outputs)
+        return LabelOutputs(sequence_label_head(encoder, outputs), reads_first_only=True)
 
     def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:
         kind = torch.long if self.settings.kind == "classification" else torch.float32
@@ -319,8 +310,8 @@ class Classification(Task):
         ]
         if self.settings.kind == "multilabel":
             return {"per_class": per_class}
-        confusion = confusion_matrix(gold, predicted, labels=numbers).tolist()
-        return {"labels": list(self.labels), "confusion": confusion, "per_class": per_class}
+        confusion = confusion_matrix(gold, predicted, labels=numbers)
+        return {"labels": list(self.labels), "confusion": confusion.tolist(), "per_class": per_class}
 
     def answer_sample(self) -> dict[str, Any]:
         return {"prediction": [""]} if self.settings.kind == "multilabel" else {}

@@ -378,7 +378,7 @@ def table_problems(
 ) -> list[Problem]:
     """Rows that could not be read, then what is wrong with the others, each by the number it has in its file."""
     unread = {
-        (split, number): Problem(split, number, "", text)
+        (split, number): Problem(split, number, text)
         for split, texts in malformed.items()
         for number, text in texts.items()
     }

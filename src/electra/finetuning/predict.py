@@ -143,10 +143,10 @@ def input_problems(task: Task, rows: Rows, before: int) -> list[Problem]:
         for name in settings.input_columns:
             column = column_of(name, row)
             if column not in row:
-                problems.append(Problem("", number, name, f"no {name!r}"))
+                problems.append(Problem("", number, f"no {name!r}"))
             elif not settings.is_input(row[column]):
                 text = f"{name!r} is {short(row[column])}, not {settings.input_form}"
-                problems.append(Problem("", number, name, text))
+                problems.append(Problem("", number, text))
     return problems
 
 

@@ -26,9 +26,12 @@ WIDTH = 512
 """Of the hidden layers of the joint head, whatever the size of the encoder."""
 NOTHING_FOUND = 1e6
 """The null score difference where no answer could be cut at all."""
+Hidden = Float[Tensor, "batch seq hidden"]
+Allowed = Bool[Tensor, "batch seq"]
+"""Which positions can be pointed at."""
 
 
-def pointable(batch: Batch) -> Bool[Tensor, "batch seq"]:
+def pointable(batch: Batch) -> Allowed:
     """The context (segment 1, no padding) and position 0."""
     allowed = (batch.segments == 1) & batch.is_real
     allowed[:, 0] = True
@@ -45,7 +48,7 @@ class PlainHead(nn.Module):
         super().__init__()
         self.label = label
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
+    def forward(self, hidden: Hidden, batch: Batch) -> dict[str, Tensor]:
         start, end = self.label(hidden).unbind(-1)
         return {"start_logits": start, "end_logits": end, "allowed": pointable(batch)}
 
@@ -71,7 +74,7 @@ class JointHead(nn.Module):
             self.null = Linear(WIDTH, 1, start="glorot")
         self.answerability = answerability
 
-    def forward(self, hidden: Float[Tensor, "batch seq hidden"], batch: Batch) -> dict[str, Tensor]:
+    def forward(self, hidden: Hidden, batch: Batch) -> dict[str, Tensor]:
         """With targets: masked logits of start, and of end given the true start. Without: the beam. `null` in both."""
         allowed = pointable(batch)
         start = in_float32(self.start, hidden).squeeze(-1).masked_fill(~allowed, -torch.inf)
@@ -86,26 +89,15 @@ class JointHead(nn.Module):
             outputs["null"] = in_float32(self.null, F.gelu(features)).squeeze(-1)
         return outputs
 
-    def ends(
-        self,
-        hidden: Float[Tensor, "batch seq hidden"],
-        starts: Int[Tensor, "batch beam"],
-        allowed: Bool[Tensor, "batch seq"],
-    ) -> Float[Tensor, "batch beam seq"]:
+    def ends(self, hidden: Hidden, starts: Int[Tensor, "batch n"], allowed: Allowed) -> Float[Tensor, "batch n seq"]:
         """Masked logits of the end, for each start."""
         of_start, of_end = self.end_hidden.weight.chunk(2, dim=1)
         by_position = F.linear(hidden, of_end, self.end_hidden.bias)
-        chosen = hidden.gather(1, starts[..., None].expand(-1, -1, hidden.shape[-1]))
-        by_start = F.linear(chosen, of_start)
+        by_start = F.linear(hidden.gather(1, starts[..., None].expand(-1, -1, hidden.shape[-1])), of_start)
         logits = [in_float32(self.end, F.gelu(by_position + one[:, None])).squeeze(-1) for one in by_start.unbind(1)]
         return torch.stack(logits, 1).masked_fill(~allowed[:, None], -torch.inf)
 
-    def search(
-        self,
-        hidden: Float[Tensor, "batch seq hidden"],
-        start: Float[Tensor, "batch seq"],
-        allowed: Bool[Tensor, "batch seq"],
-    ) -> dict[str, Tensor]:
+    def search(self, hidden: Hidden, start: Float[Tensor, "batch seq"], allowed: Allowed) -> dict[str, Tensor]:
         """The `beam` best starts and for each the `beam` best ends, with log p(start) + log p(end | start). Where less
         than `beam` positions can be pointed at, the rest of the beam has end 0 and score 0: no span ends there."""
         width = min(self.beam, start.shape[1])
@@ -118,20 +110,20 @@ class JointHead(nn.Module):
 
 def span_loss(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], answerability: float) -> Float[Tensor, ""]:
     """(CE(start) + CE(end)) / 2, and `answerability` times the BCE of "no answer in this window" where there is such an
-    output. Means over the batch; the original sums. It labels a window that misses the answer of
-    an answerable question "has an answer"; as the window least sure of "none" decides for the question, ours is "none"."""
-    loss = (cross_entropy(outputs, targets, "start") + cross_entropy(outputs, targets, "end")) / 2
+    output. Means over the batch; the original sums. It labels a window that misses the answer of an answerable question
+    "has an answer"; as the window least sure of "none" decides for the question, ours is "none"."""
+
+    def cross_entropy(which: str) -> Tensor:
+        logits = outputs[f"{which}_logits"]
+        if "allowed" in outputs:
+            logits = logits.masked_fill(~outputs["allowed"], -torch.inf)
+        return F.cross_entropy(logits, targets[which])
+
+    loss = (cross_entropy("start") + cross_entropy("end")) / 2
     if "null" in outputs:
         none = (targets["start"] == 0).to(outputs["null"].dtype)
         loss = loss + answerability * F.binary_cross_entropy_with_logits(outputs["null"], none)
     return loss
-
-
-def cross_entropy(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], which: str) -> Tensor:
-    logits = outputs[f"{which}_logits"]
-    if "allowed" in outputs:
-        logits = logits.masked_fill(~outputs["allowed"], -torch.inf)
-    return F.cross_entropy(logits, targets[which])
 
 
 # Windows, and outputs -> text
@@ -139,14 +131,12 @@ def cross_entropy(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], 
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """Part of a context in one sequence."""
+    """Part of a context in one sequence: the position of its first token there, where each token begins and ends in the
+    context, in characters, and whether this window sees most around it, so that answers that start there are taken from here."""
 
     position: int
-    """Of its first context token in the sequence."""
     offsets: Int[np.ndarray, "tokens 2"]
-    """Where each of its tokens begins and ends in the context, in characters."""
     owned: Bool[np.ndarray, "tokens"]
-    """Whether this is the window that sees most around the token: an answer that starts there is taken from here."""
 
 
 class Candidates(NamedTuple):
@@ -200,9 +190,8 @@ def beam_spans(window: ContextWindow, outputs: Outputs, longest: int) -> Candida
     starts, ends = (part.astype(np.int64).ravel() - window.position for part in (beam, outputs["ends"]))
     scores = outputs["scores"].ravel()
     fits = (starts >= 0) & (starts <= ends) & (ends < len(window.offsets)) & (ends - starts < longest)
-    starts, ends, scores = starts[fits], ends[fits], scores[fits]
-    owned = window.owned[starts]
-    return candidates(window, scores[owned], starts[owned], ends[owned])
+    fits[fits] = window.owned[starts[fits]]
+    return candidates(window, scores[fits], starts[fits], ends[fits])
 
 
 def candidates(window: ContextWindow, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> Candidates:
@@ -254,6 +243,5 @@ def average(members: Sequence[Sequence[Prediction]], most: int, threshold: float
         answers = sorted(sums.values(), key=lambda answer: -answer["probability"])[:most]
         answers = [{**answer, "logit": float(np.log(answer["probability"]))} for answer in answers]
         nulls = [member["null_score_difference"] for member in predictions if "null_score_difference" in member]
-        difference = sum(nulls) / len(nulls) if nulls else None
-        together.append(prediction(answers, difference, threshold))
+        together.append(prediction(answers, sum(nulls) / len(nulls) if nulls else None, threshold))
     return together

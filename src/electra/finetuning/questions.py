@@ -30,7 +30,7 @@ from electra.finetuning import (
     squad_metrics,
     text_problem,
 )
-from electra.finetuning.question_heads import Candidates, ContextWindow, JointHead, PlainHead, span_loss
+from electra.finetuning.question_heads import ContextWindow, JointHead, PlainHead, span_loss
 from electra.model import EncoderSettings, question_head
 
 _AT_ONCE = 1024
@@ -43,15 +43,16 @@ class TrueAnswer(NamedTuple):
     text: str
     start: int  # of its first character in the context
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
+
+Tokens = tuple[list[int], Int[np.ndarray, "tokens 2"]]
+"""Ids, and where each token begins and ends in its text, in characters."""
+Answers = list[TrueAnswer] | None
+"""Empty where a question has none, None where nothing is said about them."""
 
 
 class SpanSettings(TaskSettings):
-    """`head`: "plain" is transformers' (two logits a token), "joint" the paper's (the
-    end given the start, found by a beam; where `has_unanswerable`, with a classifier weighted by `answerability`).
-    `doc_stride` is how many tokens a window begins after the one before it. An answer is "" where the null score
+    """`head`: "plain" is transformers' (two logits a token), "joint" the paper's (the end given the start, found by a beam;
+    where `has_unanswerable`, with a classifier weighted by `answerability`). `doc_stride` is how many tokens a window begins after the one before it. An answer is "" where the null score
     difference exceeds `null_threshold`; "dev" is the best one for the dev set's headline, found after training and saved
     with the model."""
 
@@ -85,9 +86,7 @@ class SpanSettings(TaskSettings):
     @classmethod
     def named_columns(cls, overrides: Mapping[str, Any]) -> dict[str, Any]:
         if overrides.keys() & {"text", "label"}:
-            raise SettingsError(
-                "text and label do not fit questions: their columns are id, question, context and answers."
-            )
+            raise SettingsError("text and label do not fit questions. Their columns: id, question, context, answers.")
         return dict(overrides)
 
     def layout(self, path: Path) -> Layout:
@@ -98,9 +97,8 @@ class SpanSettings(TaskSettings):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self.null_threshold != "dev":
-            return ()
-        return ("dev scores are with the null_threshold that is best for dev: they flatter",)
+        note = "dev scores are with the null_threshold that is best for dev: they flatter"
+        return (note,) if self.null_threshold == "dev" else ()
 
     def row_key(self, row: Row) -> str:
         """Questions about one paragraph stay together: their answers are in the same text."""
@@ -129,11 +127,10 @@ class SpanTask(Task):
         super().__init__(settings, tokenizer, length)
         self.architecture = "ForQuestionAnswering" if settings.head == "plain" else ""
 
-    def row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
-        problems = [problem for name in self.settings.input_columns for problem in text_problem(name, row.get(name))]
-        if is_missing(row.get("id")):
-            problems.append(("id", "has no id. Give every question one."))
-        yield from problems or (("answers", text) for text in self._answer_problems(row, answered))
+    def row_problems(self, row: Row, answered: bool) -> Iterator[str]:
+        texts = [text_problem(name, row.get(name)) for name in self.settings.input_columns]
+        no_id = "has no id. Give every question one." if is_missing(row.get("id")) else ""
+        yield from list(filter(None, [*texts, no_id])) or self._answer_problems(row, answered)
 
     def _answer_problems(self, row: Row, answered: bool) -> Iterator[str]:
         try:
@@ -156,11 +153,9 @@ class SpanTask(Task):
                 there = repr(row["context"][start : start + len(text)]) if start >= 0 else "nothing"
                 places = [str(place.start()) for place in re.finditer(f"(?={re.escape(text)})", row["context"])]
                 remedy = (
-                    f"Set answer_start to {' or '.join(places[:3])}"
-                    if places
-                    else "It is nowhere in the context: remove it"
+                    f"Set answer_start to {' or '.join(places[:3])}." if places else "It is nowhere in it: remove it."
                 )
-                yield f"answer {text!r} is not at answer_start {start}, where the context has {there}. {remedy}."
+                yield f"answer {text!r} is not at answer_start {start}, where the context has {there}. {remedy}"
 
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
         for split, rows in splits.items():
@@ -168,35 +163,29 @@ class SpanTask(Task):
             for number, row in enumerate(rows, 1):
                 name = str(row.get("id"))
                 if first.setdefault(name, number) != number and row.get("id") is not None:
-                    yield Problem(split, number, "id", f"has the id {name!r} of", (split, first[name]))
+                    yield Problem(split, number, f"has the id {name!r} of", (split, first[name]))
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """Windows of all rows, and of how many rows the question was cut. Contexts are never cut."""
-        places = {context: place for place, context in enumerate(dict.fromkeys(row["context"] for row in rows))}
-        contexts = list(self._tokens(list(places)))
+        different = list(dict.fromkeys(row["context"] for row in rows))
+        contexts = dict(zip(different, self._tokens(different), strict=True))
         examples: list[Example] = []
         cut = 0
         questions = (ids for ids, _ in self._tokens([row["question"] for row in rows]))
         for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
             most = self.settings.max_query_length
             cut += len(question) > most
-            examples += self._windows(number, question[:most], *contexts[places[row["context"]]], true_answers(row))
+            examples += self._windows(number, question[:most], contexts[row["context"]], true_answers(row))
         return examples, cut
 
-    def _tokens(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Int[np.ndarray, "tokens 2"]]]:
+    def _tokens(self, texts: Sequence[str]) -> Iterator[Tokens]:
         for first in range(0, len(texts), _AT_ONCE):
             batch = texts[first : first + _AT_ONCE]
             for encoding in self.tokenizer.encode_batch(batch, add_special_tokens=False):
                 yield encoding.ids, np.array(encoding.offsets, np.int32).reshape(-1, 2)
 
-    def _windows(
-        self,
-        row: int,
-        question: list[int],
-        ids: list[int],
-        offsets: Int[np.ndarray, "tokens 2"],
-        answers: list[TrueAnswer] | None,
-    ) -> Iterator[Example]:
+    def _windows(self, row: int, question: list[int], context: Tokens, answers: Answers) -> Iterator[Example]:
+        ids, offsets = context
         before = [self.special.cls, *question, self.special.sep]
         room = self.length - len(before) - 1
         places = question_heads.window_places(len(ids), room, self.settings.doc_stride)
@@ -209,11 +198,9 @@ class SpanTask(Task):
             yield Example([*before, *ids[here], self.special.sep], len(before), row, target, window)
 
     def head(self, encoder: EncoderSettings) -> nn.Module:
-        match self.settings.head:
-            case "plain":
-                return PlainHead(question_head(encoder))
-            case "joint":
-                return JointHead(encoder.hidden, self.settings.beam, self.settings.has_unanswerable)
+        if self.settings.head == "plain":
+            return PlainHead(question_head(encoder))
+        return JointHead(encoder.hidden, self.settings.beam, self.settings.has_unanswerable)
 
     def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:
         start, end = torch.tensor([example.target for example in examples]).unbind(1)
@@ -231,32 +218,24 @@ class SpanTask(Task):
         return [self._predict(row, its_windows) for row, its_windows in zip(rows, windows, strict=True)]
 
     def _predict(self, row: Row, windows: Sequence[tuple[ContextWindow, Outputs]]) -> dict[str, Any]:
-        candidates = [self._candidates(window, outputs) for window, outputs in windows]
+        longest, most = self.settings.max_answer_length, _CANDIDATES * self.settings.n_best
+        if self.settings.head == "plain":
+            candidates = [question_heads.independent_spans(window, it, longest, most) for window, it in windows]
+        else:
+            candidates = [question_heads.beam_spans(window, it, longest) for window, it in windows]
         answers = question_heads.n_best(row["context"], candidates, self.settings.n_best) if candidates else []
-        difference = None
-        if self.settings.has_unanswerable:
-            difference = self._null_difference(answers, [outputs for _, outputs in windows])
-        return question_heads.prediction(answers, difference, self.threshold)
-
-    def _candidates(self, window: ContextWindow, outputs: Outputs) -> Candidates:
-        longest = self.settings.max_answer_length
-        match self.settings.head:
-            case "plain":
-                return question_heads.independent_spans(window, outputs, longest, _CANDIDATES * self.settings.n_best)
-            case "joint":
-                return question_heads.beam_spans(window, outputs, longest)
+        nulls = self._null_difference(answers, [it for _, it in windows]) if self.settings.has_unanswerable else None
+        return question_heads.prediction(answers, nulls, self.threshold)
 
     def _null_difference(self, answers: Sequence[Mapping[str, Any]], outputs: Sequence[Outputs]) -> float:
         """The window that is least sure of "no answer" decides: one that has the answer is enough. Joint: its logit.
         Plain: the score of [CLS] as start and end, less that of the best answer."""
         if not answers:
             return question_heads.NOTHING_FOUND
-        match self.settings.head:
-            case "plain":
-                null = min(float(output["start_logits"][0] + output["end_logits"][0]) for output in outputs)
-                return null - float(answers[0]["logit"])
-            case "joint":
-                return min(float(output["null"]) for output in outputs)
+        if self.settings.head == "plain":
+            null = min(float(output["start_logits"][0] + output["end_logits"][0]) for output in outputs)
+            return null - float(answers[0]["logit"])
+        return min(float(output["null"]) for output in outputs)
 
     def ensemble(self, rows: Rows, examples: Examples, runs: Sequence[Sequence[Outputs]]) -> list[Prediction]:
         """The beams of two joint heads hold different spans and have no mean: each answer gets its mean probability."""
@@ -270,14 +249,13 @@ class SpanTask(Task):
 
     def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         truths = [[answer.text for answer in true_answers(row) or []] for row in rows]
-        if self.settings.has_unanswerable:
-            nulls = [it["null_score_difference"] for it in predictions]
-            spans = [it["span"] for it in predictions]
-            scores = squad_metrics.squad2(spans, truths, nulls, self.threshold)
-            if self.settings.null_threshold == "dev":
-                scores = squad_metrics.squad2(spans, truths, nulls, self.fitted(scores).threshold)
-        else:
+        if not self.settings.has_unanswerable:
             scores = squad_metrics.squad1([it["prediction"] for it in predictions], truths)
+        else:
+            answers = [it["span"] for it in predictions], truths, [it["null_score_difference"] for it in predictions]
+            scores = squad_metrics.squad2(*answers, self.threshold)
+            if self.settings.null_threshold == "dev":
+                scores = squad_metrics.squad2(*answers, self.fitted(scores).threshold)
         return {self.settings.metric: scores[self.settings.metric], **scores}
 
     @property
@@ -297,7 +275,7 @@ def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: TrueAnswer) -> tupl
     """First and last of the tokens that share a character with the answer, or None. Where an answer begins or ends
     inside a token, "Japan" in "japanese", the whole token is taken."""
     first = int(np.searchsorted(offsets[:, 1], answer.start, "right"))
-    last = int(np.searchsorted(offsets[:, 0], answer.end, "left")) - 1
+    last = int(np.searchsorted(offsets[:, 0], answer.start + len(answer.text), "left")) - 1
     return (first, last) if first <= last else None
 
 
@@ -328,20 +306,16 @@ def read_squad(path: Path) -> list[Row]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). Correct it.") from None
-    match content:
-        case {"data": list(articles)}:
-            rows = list(_questions(path, articles))
-        case _:
-            raise DataError(f'{path} has not SQuAD\'s layout (an object with a list "data").')
+    rows = list(_questions(path, content))
     if not rows:
         raise DataError(f"{path} has no questions. Check that it is the right file.")
     return rows
 
 
-def _questions(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
-    where = "data"
+def _questions(path: Path, content: Any) -> Iterator[Row]:
+    where = "the file"
     try:
-        for a, article in enumerate(articles):
+        for a, article in enumerate(content["data"]):
             where = f"data[{a}]"
             for p, paragraph in enumerate(article["paragraphs"]):
                 where = f"data[{a}].paragraphs[{p}]"
@@ -356,9 +330,8 @@ def _questions(path: Path, articles: Sequence[Any]) -> Iterator[Row]:
         raise DataError(f"{path}: {where} is not laid out as SQuAD's files are. Correct it.") from None
 
 
-def true_answers(row: Row) -> list[TrueAnswer] | None:
-    """The true answers; empty where the question has none, None where nothing is said about them. A list of
-    {text, answer_start} as in SQuAD's files, or {text: […], answer_start: […]} as `datasets` has it."""
+def true_answers(row: Row) -> Answers:
+    """Of a list of {text, answer_start} as in SQuAD's files, or {text: […], answer_start: […]} as `datasets` has it."""
     if row.get("is_impossible"):
         return []
     match row.get("answers"):

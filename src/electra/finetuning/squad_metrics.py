@@ -14,6 +14,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -58,8 +59,7 @@ def mean(pairs: Sequence[Pair]) -> Pair:
 
 
 def squad1(predictions: Sequence[str], truths: Sequence[Sequence[str]]) -> dict[str, float]:
-    pairs = [score1(prediction, accepted) for prediction, accepted in zip(predictions, truths, strict=True)]
-    return mean(pairs)._asdict()
+    return mean(list(map(score1, predictions, truths)))._asdict()
 
 
 def squad2(
@@ -68,8 +68,7 @@ def squad2(
     """`predictions` are the best answers found; where `null_scores` exceeds the threshold, "no answer" is predicted
     instead. `best_…` says what the best threshold for these very questions would have given: an upper bound, unless
     the threshold is then used for other questions."""
-    raw = [score2(prediction, accepted) for prediction, accepted in zip(predictions, truths, strict=True)]
-    has_answer = [bool(accepted) for accepted in truths]
+    raw, has_answer = list(map(score2, predictions, truths)), list(map(bool, truths))
     final = [
         Pair(float(not has), float(not has)) if null > threshold else pair
         for pair, has, null in zip(raw, has_answer, null_scores, strict=True)
@@ -93,13 +92,11 @@ def best_threshold(
     from the official evaluator, both because its number could not be reached: questions with equal null scores
     go through together, and one whose prediction is only an article (right, as it says nothing) costs nothing. The
     threshold that lets nothing through is 0 there, which needs null scores above 0; here it is below all of them."""
-    lowest = min(null_scores)
     total = float(len(scores) - sum(has_answer))
-    best, at = total, min(0.0, math.nextafter(lowest, -math.inf))
+    best, at = total, min(0.0, math.nextafter(min(null_scores), -math.inf))
     order = sorted(range(len(scores)), key=lambda question: null_scores[question])
-    for place, question in enumerate(order):
+    for question, following in zip_longest(order, order[1:]):
         total += scores[question] - (not has_answer[question])
-        following = order[place + 1] if place + 1 < len(order) else None
         if total > best and (following is None or null_scores[following] > null_scores[question]):
             best, at = total, null_scores[question]
     return best / len(scores), at

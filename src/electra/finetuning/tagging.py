@@ -20,7 +20,7 @@ found. A tag without a type (B, I, O) is a span whose type is empty.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeGuard
 
@@ -110,19 +110,17 @@ class TaggingSettings(TaskSettings):
         return list(tags) if self.train_scheme == "as read" else legal(tags, self.train_scheme)
 
     def build(self, tokenizer: Tokenizer, length: int, splits: Splits) -> "Tagging":
-        # a copy without validation: too few labels is a problem of the data, which `problems` reports
-        labels = self.labels or self.train_labels(splits.get("train", ()))
+        labels = self.labels
+        if not labels:  # rows may still be wrong in any way here: `problems` says so later
+            tags = {tag for tag in self.tags_in(splits.get("train", ())) if isinstance(tag, str)}
+            labels = tuple(sorted(tags))
+            if self.spans and self.learned:
+                types = {tag.partition("-")[2] for tag in tags if tag != "O" and fits(tag, self.spans)}
+                labels = tuple(all_tags(types, self.learned))
+        # a copy without validation: too few labels is one of those problems
         return Tagging(self.model_copy(update={"labels": labels}), tokenizer, length, labels)
 
-    def train_labels(self, rows: Rows) -> tuple[str, ...]:
-        """Of rows that may still be wrong in any way."""
-        tags = {tag for tag in self.all_tags(rows) if isinstance(tag, str)}
-        if self.spans is None or self.learned is None:
-            return tuple(sorted(tags))
-        types = {tag.partition("-")[2] for tag in tags if tag != "O" and fits(tag, self.spans)}
-        return tuple(all_tags(types, self.learned))
-
-    def all_tags(self, rows: Rows) -> Iterator[Any]:
+    def tags_in(self, rows: Rows) -> Iterator[Any]:
         return (tag for row in rows if is_list(tags := row.get(self.tags)) for tag in tags)
 
     @property
@@ -140,9 +138,7 @@ class TaggingSettings(TaskSettings):
         if not is_table(path) or table_format(path) == "tsv":
             return "columns"
         if table_format(path) == "csv":
-            raise DataError(
-                f"{path}: csv has no lists of words and tags. Give .jsonl, .parquet or a file with a word a line."
-            )
+            raise DataError(f"{path}: csv has no lists. Give .jsonl, .parquet or a file with a word a line.")
         return "table"
 
     @property
@@ -170,7 +166,7 @@ class TaggingSettings(TaskSettings):
         return repr(row.get(self.tokens))
 
     def row_classes(self, row: Row) -> set[str]:
-        return set(map(str, self.all_tags([row])))
+        return set(map(str, self.tags_in([row])))
 
     def cut_words(self, length: int) -> str:
         return f"with a word of more than {length - 2} tokens, of which the rest is not read"
@@ -264,14 +260,14 @@ class Tagging(Task):
         """Shares between 0 and 1. Accuracy is by word; f1, precision and recall are by span, over all sentences
         together; f1 also by type (`f1 PER`), for every type that the network knows."""
         gold, predicted = self._tags(rows, predictions)
-        pairs = [pair for one, other in zip(gold, predicted, strict=True) for pair in zip(one, other, strict=True)]
-        accuracy = {"accuracy": sum(one == other for one, other in pairs) / max(1, len(pairs))}
+        words = zip(chain(*gold), chain(*predicted), strict=True)
+        right = [one == other for one, other in words]
+        accuracy = {"accuracy": sum(right) / max(1, len(right))}
         if not self.settings.spans:
             return accuracy
         total, by_type = count_spans(gold, predicted)
         types = sorted({label.partition("-")[2] for label in self.labels} - {""})
-        scores = {"f1": total.f1, "precision": total.precision, "recall": total.recall} | accuracy
-        scores |= {f"f1 {kind}": by_type.get(kind, Counts()).f1 for kind in types}
+        scores = total.metrics | accuracy | {f"f1 {kind}": by_type.get(kind, Counts()).f1 for kind in types}
         return {self.settings.metric: scores[self.settings.metric]} | scores
 
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -280,12 +276,7 @@ class Tagging(Task):
         if not self.settings.spans:
             gold, predicted = ([[f"S-{tag}" for tag in tags] for tags in split] for split in (gold, predicted))
         _, by_type = count_spans(gold, predicted)
-        return {
-            "per_class": [
-                {"label": kind, "precision": it.precision, "recall": it.recall, "f1": it.f1, "rows": it.gold}
-                for kind, it in by_type.items()
-            ]
-        }
+        return {"per_class": [{"label": kind, **it.metrics, "rows": it.gold} for kind, it in by_type.items()]}
 
     def _tags(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[list[list[str]], list[list[str]]]:
         return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]
@@ -294,50 +285,50 @@ class Tagging(Task):
         """Of test splits tags are looked at only where some row has them."""
         return super().has_answers(split, rows) or any(self.settings.tags in row for row in rows)
 
-    def row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
+    def row_problems(self, row: Row, answered: bool) -> Iterator[str]:
         """The first thing that is wrong: what comes after often follows from it."""
         return islice(self._row_problems(row, answered), 1)
 
-    def _row_problems(self, row: Row, answered: bool) -> Iterator[tuple[str, str]]:
-        settings, column = self.settings, self.settings.tags
-        for name in [settings.tokens, column][: 1 + answered]:
+    def _row_problems(self, row: Row, answered: bool) -> Iterator[str]:
+        settings = self.settings
+        for name in [settings.tokens, settings.tags][: 1 + answered]:
             values: Any = row.get(name)
             if not is_list(values):
-                yield name, f"{name!r} is {short(values)}, not a list. Give a list with one text for each word."
+                yield f"{name!r} is {short(values)}, not a list. Give a list with one text for each word."
             for place, value in enumerate(values, 1):
                 if not isinstance(value, str) or SURROGATE.search(value):
-                    yield name, f"{name!r} has {short(value)} for word {place}, not valid text. Correct it."
+                    yield f"{name!r} has {short(value)} for word {place}, not valid text. Correct it."
         if not answered:
             return
-        words, tags = row[settings.tokens], row[column]
+        words, tags = row[settings.tokens], row[settings.tags]
 
         def at(place: int) -> str:
             return f"tag {tags[place]!r} of word {place + 1} ({short(words[place])})"
 
         if len(words) != len(tags):
-            text = short(" ".join(words))
-            yield column, f"{len(words)} words but {len(tags)} tags (words: {text}). Give each word one tag."
+            start = short(" ".join(words))
+            yield f"{len(words)} words but {len(tags)} tags (words: {start}). Give each word one tag."
         if len(words) == 0:
-            yield column, "no words. Remove the row."
+            yield "no words. Remove the row."
         if scheme := settings.spans:
             for place, tag in enumerate(tags):
                 if not fits(tag, scheme):
-                    yield column, f"{at(place)} is not {described(scheme)}. Correct it, or set scheme."
+                    yield f"{at(place)} is not {described(scheme)}. Correct it, or set scheme."
             for place, (tag, right) in enumerate(zip(tags, legal(tags, scheme), strict=True)):
                 if tag != right:
-                    text = f"after {tags[place - 1]}" if place else "at the start"
-                    text = f"{text} must be {right} in {scheme}. Correct it, or set scheme to the file's."
-                    yield column, f"{at(place)} {text}"
+                    after = f"after {tags[place - 1]}" if place else "at the start"
+                    yield f"{at(place)} {after} must be {right} in {scheme}. Correct it, or set scheme to the file's."
         for place, tag in enumerate(settings.learn(tags)):
             if tag not in self.numbers:
                 known = short(", ".join(self.labels))
-                yield column, f"{at(place)} is not among {known}. Correct it, add it to train, or list all in labels."
+                yield f"{at(place)} is not among {known}. Correct it, add it to train, or list all in labels."
 
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
-        used = {repr(tag) for tag in self.settings.all_tags(splits.get("train", ()))}
+        used = {repr(tag) for tag in self.settings.tags_in(splits.get("train", ()))}
         if len(used) == 1:
-            text = f"every word has the tag {used.pop()}. Give at least two different tags to learn."
-            yield Problem("train", 0, self.settings.tags, text)
+            yield Problem(
+                "train", 0, f"every word has the tag {used.pop()}. Give at least two different tags to learn."
+            )
 
     def answer_sample(self) -> dict[str, Any]:
         return {"spans": [{"type": "", "start": 0, "end": 0, "text": ""}]} if self.settings.spans else {}
@@ -362,8 +353,7 @@ def split_words(sizes: Sequence[int], room: int) -> list[Part]:
     of its two contexts is longest. With c the tokens before each word, this reads c(a.end) - c(w + 1) < c(w) - c(b.start).
     Every word is in exactly one `own`; a part that would own none, which the last may leave, is left out."""
     before = np.concatenate([[0], np.cumsum(sizes)])
-    bounds = []
-    start, end = 0, 0
+    bounds, start, end = [], 0, 0
     while end < len(sizes):
         end = int(np.searchsorted(before, before[start] + room, "right")) - 1
         if end == len(sizes):
@@ -411,13 +401,16 @@ class Counts(NamedTuple):
         """2PR / (P + R); 0 where nothing is right, also where there was nothing to find, as conlleval has it."""
         return 2 * self.correct / (self.predicted + self.gold) if self.correct else 0.0
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {"precision": self.precision, "recall": self.recall, "f1": self.f1}
+
 
 def to_spans(tags: Iterable[str]) -> list[Span]:
     """Of any scheme, legal or not. A span ends before O, before B and S, before another type, and after E and S."""
     spans: list[Span] = []
     start, open_type = 0, None
-    place = 0
-    for place, tag in enumerate(tags):
+    for place, tag in enumerate([*tags, "O"]):
         mark, _, kind = tag.partition("-")
         if open_type is not None and not (mark in ("I", "E") and kind == open_type):
             spans.append(Span(open_type, start, place))
@@ -427,8 +420,6 @@ def to_spans(tags: Iterable[str]) -> list[Span]:
         if mark in ("E", "S"):
             spans.append(Span(kind, start, place + 1))
             open_type = None
-    if open_type is not None:
-        spans.append(Span(open_type, start, place + 1))
     return spans
 
 
@@ -438,14 +429,10 @@ def from_spans(spans: Iterable[Span], length: int, scheme: Scheme) -> list[str]:
     before = Span("", -1, -1)
     for span in spans:
         marks = ["I"] * (span.end - span.start)
-        match scheme:
-            case "iob1":
-                if (before.type, before.end) == (span.type, span.start):
-                    marks[0] = "B"
-            case "iob2":
-                marks[0] = "B"
-            case "bioes":
-                marks[0], marks[-1] = ("B", "E") if len(marks) > 1 else ("S", "S")
+        if scheme == "iob2" or (scheme == "iob1" and (before.type, before.end) == (span.type, span.start)):
+            marks[0] = "B"
+        elif scheme == "bioes":
+            marks[0], marks[-1] = ("B", "E") if len(marks) > 1 else ("S", "S")
         tags[span.start : span.end] = [tag_of(mark, span.type) for mark in marks]
         before = span
     return tags
