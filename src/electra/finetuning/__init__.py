@@ -68,13 +68,12 @@ class Problem:
 @dataclass(frozen=True)
 class Example:
     """One sequence for the network. A row gives one example, or several (windows of a long paragraph, parts of a long
-    sentence), or none."""
+    sentence), or none. The first `first` tokens belong to segment 0, the rest to segment 1. `row` is the place of its row in
+    the list that was encoded."""
 
     ids: Sequence[int]
     first: int
-    """How many leading tokens belong to segment 0; the rest is segment 1."""
     row: int
-    """Place of its row in the list that was encoded."""
     target: Any = None
     """What `targets` of its kind understands; None where the answer is not known."""
     notes: Any = None

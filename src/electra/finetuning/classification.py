@@ -186,11 +186,8 @@ class Classification(Task):
         if rows and self.settings.kind != "regression" and (classes == 1 or (classes == 0 and clean)):
             yield Problem("train", 0, f"one class only ({', '.join(self.labels) or 'none'}): there is nothing to learn")
         if self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2):
-            text = (
-                f"{classes} different labels in {rows} rows. If they are quantities, use kind=regression; if they are "
-                "classes all the same, list them with labels=[…]; if neither, choose another label column"
-            )
-            yield Problem("train", 0, text)
+            remedy = "use kind=regression for quantities, labels=[…] for classes all the same, or another label column"
+            yield Problem("train", 0, f"{classes} different labels in {rows} rows: {remedy}")
         if self.settings.metric == "f1" and classes > 2:
             yield Problem("", 0, f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")
 
@@ -205,10 +202,9 @@ class Classification(Task):
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """[CLS] A [SEP] (B [SEP]); of a pair that is too long the longer text is cut first, from its end."""
-        columns = zip(*map(self.settings.texts, rows), strict=True)
         pieces = [
             [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-            for texts in columns
+            for texts in zip(*map(self.settings.texts, rows), strict=True)
         ]
         examples, cut = [], 0
         room = self.length - 1 - len(self.settings.text)
@@ -275,25 +271,18 @@ class Classification(Task):
         ]
 
     def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        gold, predicted = self.gold_and_predicted(rows, predictions)
-        if self.settings.kind == "regression":
-            scores = regression_scores(gold, predicted)
-        else:
-            scores = class_scores(gold, predicted, len(self.labels))
+        pair = self.gold_and_predicted(rows, predictions)
+        quantities = self.settings.kind == "regression"
+        scores = regression_scores(*pair) if quantities else class_scores(*pair, len(self.labels))
         headline = self.settings.metric or METRICS_OF_KINDS[self.settings.kind][0]
         return {headline: scores[headline]} | scores
 
     def gold_and_predicted(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of classes, rows x labels of 0 and 1, or quantities."""
-        answers = [prediction["prediction"] for prediction in predictions]
-        gold = np.array([self.target(row) for row in rows])
-        match self.settings.kind:
-            case "regression":
-                return gold.astype(float) * self.settings.scale, np.array(answers, float)
-            case "multilabel":
-                return gold, np.array([[float(name in answer) for name in self.labels] for answer in answers])
-            case "classification":
-                return gold, np.array([self.numbers[answer] for answer in answers])
+        answers = [{self.settings.label: prediction["prediction"]} for prediction in predictions]
+        gold, predicted = (np.array([self.target(row) for row in table]) for table in (rows, answers))
+        scale = self.settings.scale
+        return (gold * scale, predicted * scale) if self.settings.kind == "regression" else (gold, predicted)
 
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Metrics of each class and, for single labels, the confusion matrix: rows are the true classes."""

@@ -152,14 +152,11 @@ class TaggingSettings(TaskSettings):
 
     @classmethod
     def named_columns(cls, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        named = dict(overrides)
-        if "text" in named:
-            texts = named.pop("text")
-            named["tokens"], *more = [texts] if isinstance(texts, str) else texts
+        named = {{"text": "tokens", "label": "tags"}.get(key, key): value for key, value in overrides.items()}
+        if isinstance(named.get("tokens"), list):
+            named["tokens"], *more = named["tokens"]
             if more:
                 raise SettingsError("a second text does not fit tagging: text is the column of words.")
-        if "label" in named:
-            named["tags"] = named.pop("label")
         return named
 
     def row_key(self, row: Row) -> str:
@@ -267,7 +264,7 @@ class Tagging(Task):
             return accuracy
         total, by_type = count_spans(gold, predicted)
         types = sorted({label.partition("-")[2] for label in self.labels} - {""})
-        scores = total.metrics | accuracy | {f"f1 {kind}": by_type.get(kind, Counts()).f1 for kind in types}
+        scores = total.metrics | accuracy | {f"f1 {kind}": by_type.get(kind, Counts()).metrics["f1"] for kind in types}
         return {self.settings.metric: scores[self.settings.metric]} | scores
 
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -326,9 +323,8 @@ class Tagging(Task):
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
         used = {repr(tag) for tag in self.settings.tags_in(splits.get("train", ()))}
         if len(used) == 1:
-            yield Problem(
-                "train", 0, f"every word has the tag {used.pop()}. Give at least two different tags to learn."
-            )
+            text = f"every word has the tag {used.pop()}. Give at least two different tags to learn."
+            yield Problem("train", 0, text)
 
     def answer_sample(self) -> dict[str, Any]:
         return {"spans": [{"type": "", "start": 0, "end": 0, "text": ""}]} if self.settings.spans else {}
@@ -389,21 +385,10 @@ class Counts(NamedTuple):
     gold: int = 0
 
     @property
-    def precision(self) -> float:
-        return self.correct / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        return self.correct / self.gold if self.gold else 0.0
-
-    @property
-    def f1(self) -> float:
-        """2PR / (P + R); 0 where nothing is right, also where there was nothing to find, as conlleval has it."""
-        return 2 * self.correct / (self.predicted + self.gold) if self.correct else 0.0
-
-    @property
     def metrics(self) -> dict[str, float]:
-        return {"precision": self.precision, "recall": self.recall, "f1": self.f1}
+        """F1 = 2PR / (P + R); 0 where nothing is right, also where there was nothing to find, as conlleval has it."""
+        precision, recall = self.correct / max(1, self.predicted), self.correct / max(1, self.gold)
+        return {"precision": precision, "recall": recall, "f1": 2 * self.correct / max(1, self.predicted + self.gold)}
 
 
 def to_spans(tags: Iterable[str]) -> list[Span]:
