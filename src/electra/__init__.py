@@ -134,7 +134,8 @@ def finetune(
 
     items, out = [tasks] if isinstance(tasks, str | Path) else tasks, Path(out)
     overrides = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
-    overrides |= _columns(overrides.get("text"), None)
+    if isinstance(overrides.get("text"), str):
+        overrides["text"] = [overrides["text"]]
     if "dev" in overrides:
         overrides["files.dev"] = overrides.pop("dev")
     results = train(Path(model), [str(item) for item in items], overrides, out, seeds, jobs)

@@ -30,7 +30,7 @@ NEEDS_ANOTHER_COMMAND = (2, 3, 6, 7)
 
 
 def print_table(table: Table) -> None:
-    """The first column and columns of words stand left, columns of numbers right."""
+    """The first column and columns of words stand left; columns of numbers, with their units and gaps, right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table as Drawing
@@ -38,7 +38,7 @@ def print_table(table: Table) -> None:
 
     drawing = Drawing(box=box.HEAVY_HEAD)
     for place, name in enumerate(table.columns):
-        numbers = place > 0 and all(is_number(row[place]) for row in table.rows if row)
+        numbers = place > 0 and all(row[place][:1] in "0123456789+-–." for row in table.rows if row)
         drawing.add_column(Text(name), justify="right" if numbers else "left", no_wrap=numbers)
     for row in table.rows:
         drawing.add_row(*map(Text, row)) if row else drawing.add_section()
@@ -46,11 +46,6 @@ def print_table(table: Table) -> None:
     if table.title:
         console.print(table.title, style="italic", markup=False, soft_wrap=True)
     console.print(drawing)
-
-
-def is_number(cell: str) -> bool:
-    """Or the beginning of one with its unit, or a gap."""
-    return not cell or cell[0] in "0123456789+-–."
 
 
 def read_lines(text: str | None) -> list[str]:
@@ -64,10 +59,9 @@ def read_lines(text: str | None) -> list[str]:
             raise DataError(f"{text} is not UTF-8 (byte {error.start}). Convert it first.") from None
     else:
         content = text
-    lines = [line for line in content.splitlines() if line.strip()]
-    if not lines:
-        raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
-    return lines
+    if lines := [line for line in content.splitlines() if line.strip()]:
+        return lines
+    raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
 
 
 def columns(text: str | None, text2: str | None) -> list[str] | None:

@@ -33,7 +33,7 @@ def prepare_command(
         f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "
         f"{held.documents:,} documents ({held.tokens:,} tokens) held out"
     )
-    exceptions = {"skipped": manifest.skipped_documents, "repaired": manifest.replaced_documents}
-    exceptions["empty files"] = manifest.empty_files
+    skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
+    exceptions = {"skipped": skipped, "repaired": repaired, "empty files": empty}
     if any(exceptions.values()):
         print(", ".join(f"{name}: {count}" for name, count in exceptions.items() if count))

@@ -4,13 +4,14 @@ for each text. One reader for all of them: what is longer than the network's pos
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.base.errors import DataError
@@ -69,9 +70,8 @@ def token_logits(network: Pretrained, texts: Sequence[Sequence[int]]) -> list[np
     for windows, hidden in read_windows(network, texts):
         values = network.head(hidden)[:, 1:].double().cpu().numpy()
         for window, row in zip(windows, values, strict=True):
-            logits[window.text][window.begin : window.end] = row[window.begin - window.first :][
-                : window.end - window.begin
-            ]
+            own = row[window.begin - window.first : window.end - window.first]
+            logits[window.text][window.begin : window.end] = own
     return logits
 
 
@@ -80,7 +80,7 @@ def text_vectors(network: Pretrained, texts: Sequence[str], length: int | None =
     """The last layer's vectors averaged over each text, [CLS] and [SEP] included, and that of [CLS]. Of a text that is read
     in windows each token counts once, and [CLS] is the first window's. With a `length` texts are cut there, in tokens."""
     encodings = network.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    ids = [encoding.ids[: length and length - 2] for encoding in encodings]
+    ids = [encoding.ids[: None if length is None else length - 2] for encoding in encodings]
     mean, first = np.zeros((2, len(ids), network.encoder.settings.hidden), dtype=np.float32)
     for windows, hidden in read_windows(network, ids):
         counts = torch.zeros(hidden.shape[:2], dtype=torch.bool)
@@ -94,8 +94,8 @@ def text_vectors(network: Pretrained, texts: Sequence[str], length: int | None =
             mean[window.text] += sums[row]
             if not window.first:
                 first[window.text] = starts[row]
-    lengths = np.array([[len(it) + 2] for it in ids], dtype=np.float32)
-    return mean / lengths, first
+    lengths = np.array([len(it) + 2 for it in ids], dtype=np.float32)
+    return mean / lengths[:, None], first
 
 
 class TextWindow(NamedTuple):
@@ -128,10 +128,9 @@ def read_windows(network: Pretrained, texts: Sequence[Sequence[int]]) -> Iterato
         warn_beyond(encoder.settings, network.length, len(windows[-1].ids) + 2)
     for start in range(0, len(windows), WINDOWS_AT_ONCE):
         part = windows[start : start + WINDOWS_AT_ONCE]
-        width = max(len(window.ids) for window in part) + 2
-        rows = [[special.cls, *window.ids, special.sep] for window in part]
-        ids = torch.tensor([row + [special.pad] * (width - len(row)) for row in rows])
-        is_real = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
+        rows = [torch.tensor([special.cls, *window.ids, special.sep]) for window in part]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=special.pad)
+        is_real = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
         yield part, encode(encoder, Batch.of_rows(ids, torch.zeros_like(ids), is_real).to(device))
 
 
@@ -153,15 +152,11 @@ def rerank(
 
 
 def read_hypotheses(number: int, line: str) -> dict[str, Any]:
-    example = '{"hypotheses": [{"text": "…", "score": -1.5}, …]}'
-    try:
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
         record = json.loads(line)
-        hypotheses = record["hypotheses"]
-        fine = isinstance(hypotheses, list) and all(
-            isinstance(it.get("text"), str) and isinstance(it.get("score", 0), int | float) for it in hypotheses
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        fine = False
-    if not fine:
-        raise DataError(f"line {number} is not a list of hypotheses. Each line must look like {example}.")
-    return record
+        are_texts = (isinstance(it.get("text"), str) for it in record["hypotheses"])
+        are_scores = (isinstance(it.get("score", 0), int | float) for it in record["hypotheses"])
+        if isinstance(record["hypotheses"], list) and all(are_texts) and all(are_scores):
+            return record
+    example = '{"hypotheses": [{"text": "…", "score": -1.5}, …]}'
+    raise DataError(f"line {number} is not a list of hypotheses. Each line must look like {example}.")

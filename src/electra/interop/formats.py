@@ -162,13 +162,8 @@ FORMATS = {
 def network_class(settings: EncoderSettings, kind: NetworkKind) -> str:
     """The class of transformers that reads it."""
     form = FORMATS[settings.kind]
-    match kind:
-        case "discriminator":
-            return form.discriminator
-        case "generator":
-            return f"{form.family}ForMaskedLM"
-        case "encoder":
-            return f"{form.family}Model"
+    bodies = {"generator": f"{form.family}ForMaskedLM", "encoder": f"{form.family}Model"}
+    return form.discriminator if kind == "discriminator" else bodies[kind]
 
 
 def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:

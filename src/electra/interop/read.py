@@ -66,11 +66,8 @@ def warn_beyond(settings: EncoderSettings, length: int | None, tokens: int) -> N
 def say_untrained(length: int, positions: int) -> None:
     """Once in a process, however many texts are long."""
     log.warning(
-        "the network has %d positions and was pre-trained on rows of %d tokens: positions beyond those were never trained. "
-        "Use texts of at most %d tokens, or pre-train with a larger rows.length.",
-        positions,
-        length,
-        length,
+        f"the network has {positions} positions and was pre-trained on rows of {length} tokens: positions beyond those were "
+        f"never trained. Use texts of at most {length} tokens, or pre-train with a larger rows.length."
     )
 
 
