@@ -237,14 +237,14 @@ def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[
     about = (
         f"Pre-trained with the `electra` toolkit; held-out metrics of step {metrics.get('step', 0):,}, and settings."
     )
-    return card(f"{form.title} {kind}", tags, f"{about}\n\n{use}", metrics, settings)
+    return fill_card(f"{form.title} {kind}", tags, f"{about}\n\n{use}", metrics, settings)
 
 
 def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
     """`architecture` is the class of transformers that reads it, "" where none does."""
     about = "One run of one seed, made with the `electra` toolkit: dev scores and method. task.json says the rest."
     use = usage(architecture) if architecture else "Read it with `electra predict`."
-    return card(f"Fine-tuned on {name}", "electra", f"{about}\n\n{use}", scores, settings)
+    return fill_card(f"Fine-tuned on {name}", "electra", f"{about}\n\n{use}", scores, settings)
 
 
 def usage(architecture: str, note: str = "") -> str:
@@ -256,7 +256,7 @@ model = {reader}.from_pretrained("."){note}
 ```"""
 
 
-def card(title: str, tags: str, text: str, metrics: Mapping[str, Any], settings: str) -> str:
+def fill_card(title: str, tags: str, text: str, metrics: Mapping[str, Any], settings: str) -> str:
     rows = [(name, f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
     return f"""---
 library_name: transformers
