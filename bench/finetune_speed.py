@@ -30,7 +30,7 @@ ASKED = 1.5
 def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> dict[str, float]:
     from electra.base.jobs import Signals
     from electra.finetuning.run import build_model, load_start, plan_task, prepare_task
-    from electra.finetuning.training import Dev, infer, train_task
+    from electra.finetuning.training import Encoded, infer, train_task
     from electra.train.loop import Run
 
     start = load_start(Path(arguments.model))
@@ -40,7 +40,7 @@ def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> d
     prepared = prepare_task(task, {"train": train, "dev": dev}, start)
     model = build_model(plan, prepared.task, start, arguments.seed)
     part = prepared.others["dev"]
-    alone = replace(prepared, others={"dev": Dev(dev[:1], part.examples[:1])})
+    alone = replace(prepared, others={"dev": Encoded(dev[:1], part.examples[:1])})
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), {}, name=arguments.task, keeps_last=False)
         history = train_task(model, alone, plan.method, 1, arguments.seed, run, Signals())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from electra.finetuning import Example
-from electra.finetuning.training import Dev, ExampleBatches, Prepared, collate, epoch_order, sorted_order
+from electra.finetuning.training import Encoded, ExampleBatches, Prepared, collate, epoch_order, sorted_order
 
 
 class NoTargets:
@@ -52,7 +52,7 @@ def test_a_batch_is_as_wide_as_its_longest_and_needs_no_mask_when_all_are_equal(
 
 
 def batches_of(examples, batch=8, epochs=2, seed=5) -> ExampleBatches:
-    prepared = Prepared(NoTargets(), examples, {"dev": Dev([], [])}, ("dev",), {}, pad=0)
+    prepared = Prepared(NoTargets(), Encoded([], examples), {"dev": Encoded([], [])}, pad=0)
     return ExampleBatches(prepared, batch, epochs, seed)
 
 

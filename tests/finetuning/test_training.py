@@ -8,7 +8,15 @@ from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer, vocabulary_size
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import MethodSettings, size_defaults
-from electra.finetuning.training import Dev, Finetuned, Prepared, TaskObjective, collate, layerwise_group, train_task
+from electra.finetuning.training import (
+    Encoded,
+    Finetuned,
+    Prepared,
+    TaskObjective,
+    collate,
+    layerwise_group,
+    train_task,
+)
 from electra.model import initialise
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 from electra.train import checkpoint
@@ -31,7 +39,7 @@ def train(toy_model, tmp_path, monkeypatch):
         model = Finetuned(ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY))
         initialise(model, TINY, 1)
         examples, _ = task.encode(ROWS)
-        prepared = Prepared(task, examples, {"dev": Dev(ROWS, examples)}, ("dev",), {}, pad=0)
+        prepared = Prepared(task, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)}, pad=0)
         seen, left = [], iter(scores)
 
         def scored(rows, predictions):

@@ -25,7 +25,7 @@ def doctor_command(
     from electra.pretraining.run import build_parts
     from electra.pretraining.settings import resolve
     from electra.pretraining.trial import try_checkpoint, try_step
-    from electra.train.device import choose_device, explain_device, explain_memory
+    from electra.train.device import choose_device, explain_machine
     from electra.train.loop import checkpoint_groups
     from electra.train.settings import memory_remedy, schedule_warning
     from electra.train.step import Execution, build_step
@@ -58,7 +58,7 @@ def doctor_command(
 
     with check("one step at full length") as notes:
         remedy = memory_remedy(train.batch, train.accumulate)
-        with explain_memory(remedy), explain_device("Training would fail too."):
+        with explain_machine(remedy, "Training would fail too."):
             objective, execution = parts.objective.to(device).train(), Execution.of(train, device)
             step = build_step(objective, settings.optimizer, execution, settings.seed)
             trial = try_step(step, parts.loader.batch_at(0))

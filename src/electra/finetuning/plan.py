@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, is_nested
 from electra.finetuning.tagging import TaggingSettings, is_texts
 from electra.model import EncoderSettings
-from electra.train.optimizers import Beta, OptimizerSettings
+from electra.train.optimizers import AdamSettings, Beta, OptimizerSettings
 
 log = logging.getLogger(__name__)
 TASKS = "recipes/tasks"
@@ -98,25 +98,14 @@ class MethodSettings(config.Settings):
         return self
 
     def optimizer_settings(self) -> OptimizerSettings:
-        return OptimizerSettings(
-            kind=self.optimizer,
-            lr=self.lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            bias_correction=self.bias_correction,
-            clip=self.clip,
-        )
+        shared = self.model_dump(include=set(AdamSettings.model_fields))
+        return OptimizerSettings(kind=self.optimizer, **shared)
 
 
 def size_defaults(encoder: EncoderSettings) -> dict[str, Any]:
     """Table 7 of the paper, by the hidden size (small 256, base 768, large 1024). Dropout is the model's own."""
-    if encoder.hidden >= 1024:
-        lr, decay = 5e-5, 0.9
-    elif encoder.hidden >= 768:
-        lr, decay = 1e-4, 0.8
-    else:
-        lr, decay = 3e-4, 0.8
+    lr = 5e-5 if encoder.hidden >= 1024 else 1e-4 if encoder.hidden >= 768 else 3e-4
+    decay = 0.9 if encoder.hidden >= 1024 else 0.8
     return {"lr": lr, "layer_decay": decay, "dropout": encoder.dropout, "attention_dropout": encoder.attention_dropout}
 
 
@@ -145,11 +134,11 @@ class Plan:
 
 def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
     """`overrides` come from the command line and win; `defaults` fit the model and lose to a TOML file."""
-    path, notes = Path(item), list[str]()
+    path, shipped = Path(item), config.recipe_names(TASKS)
     kind = settings_class(overrides["kind"]) if "kind" in overrides else None
 
     # what the item is: a task, whose settings are known, or files, whose settings are guessed
-    is_task = item in config.recipe_names(TASKS) or (path.suffix == ".toml" and path.is_file())
+    is_task = item in shipped or (path.suffix == ".toml" and path.is_file())
     if is_task:
         tree, name = config.read_recipe(item, TASKS) | dict(overrides), path.stem
     elif is_table(path) or path.is_dir() or (path.is_file() and kind and not kind.guesses_columns):
@@ -158,52 +147,46 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
         raise DataError(f"{item} does not exist. Give a file that does, a folder, or the name of a task.")
     else:
         raise SettingsError(
-            f"{item!r} is neither a task ({', '.join(config.recipe_names(TASKS))}), a TOML file, a table (.csv, .tsv, "
+            f"{item!r} is neither a task ({', '.join(shipped)}), a TOML file, a table (.csv, .tsv, "
             ".jsonl, .json, .parquet, also compressed), a file with a word a line (say kind=tagging) nor a folder."
         )
     tree = config.nest(config.flatten(tree))
 
     # the files
-    source_keys = [key for key in tree if key in SourceSettings.model_fields]
-    source = config.validate(SourceSettings, {key: tree.pop(key) for key in source_keys})
-    data = Path(source.data) if source.data else None
+    source_tree = {key: tree.pop(key) for key in SourceSettings.model_fields if key in tree}
+    source = config.validate(SourceSettings, source_tree)
     names = tree.get("files", {})
-    if data and data.is_file():  # the names that a task gives are for folders
+    if Path(source.data).is_file():  # the names that a task gives are for folders
         names = {split: file for split, file in names.items() if f"files.{split}" in overrides}
     kind = settings_class(tree["kind"]) if "kind" in tree else None
-    files = find_files(name, data, names, kind is not None and kind.any_file)
+    files = find_files(name, source.data, names, kind is not None and kind.any_file)
 
     # the settings, with what can be guessed from the training file
+    notes = guess_shape(tree, files["train"]) if not is_task and kind is None else []
     contents: dict[str, tuple[list[Row], dict[int, str]]] = {}
-    if not is_task and kind is None:
-        notes += guess_shape(tree, files["train"])
     if not is_task and settings_class(tree.get("kind", "classification")).guesses_columns:
-        malformed_train: dict[int, str] = {}
-        rows: list[Row] = list(read_rows(files["train"], tree.get("header", ()), malformed_train))
-        if not rows:
-            raise DataError(f"{files['train']} has no rows. At least two different ones are needed.")
-        notes += guess(tree, rows)
-        contents["train"] = rows, malformed_train
+        unread: dict[int, str] = {}
+        contents["train"] = list(read_rows(files["train"], tree.get("header", ()), unread)), unread
+        notes += guess(tree, files["train"], contents["train"][0])
     task, method = place(tree, defaults)
 
     # the rows
     splits: dict[str, Sequence[Row]] = {}
     malformed: dict[str, Mapping[int, str]] = {}
     for split, file in files.items():
-        splits[split], malformed[split] = contents.get(split) or task.read(file)
-        if malformed[split] and task.drops_broken_rows:
-            notes.append(f"{split}: {len(malformed[split]):,} broken rows are left out")
-            numbered = enumerate(splits[split], 1)
-            splits[split] = [row for number, row in numbered if number not in malformed[split]]
-            malformed[split] = {}
-    plan = Plan(item, task.name or name, task, method, source, files, splits, (*notes, *task.notes), malformed)
-    if "dev" in files:
-        return plan
-    if len(splits["train"]) < 2:
-        count = "one row" if splits["train"] else "no rows"
-        raise DataError(f"{files['train']} has {count}. At least two different ones are needed, one of them for dev.")
-    parts, numbers = split_dev(task, splits)
-    return replace(plan, splits=parts, numbers=numbers)
+        rows, broken = contents.get(split) or task.read(file)
+        if broken and task.drops_broken_rows:
+            notes.append(f"{split}: {len(broken):,} broken rows are left out")
+            rows, broken = [row for number, row in enumerate(rows, 1) if number not in broken], {}
+        splits[split], malformed[split] = rows, broken
+    numbers: dict[str, list[int]] = {}
+    if "dev" not in files:
+        if len(splits["train"]) < 2:
+            count = "one row" if splits["train"] else "no rows"
+            raise DataError(f"{files['train']} has {count}. At least two different ones are needed, one for dev.")
+        splits, numbers = split_dev(task, splits)
+    notes += task.notes
+    return Plan(item, task.name or name, task, method, source, files, splits, tuple(notes), malformed, numbers)
 
 
 def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:
@@ -220,8 +203,8 @@ def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:
     chosen = next((name for name in preferred if name in tags), None)
     if words and chosen:
         tree |= {"kind": "tagging", "tokens": words, "tags": chosen}
-        for key in tree.keys() & {"text", "label"}:
-            del tree[key]
+        tree.pop("text", None)
+        tree.pop("label", None)
         return [f"kind (guessed): tagging, {words} with their {chosen}"]
     if words and tags:
         raise DataError(f"{file}: which of {', '.join(tags)} are the tags of {words}? Say label=NAME.")
@@ -233,31 +216,28 @@ def place(tree: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettin
     kind = settings_class(tree.get("kind", "classification"))
     tree = kind.named_columns(tree)
     known = [*kind.model_fields, *MethodSettings.model_fields, *SourceSettings.model_fields]
-    unknown = [key for key in tree if key not in known]
-    if unknown:
-        lines = []
-        for key in unknown:
-            near = difflib.get_close_matches(key, known, n=1)
-            lines.append(f"unknown key {key}." + (f" Did you mean {near[0]}?" if near else ""))
+    if unknown := [key for key in tree if key not in known]:
+        near = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
+        lines = [f"unknown key {key}." + "".join(f" Did you mean {it}?" for it in near[key]) for key in unknown]
         raise SettingsError("\n".join(lines))
     task = config.validate(kind, {key: value for key, value in tree.items() if key in kind.model_fields})
     method_tree = {key: value for key, value in tree.items() if key in MethodSettings.model_fields}
     return task, config.validate(MethodSettings, {**defaults, **method_tree})
 
 
-def guess(tree: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+def guess(tree: dict[str, Any], file: Path, rows: Sequence[Row]) -> list[str]:
     """Fills in columns and kind that are not set, and says what it chose."""
+    if not rows:
+        raise DataError(f"{file} has no rows. At least two different ones are needed.")
     notes: list[str] = []
-    texts: tuple[str, ...] = ()
-    label = ""
-    if rows and not ("text" in tree and "label" in tree):
+    if not {"text", "label"} <= tree.keys():
         texts, label = guess_columns(rows)
-    if "text" not in tree:
-        tree["text"] = [name for name in texts if name != tree.get("label")]
-        notes.append(f"text column{'s' * (len(texts) > 1)} (guessed): {', '.join(tree['text'])}")
-    if "label" not in tree:
-        tree["label"] = label
-        notes.append(f"label column (guessed): {label}")
+        if "text" not in tree:
+            tree["text"] = [name for name in texts if name != tree.get("label")]
+            notes.append(f"text column{'s' * (len(texts) > 1)} (guessed): {', '.join(tree['text'])}")
+        if "label" not in tree:
+            tree["label"] = label
+            notes.append(f"label column (guessed): {label}")
     if "kind" not in tree and "labels" not in tree:
         values = [read_label(row, tree["label"]) for row in rows]
         tree["kind"] = guess_kind(values, str(tree.get("separator") or "|"))
@@ -265,35 +245,28 @@ def guess(tree: dict[str, Any], rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def find_files(name: str, data: Path | None, names: Mapping[str, str], any_file: bool = False) -> dict[str, Path]:
+def find_files(name: str, source: str, names: Mapping[str, str], any_file: bool) -> dict[str, Path]:
     """split -> file. A file is named by its path, by its name, or by the beginning of its name, `a|b` meaning b where
     there is no a; of several that begin so, none is chosen for the user. Column files may be called anything."""
-    if data is None:
+    if not source:
         raise SettingsError(f"where are the files of {name}? Add data=FOLDER, with train, dev and test files in it.")
-    if data.is_file():
-        files, folder = {"train": data}, data.parent
-        tables: list[Path] = []
-    else:
+    data = Path(source)
+    folder, files, tables = data.parent, {"train": data}, list[Path]()
+    if not data.is_file():
         if not data.is_dir():
             raise DataError(f"{data} is neither a table nor a folder with the files of {name}.")
         alike = (path for path in data.iterdir() if path.is_dir() and plain(path.name) == plain(name))
-        folder = min(alike, key=lambda path: (path.name != name, path.name), default=data)
-        tables = sorted(
-            path
-            for path in folder.iterdir()
-            if is_table(path) or (any_file and path.is_file() and not path.name.startswith("."))
-        )
-        files = {}
+        folder, files = min(alike, key=lambda path: (path.name != name, path.name), default=data), {}
+        visible = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        tables = sorted(path for path in visible if any_file or is_table(path))
     for split in dict.fromkeys([*names, *SPLIT_PREFIXES]):
-        if split in files and split not in names:
-            continue
-        prefixes = names[split].split("|") if split in names else SPLIT_PREFIXES[split]
-        left = [path for path in tables if path not in files.values()]
-        file = find_file(split, prefixes, folder, left)
-        if file is None and split in names and not tables:
-            raise DataError(f"{names[split]} does not exist.")
-        if file is not None:
-            files[split] = file
+        if split in names or split not in files:
+            prefixes = names[split].split("|") if split in names else SPLIT_PREFIXES[split]
+            left = [path for path in tables if path not in files.values()]
+            if file := find_file(split, prefixes, folder, left):
+                files[split] = file
+            elif split in names and not tables:
+                raise DataError(f"{names[split]} does not exist.")
     if "train" not in files:
         listed = ", ".join(path.name for path in tables) or "no table at all"
         raise DataError(f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME.")
@@ -307,10 +280,8 @@ def plain(name: str) -> str:
 
 def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequence[Path]) -> Path | None:
     for prefix in prefixes:
-        for path in (Path(prefix), folder / prefix):
-            if path.is_file():
-                return path
-        exact = [path for path in tables if prefix in (path.name, stem(path))]
+        named = [path for path in (Path(prefix), folder / prefix) if path.is_file()][:1]
+        exact = named or [path for path in tables if prefix in (path.name, stem(path))]
         begins = exact or [path for path in tables if path.name.startswith(prefix)]
         if len(begins) > 1:
             raise DataError(f"which of {', '.join(path.name for path in begins)} is {split}? Say files.{split}=NAME.")
@@ -319,34 +290,31 @@ def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequenc
     return None
 
 
-def split_dev(task: TaskSettings, splits: Splits) -> tuple[Splits, dict[str, list[int]]]:
+def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Row]], dict[str, list[int]]]:
     """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
     there twice ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
 
-    def place_of(row: Row) -> bytes:
-        return hashlib.blake2b(task.row_key(row).encode("utf-8", "replace"), digest_size=8).digest()
-
-    places = [place_of(row) for row in splits["train"]]
+    rows = splits["train"]
+    keys = (task.row_key(row).encode("utf-8", "replace") for row in rows)
+    places = [hashlib.blake2b(key, digest_size=8).digest() for key in keys]
     if len(set(places)) < 2:  # all alike, or their columns are missing, which is said with all other problems
         places = [number.to_bytes(8) for number in range(len(places))]
-    different = sorted(set(places))
-    classes: dict[bytes, set[str]] = {place: set() for place in different}
-    for place, row in zip(places, splits["train"], strict=True):
+    classes: dict[bytes, set[str]] = {place: set() for place in sorted(set(places))}
+    for place, row in zip(places, rows, strict=True):
         classes[place] |= task.row_classes(row)
     left = Counter(name for names in classes.values() for name in names)
     chosen: set[bytes] = set()
-    most = max(1, len(different) // DEV_SHARE)
-    for place in different:
-        if len(chosen) < most and all(left[name] > 1 for name in classes[place]):
+    most = max(1, len(classes) // DEV_SHARE)
+    for place, names in classes.items():
+        if len(chosen) < most and all(left[name] > 1 for name in names):
             chosen.add(place)
-            left.subtract(classes[place])
-    chosen = chosen or {different[0]}
-    numbers = {
-        "train": [number for number, place in enumerate(places, 1) if place not in chosen],
-        "dev": [number for number, place in enumerate(places, 1) if place in chosen],
-    }
-    parts = {split: [splits["train"][number - 1] for number in numbers[split]] for split in numbers}
-    return parts | {name: rows for name, rows in splits.items() if name != "train"}, numbers
+            left.subtract(names)
+    chosen = chosen or {min(classes)}
+    numbers: dict[str, list[int]] = {"train": [], "dev": []}
+    for number, place in enumerate(places, 1):
+        numbers["dev" if place in chosen else "train"].append(number)
+    parts: dict[str, Sequence[Row]] = {split: [rows[number - 1] for number in numbers[split]] for split in numbers}
+    return parts | {split: rows for split, rows in splits.items() if split != "train"}, numbers
 
 
 def describe_files(plan: Plan) -> list[dict[str, Any]]:

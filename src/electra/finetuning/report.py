@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from safetensors.numpy import load_file
 from electra.base import config
 from electra.base.errors import SettingsError
 from electra.base.files import read_json, write_atomically, write_json
+from electra.base.table import Table
 from electra.data.tables import TableWriter
-from electra.finetuning import Outputs, Prediction, Task
+from electra.finetuning import Outputs, Task
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line
-from electra.finetuning.training import Dev
+from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
 
 log = logging.getLogger(__name__)
@@ -56,18 +57,10 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
     stored = read_json(path)
     # older ones lack newer keys
     stored["method"] = config.dump(config.validate(MethodSettings, stored["method"]))
-    before = config.flatten(stored)
-    now = config.flatten(json.loads(json.dumps(settings)))
-    free = {"model", *(f"method.{key}" for key in FREE_METHOD_KEYS)}
-    changed = [
-        f"{key.split('.', 1)[-1] if key.startswith(('task.', 'method.')) else key}: {before.get(key)!r} -> {now.get(key)!r}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and key not in free
-    ]
-    if changed:
-        raise SettingsError(
-            f"{folder} holds runs with other settings ({'; '.join(changed)}). Use those, or another folder (out)."
-        )
+    free = ["model", *(f"method.{key}" for key in FREE_METHOD_KEYS)]
+    if changed := config.differences(stored, settings, free):
+        listed = "; ".join(line.removeprefix("task.").removeprefix("method.") for line in changed)
+        raise SettingsError(f"{folder} holds runs with other settings ({listed}). Use those, or another folder (out).")
 
 
 # The outputs of a run, for the ensemble
@@ -98,9 +91,9 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
 # Results
 
 
-def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Dev], model: str) -> dict[str, Any]:
+def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded], model: str) -> dict[str, Any]:
     """Over all finished seeds of a task: scores, those of the ensemble, curves and submissions. `others` are the splits that
-    were not trained on, dev the first."""
+    were not trained on, dev the first. `best` was chosen on the dev set that it is a score of."""
     seeds = sorted(int(path.parent.name[5:]) for path in (out / plan.name).glob(f"seed-*/{RESULT}"))
     folders = {seed: run_folder(out, plan.name, seed) for seed in seeds}
     runs = {seed: read_json(folder / RESULT) for seed, folder in folders.items()}
@@ -118,14 +111,26 @@ def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Dev], mo
             tables = task.tables(part.rows, predictions)
             task = task.fitted(scores["dev"]["ensemble"])
         if split in plan.source.submission:
-            submission = task.submission(part.rows, predictions)
-            write_submission(out / "submission" / plan.source.submission[split], submission)
+            path, content = out / "submission" / plan.source.submission[split], task.submission(part.rows, predictions)
+            path.parent.mkdir(exist_ok=True)
+            if isinstance(content, Mapping):
+                write_json(path, content)
+            else:
+                with TableWriter(path) as writer:
+                    writer.write(content, answers={"prediction"})
     headline = next(iter(first["scores"]["dev"]))
     curves = {seed: run["curve"] for seed, run in runs.items()}
     plot_scores(curves, headline, f"{plan.name}: dev {headline}", out / plan.name / "curves.png")
+    values = [run["scores"]["dev"][headline] for run in runs.values()]
     return {
         "model": model,
-        **over_seeds({seed: run["scores"]["dev"] for seed, run in runs.items()}),
+        "metric": headline,
+        "runs": len(values),
+        "median": statistics.median(values),
+        "mean": statistics.fmean(values),
+        "sd": statistics.stdev(values) if len(values) > 1 else None,
+        "best": max(values),
+        "best_seed": seeds[values.index(max(values))],
         "ensemble": scores["dev"]["ensemble"],
         "scores": scores,
         "seconds": {seed: run["seconds"] for seed, run in runs.items()},
@@ -135,30 +140,6 @@ def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Dev], mo
         "cut_words": plan.task.cut_words(task.length),
         **tables,
     }
-
-
-def over_seeds(seeds: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
-    """Of the headline. `best` was chosen on the dev set that it is a score of."""
-    headline = next(iter(next(iter(seeds.values()))))
-    values = [scores[headline] for scores in seeds.values()]
-    return {
-        "metric": headline,
-        "runs": len(values),
-        "median": statistics.median(values),
-        "mean": statistics.fmean(values),
-        "sd": statistics.stdev(values) if len(values) > 1 else None,
-        "best": max(values),
-        "best_seed": max(seeds, key=lambda seed: seeds[seed][headline]),
-    }
-
-
-def write_submission(path: Path, content: Sequence[Prediction] | Mapping[str, Any]) -> None:
-    if isinstance(content, Mapping):
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, content)
-        return
-    with TableWriter(path) as writer:
-        writer.write(content, answers={"prediction"})
 
 
 def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -181,13 +162,12 @@ def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None
     """The mean of the medians over the eight tasks, when all are there, and which sets were not the official ones."""
     if not set(GLUE) <= results.keys():
         return None
-    wrong = [
-        f"{name} {entry['split']} ({entry['file']})"
-        for name in GLUE
-        for entry in results[name]["files"]
-        if entry["official"] is False
-    ]
+    wrong = [f"{name} {entry['split']} ({entry['file']})" for name in GLUE for entry in unofficial(results[name])]
     return {"mean": statistics.fmean(results[name]["median"] for name in GLUE), "not_official": wrong}
+
+
+def unofficial(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [entry for entry in result["files"] if entry["official"] is False]
 
 
 # results.md
@@ -195,70 +175,45 @@ def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None
 
 def results_page(whole: Mapping[str, Any]) -> str:
     model, results, glue = whole["model"], whole["tasks"], whole["glue"]
-    lines = [f"# Fine-tuning {model}", "", *summary_table(results)]
+    paragraphs = [f"# Fine-tuning {model}", summary_table(results).markdown()]
+    if any(map(unofficial, results.values())):
+        paragraphs.append("\\* not the official files: see below which and how many rows.")
     if glue:
-        lines += ["", f"GLUE mean of the eight medians (without WNLI): **{100 * glue['mean']:.2f}**"]
+        paragraphs.append(f"GLUE mean of the eight medians (without WNLI): **{100 * glue['mean']:.2f}**")
         if glue["not_official"]:
-            lines += ["", f"Not comparable with published means: {'; '.join(glue['not_official'])}."]
+            paragraphs.append(f"Not comparable with published means: {'; '.join(glue['not_official'])}.")
     for name, result in results.items():
-        lines += ["", f"## {name}", ""]
-        lines += [f"- started from {result['model']}"] if result["model"] != model else []
-        lines += [f"- {line}" for line in (*map(file_line, result["files"]), *result["notes"])]
-        lines += [
-            f"- {split}: {count:,} of {rows:,} rows {result['cut_words']}"
-            for split, (count, rows) in result["cut"].items()
-            if count
-        ]
+        lines = [f"started from {result['model']}"] if result["model"] != model else []
+        lines += [*map(file_line, result["files"]), *result["notes"]]
+        for split, (count, of) in result["cut"].items():
+            lines += [f"{split}: {count:,} of {of:,} rows {result['cut_words']}"] if count else []
+        paragraphs += [f"## {name}", "\n".join(f"- {line}" for line in lines)]
         for split, by_seed in result["scores"].items():  # every metric of every seed and of the ensemble
-            metrics = list(next(iter(by_seed.values())))
-            rows = ([seed, *(shown(scores[name]) for name in metrics)] for seed, scores in by_seed.items())
-            lines += ["", *markdown_table([split, *metrics], rows)]
+            rows = [[seed, *map(shown, scores.values())] for seed, scores in by_seed.items()]
+            paragraphs.append(Table([split, *next(iter(by_seed.values()))], rows).markdown())
         if result.get("confusion"):
-            lines += ["", "Rows are the true classes, columns the answers of the ensemble:", ""]
-            counts = ([f"{count:,}" for count in row] for row in result["confusion"])
-            pairs = zip(result["labels"], counts, strict=True)
-            rows = ([f"**{escaped(label)}**", *cells] for label, cells in pairs)
-            lines += markdown_table(["", *map(escaped, result["labels"])], rows)
+            pairs = zip(result["labels"], result["confusion"], strict=True)
+            rows = [[f"**{label}**", *(f"{count:,}" for count in counts)] for label, counts in pairs]
+            paragraphs.append("Rows are the true classes, columns the answers of the ensemble:")
+            paragraphs.append(Table(["", *result["labels"]], rows).markdown())
         if result.get("per_class"):
             keys = ("precision", "recall", "f1")
-            rows = (
-                [escaped(entry["label"]), *(shown(entry[key]) for key in keys), f"{entry['rows']:,}"]
-                for entry in result["per_class"]
-            )
-            lines += ["", *markdown_table(["class", "precision", "recall", "F1", "rows"], rows)]
-        lines += ["", f"![dev score against steps]({name}/curves.png)"]
-    return "\n".join(lines) + "\n"
+            rows = [[it["label"], *(shown(it[key]) for key in keys), f"{it['rows']:,}"] for it in result["per_class"]]
+            paragraphs.append(Table(["class", "precision", "recall", "F1", "rows"], rows).markdown())
+        paragraphs.append(f"![dev score against steps]({name}/curves.png)")
+    return "\n\n".join(paragraph.strip() for paragraph in paragraphs) + "\n"
 
 
-def summary_table(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     header = ["task", "metric", "median", "mean", "sd", "best (chosen on dev)", "ensemble", "runs", "dev"]
-    rows, starred = [], False
+    rows = []
     for name, result in results.items():
         dev = next(entry for entry in result["files"] if entry["split"] == "dev")
-        is_other = any(entry["official"] is False for entry in result["files"])
-        starred = starred or is_other
-        rows.append(
-            [
-                f"{name}{'*' * is_other}",
-                result["metric"],
-                *(shown(result[key]) for key in ("median", "mean", "sd")),
-                f"{shown(result['best'])} (seed {result['best_seed']})",
-                shown(result["ensemble"][result["metric"]]),
-                str(result["runs"]),
-                f"{dev['file']} ({dev['rows']:,} rows)",
-            ]
-        )
-    note = ["", "\\* not the official files: see below which and how many rows."] if starred else []
-    return markdown_table(header, rows) + note
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
-    return [lines[0], "|---" * len(header) + "|", *lines[1:]]
-
-
-def escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+        cells = [name + "*" * bool(unofficial(result)), result["metric"]]
+        cells += [shown(result[key]) for key in ("median", "mean", "sd")]
+        cells += [f"{shown(result['best'])} (seed {result['best_seed']})", shown(result["ensemble"][result["metric"]])]
+        rows.append([*cells, str(result["runs"]), f"{dev['file']} ({dev['rows']:,} rows)"])
+    return Table(header, rows)
 
 
 def shown(value: float | None) -> str:

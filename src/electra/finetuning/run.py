@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors.numpy import save
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from electra.base import config
@@ -45,13 +44,14 @@ from electra.finetuning.report import (
     task_result,
     write_results,
 )
-from electra.finetuning.training import Dev, Finetuned, Prepared, infer, train_task
+from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, train_task
 from electra.interop.formats import own_tensors
-from electra.interop.read import warn_beyond
+from electra.interop.read import Pretrained, warn_beyond
 from electra.interop.write import task_card
 from electra.model import EncoderSettings, encoder_alone, initialise
 from electra.pretraining.load import load_network
-from electra.train.device import explain_device, explain_memory
+from electra.train.checkpoint import checkpoint_folders
+from electra.train.device import explain_machine
 from electra.train.loop import Run
 
 log = logging.getLogger(__name__)
@@ -63,15 +63,15 @@ TRAINING = "training"
 
 @dataclass(frozen=True)
 class Start:
-    """The encoder that fine-tuning starts from, by our names."""
+    """The encoder that fine-tuning starts from; `tensors` are its weights, by our names."""
 
     path: str
-    settings: EncoderSettings
-    vocab_size: int
+    network: Pretrained
     tensors: Mapping[str, Tensor]
-    tokenizer: Tokenizer
-    length: int | None = None
-    """How many positions pre-training had trained."""
+
+    @property
+    def settings(self) -> EncoderSettings:
+        return self.network.encoder.settings
 
     @cached_property
     def sha256(self) -> str:
@@ -85,9 +85,7 @@ class Start:
 def load_start(model: Path) -> Start:
     """A run folder, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned on another task."""
     network = load_network(model, "encoder")
-    encoder = network.encoder
-    sizes = encoder.settings, len(encoder.embeddings.table)
-    return Start(str(model), *sizes, own_tensors(encoder), network.tokenizer, network.length)
+    return Start(str(model), network, own_tensors(network.encoder))
 
 
 @dataclass(frozen=True)
@@ -110,39 +108,25 @@ class PlannedTask:
 def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
     plan = make_plan(item, overrides, size_defaults(start.settings))
     length = min(plan.task.length, start.settings.positions)
-    return plan, plan.task.build(start.tokenizer, length, plan.splits)
+    return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
 
 
 def prepare_task(task: Task, splits: Splits, start: Start) -> Prepared:
-    rows = task.training_rows(splits["train"])
-    train, cut = task.encode(rows)
-    longest = max((len(example.ids) for example in train), default=0)
-    warn_beyond(start.settings, start.length, longest)
-    others, cut_in_others = encode_others(task, splits)
-    labelled = tuple(
-        split
-        for split, part in others.items()
-        if part.examples and all(example.target is not None for example in part.examples)
-    )
-    pad = special_ids(start.tokenizer).pad
-    return Prepared(task, train, others, labelled, {"train": (cut, len(rows)), **cut_in_others}, pad)
+    train = Encoded.of(task, task.training_rows(splits["train"]))
+    longest = max((len(example.ids) for example in train.examples), default=0)
+    warn_beyond(start.settings, start.network.length, longest)
+    return Prepared(task, train, encode_others(task, splits), special_ids(start.network.tokenizer).pad)
 
 
-def encode_others(task: Task, splits: Splits) -> tuple[dict[str, Dev], dict[str, tuple[int, int]]]:
-    """Every split but train, and (how many rows were cut, of how many)."""
-    others, cut = {}, {}
-    for split, rows in splits.items():
-        if split != "train":
-            examples, count = task.encode(rows)
-            others[split], cut[split] = Dev(rows, examples), (count, len(rows))
-    return others, cut
+def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
+    return {split: Encoded.of(task, rows) for split, rows in splits.items() if split != "train"}
 
 
 def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
     """The pre-trained encoder under a head that depends on the seed alone."""
     dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
     settings = start.settings.model_copy(update=dropout)
-    encoder = encoder_alone(settings, start.vocab_size)
+    encoder = encoder_alone(settings, len(start.network.encoder.embeddings.table))
     initialise(encoder, settings, mix(seed, "encoder"))
     if plan.method.pretrained:
         encoder.load_state_dict(start.tensors)
@@ -166,57 +150,45 @@ class SeedJob:
 def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
     """Where a seed is trained: its metrics, and until it is finished its checkpoints. What was begun with other settings
     begins again."""
-    folder = task_folder / TRAINING / f"seed-{seed}"
-    begun = folder / SETTINGS
-    content = {"settings_sha256": fingerprint}
+    folder, title = task_folder / TRAINING / f"seed-{seed}", f"{name} seed {seed}"
+    begun, content = folder / SETTINGS, {"settings_sha256": fingerprint}
     if not begun.is_file() or read_json(begun) != content:
+        if checkpoint_folders(folder / "checkpoints"):
+            log.warning("%s was begun with other settings, so it begins again; its checkpoints are removed.", title)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_json(begun, content)
     remedy = "Use a lower lr, or a longer warmup."
-    title = f"{name} seed {seed}"
     return Run(folder, content, name=title, when_diverged=remedy, keeps_last=False, seconds_between_lines=10.0)
 
 
 def run_one(
-    plan: Plan, prepared: Prepared, start: Start, seed: int, folder: Path, run: Run, signals: Signals
+    plan: Plan, prepared: Prepared, start: Start, seed: int, folder: Path, fingerprint: str, signals: Signals
 ) -> dict[str, Any]:
     """One (task, seed), from the start to its folder."""
     task, method = prepared.task, plan.method
+    run = seed_run(folder.parent, plan.name, seed, fingerprint)
     model = build_model(plan, task, start, seed)
     remedy = f"{method.batch} rows of {plan.task.length} tokens do not fit: use a smaller batch=… or length=…."
     kept = "Finished runs are kept: run the same command again."
-    with explain_memory(remedy), explain_device(kept):
+    with explain_machine(remedy, kept):
         history = train_task(model, prepared, method, plan.task.epochs, seed, run, signals)
         outputs = {
             split: infer(model, task, part.examples, method, prepared.pad) for split, part in prepared.others.items()
         }
     scores: dict[str, dict[str, float]] = {}
-    for split in prepared.labelled:  # dev is the first
-        part = prepared.others[split]
-        scores[split] = task.scores(part.rows, task.predict(part.rows, part.examples, outputs[split]))
-        if split == "dev":
-            task = task.fitted(scores[split])
-    result = {
-        "task": plan.name,
-        "seed": seed,
-        "scores": scores,
-        "steps": history.steps,
-        "seconds": round(history.seconds, 3),
-        "curve": history.curve,
-        "losses": history.losses,
-        "best_step": history.best_step,
-        "stopped_early": history.stopped_early,
-        "kept": method.keep,
-        "cut": dict(prepared.cut),
-    }
+    for split, part in prepared.others.items():  # dev is the first
+        if part.is_labelled:
+            scores[split] = task.scores(part.rows, task.predict(part.rows, part.examples, outputs[split]))
+            task = task.fitted(scores[split]) if split == "dev" else task
+    encoded = {"train": prepared.train, **prepared.others}
+    cut = {split: (part.cut, len(part.rows)) for split, part in encoded.items()}
+    result = {"task": plan.name, "seed": seed, "scores": scores, **vars(history), "kept": method.keep, "cut": cut}
+    card = task_card(plan.name, architecture(start.settings, task), scores["dev"], config.to_toml(method))
     more = {f"outputs-{split}.safetensors": save(pack(arrays)) for split, arrays in outputs.items()}
-    more[RESULT] = json.dumps(result, indent=1).encode()
+    more |= {RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
     note = {"model": start.path, "seed": seed, "scores": scores}
-    name = architecture(start.settings, task)
-    more["README.md"] = task_card(plan.name, name, scores["dev"], config.to_toml(method)).encode()
-    model.cpu()
-    trained = TaskModel(model, task, method, start.tokenizer, note, start.length)
+    trained = TaskModel(model.cpu(), task, method, start.network.tokenizer, note, start.network.length)
     write_task_folder(folder, trained, more)
     shutil.rmtree(run.checkpoints, ignore_errors=True)
     return result
@@ -239,8 +211,7 @@ def work(
     """What a worker does: the same as `run_one`, from what can be sent to another process."""
     torch.set_num_threads(threads)
     plan, prepared = _prepared(model, item, overrides)
-    run = seed_run(Path(folder).parent, plan.name, seed, fingerprint)
-    return run_one(plan, prepared, _start(model), seed, Path(folder), run, Signals())
+    return run_one(plan, prepared, _start(model), seed, Path(folder), fingerprint, Signals())
 
 
 def finetune(
@@ -298,33 +269,30 @@ def run_together(
     todo: Sequence[SeedJob], start: Start, overrides: Mapping[str, Any], jobs: int, signals: Signals
 ) -> None:
     """The largest first, in several processes."""
-    ordered = sorted(todo, key=lambda job: -len(job.planned.plan.splits["train"]) * job.planned.plan.task.epochs)
-    threads = max(1, torch.get_num_threads() // jobs)
-    words = json.dumps(dict(overrides))
-    arguments = [
-        (start.path, it.plan.item, words, job.seed, str(job.folder), it.fingerprint, threads)
-        for job in ordered
-        for it in [job.planned]
-    ]
+    threads, words = max(1, torch.get_num_threads() // jobs), json.dumps(dict(overrides))
+    arguments = []
+    for job in sorted(todo, key=lambda job: -len(job.planned.plan.splits["train"]) * job.planned.plan.task.epochs):
+        it = job.planned
+        arguments.append((start.path, it.plan.item, words, job.seed, str(job.folder), it.fingerprint, threads))
     began = time.monotonic()
     for done, result in enumerate(run_jobs(work, arguments, jobs, signals), 1):
         left = (time.monotonic() - began) / done * (len(todo) - done)
         log.info("%s; %d of %d done, ETA %s", result_line(result), done, len(todo), duration(left))
 
 
-def run_in_turn(planned: PlannedTask, jobs: Sequence[SeedJob], start: Start, signals: Signals) -> Mapping[str, Dev]:
+def run_in_turn(planned: PlannedTask, jobs: Sequence[SeedJob], start: Start, signals: Signals) -> Mapping[str, Encoded]:
     """The runs of one task that are left, one after the other, here. Returns the splits that are not trained on, encoded."""
     plan, task = planned.plan, planned.task
     if not jobs:
-        return encode_others(task, plan.splits)[0]
+        return encode_others(task, plan.splits)
     prepared = prepare_task(task, plan.splits, start)
-    for split, (count, rows) in prepared.cut.items():
-        if count:
+    for split, part in {"train": prepared.train, **prepared.others}.items():
+        if part.cut:
             meaning = plan.task.cut_words(task.length)
-            log.info("%s: %s of %s %s rows %s", plan.name, f"{count:,}", f"{rows:,}", split, meaning)
+            log.info("%s: %s of %s %s rows %s", plan.name, f"{part.cut:,}", f"{len(part.rows):,}", split, meaning)
     for job in jobs:
-        run = seed_run(job.folder.parent, plan.name, job.seed, planned.fingerprint)
-        log.info(result_line(run_one(plan, prepared, start, job.seed, job.folder, run, signals)))
+        result = run_one(plan, prepared, start, job.seed, job.folder, planned.fingerprint, signals)
+        log.info(result_line(result))
     return prepared.others
 
 

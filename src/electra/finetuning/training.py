@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -73,23 +72,29 @@ class TaskObjective(nn.Module):
 
 
 @dataclass(frozen=True)
-class Dev:
-    """Rows whose answers are known, and their examples."""
+class Encoded:
+    """The rows of a split, their examples, and how many rows had to be cut to fit."""
 
     rows: Sequence[Row]
     examples: Sequence[Example]
+    cut: int = 0
+
+    @staticmethod
+    def of(task: Task, rows: Sequence[Row]) -> "Encoded":
+        return Encoded(rows, *task.encode(rows))
+
+    @property
+    def is_labelled(self) -> bool:
+        return bool(self.examples) and all(example.target is not None for example in self.examples)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task with its rows as examples; `others` are the splits that are not trained on, `labelled` those of them whose
-    answers are known, dev the first, `cut` how many rows of each had to be cut, of how many."""
+    """A task with its rows as examples; `others` are the splits that are not trained on, dev the first."""
 
     task: Task
-    train: Sequence[Example]
-    others: Mapping[str, Dev]
-    labelled: tuple[str, ...]
-    cut: Mapping[str, tuple[int, int]]
+    train: Encoded
+    others: Mapping[str, Encoded]
     pad: int
 
 
@@ -98,11 +103,11 @@ class History:
     """What a run leaves beside its weights: a score for each evaluation, mean losses, and how long it took."""
 
     steps: int
-    curve: list[dict[str, Any]]
+    seconds: float
+    curve: list[Record]
     losses: list[tuple[int, float]]
     best_step: int
     stopped_early: bool
-    seconds: float
 
 
 def train_task(
@@ -121,12 +126,9 @@ def train_task(
     steps = data.steps_per_epoch * epochs
     schedule = ScheduleSettings(kind=method.schedule, warmup=int(method.warmup * steps))
     evaluation = DevScores(model, prepared, method, steps)
+    log_every = max(1, steps // LOG_LINES)
     settings = TrainSettings(
-        steps=steps,
-        batch=method.batch,
-        log_every=max(1, steps // LOG_LINES),
-        save_every=steps,
-        save_minutes=method.save_minutes,
+        steps=steps, batch=method.batch, log_every=log_every, save_every=steps, save_minutes=method.save_minutes
     )
     state = train(update, data, evaluation, schedule, settings, run, signals)
 
@@ -135,8 +137,7 @@ def train_task(
     model.eval()
     curve = state.log.of_kind("dev")
     losses = [(record["step"], record["loss"]) for record in state.log.of_kind("train")]
-    best_step, _ = best_of(curve)
-    return History(steps, curve, losses, best_step, state.step < steps, state.seconds)
+    return History(steps, round(state.seconds, 3), curve, losses, best_of(curve)[0], state.step < steps)
 
 
 @dataclass
@@ -176,25 +177,21 @@ class DevScores:
 
 def best_of(records: Sequence[Record]) -> tuple[int, int]:
     """The step with the best headline, the first of a record's metrics, and how many evaluations came after it."""
-    best, best_step, since = -math.inf, 0, 0
-    for number, record in enumerate(records):
-        value = next(value for key, value in record.items() if key != "step")
-        since += 1
-        if number == 0 or value > best:
-            best, best_step, since = value, record["step"], 0
-    return best_step, since
+    values = [next(value for key, value in record.items() if key != "step") for record in records]
+    if not values:
+        return 0, 0
+    best = values.index(max(values))
+    return records[best]["step"], len(values) - 1 - best
 
 
 def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float:
     """What multiplies the learning rate of a parameter of `Finetuned`, by its name."""
-    extra = 1 if kind == "original" else 0
     if not name.startswith("encoder."):
         return 1.0
+    depth = 1 if name.startswith("encoder.final_norm.") else layers + 1
     if match := re.match(r"encoder\.layers\.(\d+)\.", name):
-        return decay ** (layers - int(match[1]) + extra)
-    if name.startswith("encoder.final_norm."):
-        return decay ** (1 + extra)
-    return decay ** (layers + 1 + extra)
+        depth = layers - int(match[1])
+    return decay ** (depth + (kind == "original"))
 
 
 def layerwise_group(model: Finetuned, method: MethodSettings) -> ParameterGroup:
@@ -210,15 +207,16 @@ class ExampleBatches:
 
     def __init__(self, prepared: Prepared, batch: int, epochs: int, seed: int):
         self.prepared, self.batch, self.epochs, self.seed = prepared, batch, epochs, seed
-        self.lengths = lengths_of(prepared.train)
-        self.steps_per_epoch = math.ceil(len(prepared.train) / batch)
+        self.examples = prepared.train.examples
+        self.lengths = lengths_of(self.examples)
+        self.steps_per_epoch = math.ceil(len(self.examples) / batch)
 
     def batches(self, first_step: int) -> Iterator[Batch]:
         first_epoch, skipped = divmod(first_step, self.steps_per_epoch)
         for epoch in range(first_epoch, self.epochs):
             order = epoch_order(self.lengths, self.batch, self.seed, epoch)
             for chosen in order[skipped if epoch == first_epoch else 0 :]:
-                examples = [self.prepared.train[index] for index in chosen]
+                examples = [self.examples[index] for index in chosen]
                 yield collate(self.prepared.task, examples, self.prepared.pad, with_targets=True)
 
 
@@ -263,15 +261,9 @@ def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: boo
     return Batch.of_rows(torch.from_numpy(ids), torch.from_numpy(segments), is_real, targets)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Through pinned memory on the GPU, so that the copy waits for nobody."""
-    return batch if device.type == "cpu" else batch.pinned().to(device)
-
-
-def infer(
-    model: Finetuned, task: Task, examples: Sequence[Example], method: MethodSettings, pad: int, batch: int = 0
-) -> list[Outputs]:
-    """What the head says of every example, in their order. The answers come from the device once for a group of batches."""
+def infer(model: Finetuned, task: Task, examples: Sequence[Example], method: MethodSettings, pad: int) -> list[Outputs]:
+    """What the head says of every example, in their order. Batches go to a GPU through pinned memory, so that the copy waits
+    for nobody, and the answers come back once for a group of them."""
     device = choose_device(method)
     model.to(device).eval()
     answers: list[Outputs] = [{} for _ in examples]
@@ -285,9 +277,9 @@ def infer(
         waiting.clear()
 
     with torch.inference_mode(), autocast(method.precision, device):
-        for chosen in sorted_order(lengths_of(examples), batch or 2 * method.batch):
-            rows = collate(task, [examples[index] for index in chosen], pad, with_targets=False)
-            waiting.append((chosen, model(to_device(rows, device))))
+        for chosen in sorted_order(lengths_of(examples), 2 * method.batch):
+            batch = collate(task, [examples[index] for index in chosen], pad, with_targets=False)
+            waiting.append((chosen, model(batch if device.type == "cpu" else batch.pinned().to(device))))
             if len(waiting) == 64:
                 collect()
         collect()

@@ -30,7 +30,7 @@ from electra.pretraining.load import CONFIG, copy_weights, export_networks, load
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
-from electra.train.device import choose_device, explain_device, explain_memory, log_shortcomings
+from electra.train.device import choose_device, explain_machine, log_shortcomings
 from electra.train.loop import HeldOutEvaluation, Run, train
 from electra.train.settings import FREE_TO_CHANGE, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
@@ -116,7 +116,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
 
     folder = Path(settings.run)
     remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
-    with lock(folder), Signals() as signals, explain_memory(remedy), explain_device(SAVED):
+    with lock(folder), Signals() as signals, explain_machine(remedy, SAVED):
         # the run folder, or the one that this run goes on with
         remove_leftovers(folder)
         refuse_other_settings(folder, settings)

@@ -21,10 +21,7 @@ SPACE_FACTOR = 2.2
 
 # What torch, its allocators and CUDA's libraries say when memory is short, beside torch.OutOfMemoryError.
 MEMORY_SIGNS = (
-    "allocate memory",
-    "CUDA error: out of memory",
-    "CUDA out of memory",
-    "[CUDA]: out of memory",
+    *("allocate memory", "CUDA error: out of memory", "CUDA out of memory", "[CUDA]: out of memory"),
     "STATUS_ALLOC_FAILED",
 )
 
@@ -39,13 +36,14 @@ class Placement(Protocol):
 
 
 def choose_device(settings: Placement) -> torch.device:
-    if settings.device == "cuda" and not torch.cuda.is_available():
+    if settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise MachineError("device cuda was asked for, but torch sees no CUDA device. Use auto or cpu.")
-    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-    if cuda and settings.precision == "bfloat16" and not has_bfloat16():
+    if settings.precision == "bfloat16" and not has_bfloat16():
         name = torch.cuda.get_device_name()
         raise MachineError(f"precision bfloat16 was asked for, but {name} has none. Use auto or float32.")
-    return torch.device("cuda" if cuda else "cpu")
+    return torch.device("cuda")
 
 
 def has_bfloat16() -> bool:
@@ -55,8 +53,7 @@ def has_bfloat16() -> bool:
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """bfloat16 on GPUs that have it, float32 elsewhere."""
-    on_gpu = precision == "auto" and device.type == "cuda" and has_bfloat16()
-    wanted = precision == "bfloat16" or on_gpu
+    wanted = precision == "bfloat16" or (precision == "auto" and device.type == "cuda" and has_bfloat16())
     return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
@@ -82,8 +79,7 @@ def log_shortcomings(precision: Precision, device: torch.device) -> None:
     if missing := switch.trouble(device):
         log.info("%s, so everything is slower.", missing)
     if precision == "auto" and not has_bfloat16():
-        name = torch.cuda.get_device_name()
-        log.info("%s has no bfloat16, so everything is computed in float32 (slower).", name)
+        log.info("%s has no bfloat16, so everything is in float32 (slower).", torch.cuda.get_device_name())
 
 
 @contextmanager
@@ -117,25 +113,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def explain_memory(remedy: str) -> Iterator[None]:
-    """Out of memory, on the GPU or on the host, as one line with a way out."""
+def explain_machine(memory_remedy: str, failure_remedy: str) -> Iterator[None]:
+    """As one line with a way out: that memory is short, on the GPU or on the host, or what CUDA says when a GPU fails (an
+    assertion in a kernel, a lost device, a broken driver)."""
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the host's allocator raises a plain one
         if is_out_of_memory(error):
-            raise MemoryExhaustedError(f"out of memory. {remedy}") from None
-        raise
-
-
-@contextmanager
-def explain_device(rest: str) -> Iterator[None]:
-    """What CUDA says when a GPU fails (an assertion in a kernel, a lost device, a broken driver), as one line. `rest`: what
-    is saved, and what to do."""
-    try:
-        yield
-    except RuntimeError as error:
+            raise MemoryExhaustedError(f"out of memory. {memory_remedy}") from None
         reason = next(iter(str(error).splitlines()), "")
-        is_cuda = reason.lower().startswith(("cuda", "cudnn", "cublas", "triton error"))
-        if is_out_of_memory(error) or not is_cuda:
-            raise
-        raise MachineError(f"the GPU failed: {reason.rstrip('.')}. {rest}") from error
+        if reason.lower().startswith(("cuda", "cudnn", "cublas", "triton error")):
+            raise MachineError(f"the GPU failed: {reason.rstrip('.')}. {failure_remedy}") from error
+        raise

@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +90,20 @@ class Step:
 
     def __call__(self, batch: Batch, number: int, fraction: float) -> tuple[Sums, Tensor]:
         started = time.monotonic()
+        self.paused = 0.0
         self.rates.set(fraction)
         torch.manual_seed(self.dropout_seed(number))
         if self.compiled is None and not self.captured.enabled:
-            self.paused = 0.0
             return self.apply(self.gradients_or_fallback(batch.to(self.execution.device), number))
 
         # by a graph, or uncaptured where the shape is new or nothing can be captured
         batch = self.staged(batch)
         is_new, is_settled = self.captured.is_new(batch), self.captured.is_settled(batch)
-        result = self.captured(self.update, batch)
+        result = self.captured(lambda inputs: self.apply(self.gradients(inputs)), batch)
         if result is None:
             result = self.apply(self.gradients_or_fallback(batch.to(self.execution.device), number))
 
         # what a new shape costs is no part of the speed
-        self.paused = 0.0
         if not is_settled:
             if self.execution.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -127,9 +125,7 @@ class Step:
 
     def gradients(self, batch: Batch) -> Sums:
         """The mean over the parts, into the parameters' `grad`."""
-        objective, parts = self.compiled, self.execution.accumulate
-        if objective is None:
-            objective = self.objective
+        objective, parts = self.objective if self.compiled is None else self.compiled, self.execution.accumulate
         sums: Sums = {}
         for part in batch.split(parts):
             with kernels(self.with_kernels):
@@ -141,9 +137,6 @@ class Step:
             for name, value in {**loss.sums, **counted}.items():
                 sums[name] = sums[name] + value if name in sums else value
         return sums
-
-    def update(self, batch: Batch) -> tuple[Sums, Tensor]:
-        return self.apply(self.gradients(batch))
 
     def apply(self, sums: Sums) -> tuple[Sums, Tensor]:
         """Learn from the gradients that are there."""
@@ -158,44 +151,35 @@ class Step:
             try:
                 return self.gradients(batch)
             except Exception as error:
-                fall_back = self.fallback(error)
-                if fall_back is None:
+                if not self.falls_back(error):
                     raise
             # here, where the error no longer holds on to what the attempt had computed
             self.optimizer.zero_grad()
             self.captured.forget()
-            fall_back()
             torch.manual_seed(self.dropout_seed(number))
 
-    def fallback(self, error: Exception) -> Callable[[], None] | None:
-        """What makes another attempt worth while; None where nothing does. Compilers fail in many ways, some with errors of
-        no class of their own; where the fault is ours and not the compiler's, the uncompiled step says so in its own
+    def falls_back(self, error: Exception) -> bool:
+        """Whether another attempt is worth while, with what failed switched off. Compilers fail in many ways, some with errors
+        of no class of their own; where the fault is ours and not the compiler's, the uncompiled step says so in its own
         words."""
         if is_out_of_memory(error):  # graphs hold theirs, so that a new shape may lack it
-            return (lambda: None) if self.captured.graphs else None
+            return bool(self.captured.graphs)
         if isinstance(error, ElectraError | torch.AcceleratorError):
-            return None
+            return False
+        if self.compiled is not None:
+            self.compiled = None
+            problem, result = "the step cannot be compiled", "it is slower"
+        elif self.with_kernels and is_raised_in("triton", error):
+            self.with_kernels = False
+            problem, result = "custom kernels failed", "the step goes on in plain torch and is slower"
+        else:
+            return False
         inner = getattr(error, "inner_exception", error)
         reason = f"{type(inner).__name__}: {next(iter(str(inner).strip().splitlines()), '')}"
-        if self.compiled is not None:
-            return partial(self.go_on_uncompiled, reason)
-        if self.with_kernels and is_raised_in("triton", error):
-            return partial(self.go_on_without_kernels, reason)
-        return None
-
-    def go_on_uncompiled(self, reason: str) -> None:
-        self.refuse_if_asked(f"the step cannot be compiled: {reason}")
-        self.compiled = None
-        log.info("the step cannot be compiled, so it is slower: %s", reason)
-
-    def go_on_without_kernels(self, reason: str) -> None:
-        self.refuse_if_asked(f"a kernel cannot run: {reason}")
-        self.with_kernels = False
-        log.info("custom kernels failed, so the step goes on in plain torch and is slower: %s", reason)
-
-    def refuse_if_asked(self, problem: str) -> None:
         if self.execution.fast == "on":
-            raise MachineError(f"train.fast=on, but {problem}. Use train.fast=auto.")
+            raise MachineError(f"train.fast=on, but {problem}: {reason}. Use train.fast=auto.")
+        log.info("%s, so %s: %s", problem, result, reason)
+        return True
 
 
 def build_step(objective: Trainable, settings: OptimizerSettings, execution: Execution, seed: int) -> Step:
