@@ -12,6 +12,7 @@ from torch import nn, optim
 
 from conftest import TINY, inputs_for, make_batch
 from electra.model import encoder_alone
+from electra.model.electra import Linear
 from electra.model.generators import GeneratorSettings
 from electra.model.modern import ModernEncoderSettings
 from electra.objectives import build as build_objective
@@ -62,10 +63,9 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
     model = nn.Module()
     model.words = nn.Embedding(9, 6)
     model.layers = nn.ModuleList(
-        nn.ModuleDict({"up": nn.Linear(6, 10), "down": nn.Linear(10, 6), "qkv": nn.Linear(6, 18)}) for _ in range(2)
+        nn.ModuleDict({"up": nn.Linear(6, 10), "down": nn.Linear(10, 6), "qkv": Linear(6, 18, stacked=3)})
+        for _ in range(2)
     )
-    for layer in model.layers:
-        layer["qkv"].stacked = 3
     model.output = nn.Linear(6, 2)
     return model.to(dtype)
 

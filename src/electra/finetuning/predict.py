@@ -5,34 +5,22 @@ a file that has such columns already is refused: nothing of the file is overwrit
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from electra.base.errors import DataError, SettingsError
+from electra.data import tables
 from electra.data.files import whole_file
-from electra.data.tables import (
-    TableWriter,
-    column_of,
-    parquet_schema,
-    read_rows,
-    row_of,
-    sentences,
-    stem,
-    table_format,
-    with_tags,
-)
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns, short
 from electra.finetuning.folder import TaskModel, load_task_folder
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id, read_squad
-from electra.finetuning.training import infer
+from electra.finetuning.training import in_chunks, infer
 
 CHUNK = 4096
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -89,8 +77,8 @@ def predict_file(
 
 def predict_table(predictor: Predictor, file: Path, target: Path, probabilities: bool) -> None:
     task = predictor.task
-    with TableWriter(target, task.answer_sample(), parquet_schema(file)) as writer:
-        for rows in in_chunks(read_rows(file, task.settings.table_header)):
+    with tables.TableWriter(target, task.answer_sample(), tables.parquet_schema(file)) as writer:
+        for rows in in_chunks(tables.read_rows(file, task.settings.table_header), CHUNK):
             predictions = predictor(rows)
             names = [name for name in predictions[0] if probabilities or name in task.columns_written]
             if twice := set(names) & {name for row in rows for name in row}:
@@ -105,19 +93,19 @@ def predict_columns(predictor: Predictor, file: Path, target: Path) -> None:
     settings = predictor.task.settings
     words = {name: settings.file_columns[name] for name in settings.input_columns}
     with whole_file(target) as out:
-        for groups in in_chunks(sentences(file, words.values())):
-            rows = [row_of(lines, words) for lines in groups]
+        for groups in in_chunks(tables.sentences(file, words.values()), CHUNK):
+            rows = [tables.row_of(lines, words) for lines in groups]
             predictions = iter(predictor([row for row in rows if row]))
             for lines, row in zip(groups, rows, strict=True):
                 tags = next(predictions)["prediction"] if row else []
-                out.write("".join(f"{line}\n" for line in with_tags(lines, tags)).encode())
+                out.write("".join(f"{line}\n" for line in tables.with_tags(lines, tags)).encode())
         require_rows(file, predictor)
 
 
 def predict_squad(predictor: Predictor, file: Path, target: Path, probabilities: bool) -> list[Path]:
     """{id: answer}, as the official evaluators read it; the n-best lists, and the null score differences which the
     evaluator of 2.0 calls na-prob, are files beside it."""
-    if table_format(target) != "json":
+    if tables.table_format(target) != "json":
         raise SettingsError(f"{target}: answers to a file in SQuAD's layout are .json. Choose another out.")
     rows = read_squad(file)
     predictions = predictor(rows)
@@ -141,7 +129,7 @@ def input_problems(task: Task, rows: Rows, before: int) -> list[Problem]:
     problems = []
     for number, row in enumerate(rows, before + 1):
         for name in settings.input_columns:
-            column = column_of(name, row)
+            column = tables.column_of(name, row)
             if column not in row:
                 problems.append(Problem("", number, f"no {name!r}"))
             elif not settings.is_input(row[column]):
@@ -155,12 +143,6 @@ def require_rows(file: Path, predictor: Predictor) -> None:
         raise DataError(f"{file} has no rows. Give a file with at least one.")
 
 
-def in_chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
-    source = iter(items)
-    while chunk := list(islice(source, CHUNK)):
-        yield chunk
-
-
 def default_name(file: Path) -> Path:
     """mytable.csv.gz -> mytable.predictions.csv.gz, in the folder one is in."""
     name, dot, endings = file.name.partition(".")
@@ -169,7 +151,7 @@ def default_name(file: Path) -> Path:
 
 def beside(path: Path, what: str) -> Path:
     """dev.predictions.json -> dev.predictions.nbest.json."""
-    name = stem(path)
+    name = tables.stem(path)
     return path.with_name(f"{name}.{what}{path.name.removeprefix(name)}")
 
 

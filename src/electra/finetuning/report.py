@@ -2,7 +2,6 @@
 a folder of runs."""
 
 import hashlib
-import json
 import logging
 import statistics
 from collections.abc import Mapping, Sequence

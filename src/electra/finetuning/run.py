@@ -22,7 +22,7 @@ from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
-from electra.finetuning import Splits, Task
+from electra.finetuning import Splits, Task, report
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
 from electra.finetuning.plan import (
     FREE_METHOD_KEYS,
@@ -33,16 +33,6 @@ from electra.finetuning.plan import (
     plan_problems,
     refuse,
     size_defaults,
-)
-from electra.finetuning.report import (
-    RESULT,
-    SETTINGS,
-    common_settings,
-    pack,
-    refuse_other_runs,
-    run_folder,
-    task_result,
-    write_results,
 )
 from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, train_task
 from electra.interop.formats import own_tensors
@@ -138,20 +128,11 @@ def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
 # Runs
 
 
-@dataclass(frozen=True)
-class SeedJob:
-    """A (task, seed) that is not finished, and the folder that will hold it when it is."""
-
-    planned: PlannedTask
-    seed: int
-    folder: Path
-
-
 def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
     """Where a seed is trained: its metrics, and until it is finished its checkpoints. What was begun with other settings
     begins again."""
     folder, title = task_folder / TRAINING / f"seed-{seed}", f"{name} seed {seed}"
-    begun, content = folder / SETTINGS, {"settings_sha256": fingerprint}
+    begun, content = folder / report.SETTINGS, {"settings_sha256": fingerprint}
     if not begun.is_file() or read_json(begun) != content:
         if checkpoint_folders(folder / "checkpoints"):
             log.warning("%s was begun with other settings, so it begins again; its checkpoints are removed.", title)
@@ -185,8 +166,8 @@ def run_one(
     cut = {split: (part.cut, len(part.rows)) for split, part in encoded.items()}
     result = {"task": plan.name, "seed": seed, "scores": scores, **vars(history), "kept": method.keep, "cut": cut}
     card = task_card(plan.name, architecture(start.settings, task), scores["dev"], config.to_toml(method))
-    more = {f"outputs-{split}.safetensors": save(pack(arrays)) for split, arrays in outputs.items()}
-    more |= {RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
+    more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
+    more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
     note = {"model": start.path, "seed": seed, "scores": scores}
     trained = TaskModel(model.cpu(), task, method, start.network.tokenizer, note, start.network.length)
     write_task_folder(folder, trained, more)
@@ -195,14 +176,10 @@ def run_one(
 
 
 @lru_cache(maxsize=1)
-def _start(model: str) -> Start:
-    return load_start(Path(model))
-
-
-@lru_cache(maxsize=1)
-def _prepared(model: str, item: str, overrides: str) -> tuple[Plan, Prepared]:
-    plan, task = plan_task(item, json.loads(overrides), _start(model))
-    return plan, prepare_task(task, plan.splits, _start(model))
+def _prepared(model: str, item: str, overrides: str) -> tuple[Plan, Prepared, Start]:
+    start = load_start(Path(model))
+    plan, task = plan_task(item, json.loads(overrides), start)
+    return plan, prepare_task(task, plan.splits, start), start
 
 
 def work(
@@ -210,8 +187,7 @@ def work(
 ) -> dict[str, Any]:
     """What a worker does: the same as `run_one`, from what can be sent to another process."""
     torch.set_num_threads(threads)
-    plan, prepared = _prepared(model, item, overrides)
-    return run_one(plan, prepared, _start(model), seed, Path(folder), fingerprint, Signals())
+    return run_one(*_prepared(model, item, overrides), seed, Path(folder), fingerprint, Signals())
 
 
 def finetune(
@@ -228,71 +204,69 @@ def finetune(
             raise SettingsError(f"two tasks are called {plan.name}. Give one another name with name=….")
         prefix = f"{plan.name}: " if len(items) > 1 else ""
         problems += [f"{prefix}{problem}" for problem in plan_problems(plan, task)]
-        planned[plan.name] = PlannedTask(plan, task, common_settings(plan, start.path, start.sha256))
+        planned[plan.name] = PlannedTask(plan, task, report.common_settings(plan, start.path, start.sha256))
     if problems:
         refuse(problems)
     with lock(out), Signals() as signals:
         # what is there already is kept, if it was made alike
         remove_leftovers(out)
-        todo: list[SeedJob] = []
+        todo: dict[str, list[int]] = {}
         for name, it in planned.items():
             for line in (*it.plan.notes, *map(file_line, describe_files(it.plan))):
                 log.info("%s: %s", name, line)
             if not it.task.architecture:
                 log.info("%s: transformers has no class for this head; it reads the encoder, electra reads all", name)
-            refuse_other_runs(out / name, it.settings)
-            folders = {seed: run_folder(out, name, seed) for seed in range(seeds)}
-            todo += [SeedJob(it, seed, folder) for seed, folder in folders.items() if not folder.exists()]
-            for folder in (out / name / TRAINING).glob("seed-*"):
-                if (out / name / folder.name).exists():  # killed between the one and the other
-                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        kept = len(planned) * seeds - len(todo)
-        if kept:
+            report.refuse_other_runs(out / name, it.settings)
+            todo[name] = [seed for seed in range(seeds) if not report.run_folder(out, name, seed).exists()]
+            for seed in set(range(seeds)) - set(todo[name]):  # a process may have been killed before it removed these
+                shutil.rmtree(out / name / TRAINING / f"seed-{seed}" / "checkpoints", ignore_errors=True)
+        left = sum(map(len, todo.values()))
+        if kept := len(planned) * seeds - left:
             log.info("%d finished run%s kept", kept, "s" * (kept > 1))
         for name, it in planned.items():
             (out / name).mkdir(exist_ok=True)
             remove_leftovers(out / name)
-            write_json(out / name / SETTINGS, it.settings)
+            write_json(out / name / report.SETTINGS, it.settings)
 
-        # the rest
-        if jobs > 1 and len(todo) > 1:
-            run_together(todo, start, overrides, jobs, signals)
-            todo = []
+        # the rest, side by side (the largest first) or one after the other
+        if jobs > 1 and left > 1:
+            words, threads = json.dumps(dict(overrides)), max(1, torch.get_num_threads() // jobs)
+            arguments = []
+            for it in sorted(planned.values(), key=lambda it: -len(it.plan.splits["train"]) * it.plan.task.epochs):
+                for seed in todo.pop(it.plan.name):
+                    folder = str(report.run_folder(out, it.plan.name, seed))
+                    arguments.append((start.path, it.plan.item, words, seed, folder, it.fingerprint, threads))
+            run_together(arguments, jobs, signals)
         results = {}
         for name, it in planned.items():
-            others = run_in_turn(it, [job for job in todo if job.planned is it], start, signals)
-            results[name] = task_result(out, it.plan, it.task, others, start.path)
-        return write_results(out, start.path, results)
+            others = run_in_turn(it, todo.get(name, []), out, start, signals)
+            results[name] = report.task_result(out, it.plan, it.task, others, start.path)
+        return report.write_results(out, start.path, results)
 
 
-def run_together(
-    todo: Sequence[SeedJob], start: Start, overrides: Mapping[str, Any], jobs: int, signals: Signals
-) -> None:
-    """The largest first, in several processes."""
-    threads, words = max(1, torch.get_num_threads() // jobs), json.dumps(dict(overrides))
-    arguments = []
-    for job in sorted(todo, key=lambda job: -len(job.planned.plan.splits["train"]) * job.planned.plan.task.epochs):
-        it = job.planned
-        arguments.append((start.path, it.plan.item, words, job.seed, str(job.folder), it.fingerprint, threads))
+def run_together(arguments: Sequence[tuple[Any, ...]], jobs: int, signals: Signals) -> None:
+    """What `work` takes for each run, in several processes."""
     began = time.monotonic()
     for done, result in enumerate(run_jobs(work, arguments, jobs, signals), 1):
-        left = (time.monotonic() - began) / done * (len(todo) - done)
-        log.info("%s; %d of %d done, ETA %s", result_line(result), done, len(todo), duration(left))
+        left = (time.monotonic() - began) / done * (len(arguments) - done)
+        log.info("%s; %d of %d done, ETA %s", result_line(result), done, len(arguments), duration(left))
 
 
-def run_in_turn(planned: PlannedTask, jobs: Sequence[SeedJob], start: Start, signals: Signals) -> Mapping[str, Encoded]:
+def run_in_turn(
+    planned: PlannedTask, seeds: Sequence[int], out: Path, start: Start, signals: Signals
+) -> Mapping[str, Encoded]:
     """The runs of one task that are left, one after the other, here. Returns the splits that are not trained on, encoded."""
     plan, task = planned.plan, planned.task
-    if not jobs:
+    if not seeds:
         return encode_others(task, plan.splits)
     prepared = prepare_task(task, plan.splits, start)
     for split, part in {"train": prepared.train, **prepared.others}.items():
         if part.cut:
             meaning = plan.task.cut_words(task.length)
             log.info("%s: %s of %s %s rows %s", plan.name, f"{part.cut:,}", f"{len(part.rows):,}", split, meaning)
-    for job in jobs:
-        result = run_one(plan, prepared, start, job.seed, job.folder, planned.fingerprint, signals)
-        log.info(result_line(result))
+    for seed in seeds:
+        folder = report.run_folder(out, plan.name, seed)
+        log.info(result_line(run_one(plan, prepared, start, seed, folder, planned.fingerprint, signals)))
     return prepared.others
 
 

@@ -14,6 +14,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +37,7 @@ from electra.train.optimizers import ParameterGroup, build_optimizer
 from electra.train.settings import ScheduleSettings, TrainSettings
 from electra.train.step import Execution, Step
 
+Item = TypeVar("Item")
 CHUNK_BATCHES = 64
 LOG_LINES = 100
 """In the metrics of a run; people see one in ten seconds."""
@@ -267,20 +270,20 @@ def infer(model: Finetuned, task: Task, examples: Sequence[Example], method: Met
     device = choose_device(method)
     model.to(device).eval()
     answers: list[Outputs] = [{} for _ in examples]
-    waiting: list[tuple[np.ndarray, dict[str, Tensor]]] = []
-
-    def collect() -> None:
-        for chosen, outputs in waiting:
-            arrays = {name: tensor.float().cpu().numpy() for name, tensor in outputs.items()}
-            for place, index in enumerate(chosen):
-                answers[index] = {name: array[place] for name, array in arrays.items()}
-        waiting.clear()
-
     with torch.inference_mode(), autocast(method.precision, device):
-        for chosen in sorted_order(lengths_of(examples), 2 * method.batch):
-            batch = collate(task, [examples[index] for index in chosen], pad, with_targets=False)
-            waiting.append((chosen, model(batch if device.type == "cpu" else batch.pinned().to(device))))
-            if len(waiting) == 64:
-                collect()
-        collect()
+        for group in in_chunks(sorted_order(lengths_of(examples), 2 * method.batch), CHUNK_BATCHES):
+            batches = (
+                collate(task, [examples[index] for index in chosen], pad, with_targets=False) for chosen in group
+            )
+            outputs = [model(it if device.type == "cpu" else it.pinned().to(device)) for it in batches]
+            for chosen, tensors in zip(group, outputs, strict=True):
+                arrays = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}
+                for place, index in enumerate(chosen):
+                    answers[index] = {name: array[place] for name, array in arrays.items()}
     return answers
+
+
+def in_chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    source = iter(items)
+    while chunk := list(islice(source, size)):
+        yield chunk

@@ -87,8 +87,7 @@ def problem_of(folder: Path) -> str | None:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         for name, entry in manifest.items():
             content = (folder / name).read_bytes()
-            digest = hashlib.sha256(content).hexdigest()
-            if digest != entry["sha256"]:
+            if (digest := hashlib.sha256(content).hexdigest()) != entry["sha256"]:
                 return f"{name} has sha256 {digest[:12]}…, not {entry['sha256'][:12]}… ({len(content)} bytes)"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return str(error)
@@ -122,9 +121,8 @@ def set_aside(root: Path, step: int) -> None:
 
 def clean(root: Path) -> None:
     """Remove what a killed process left behind."""
-    for pattern in (".tmp-*", ".del-*"):
-        for leftover in root.glob(pattern):
-            shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in (*root.glob(".tmp-*"), *root.glob(".del-*")):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def prune(root: Path, keep: int, permanent_every: int) -> None:
@@ -145,10 +143,8 @@ def restore(checkpoint: Checkpoint, groups: Mapping[str, Mapping[str, Tensor]]) 
             stored = checkpoint.tensors(name)
         except SafetensorError as error:
             raise CorruptError(f"{checkpoint.folder}/{name}.safetensors cannot be read: {error}.") from None
-        different = sorted(stored.keys() ^ live.keys()) or sorted(
-            key for key in live if stored[key].shape != live[key].shape
-        )
-        if different:
+        there, here = ({(key, tensor.shape) for key, tensor in tensors.items()} for tensors in (stored, live))
+        if different := sorted({key for key, _ in there ^ here}):
             raise CorruptError(
                 f"{checkpoint.folder} is of another network: {len(different)} tensors differ, {different[0]} among them."
             )

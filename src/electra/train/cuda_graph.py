@@ -7,9 +7,9 @@ by itself ("reduce-overhead") would leave gradient clipping and the optimizer ou
 
 import gc
 import logging
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,19 +21,12 @@ Key = tuple[Hashable, ...]
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Graph(Generic[Result]):
+class Graph(NamedTuple, Generic[Result]):
     """A captured call: it reads `inputs`, and overwrites `result` at each replay."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Batch
+    inputs: Sequence[Tensor]
     result: Result
-
-    def replay(self, batch: Batch) -> Result:
-        for fixed, tensor in zip(inputs_of(self.inputs), inputs_of(batch), strict=True):
-            fixed.copy_(tensor, non_blocking=True)
-        self.graph.replay()
-        return self.result
 
 
 class CapturedFunction(Generic[Result]):
@@ -57,8 +50,13 @@ class CapturedFunction(Generic[Result]):
         if self.enabled and key in self.seen and key not in self.graphs:
             self.capture(function, key, batch)
         self.seen.add(key)
-        graph = self.graphs.get(key)
-        return None if graph is None else graph.replay(batch)
+        if key not in self.graphs:
+            return None
+        graph, inputs, result = self.graphs[key]
+        for fixed, tensor in zip(inputs, inputs_of(batch), strict=True):
+            fixed.copy_(tensor, non_blocking=True)
+        graph.replay()
+        return result
 
     def is_new(self, batch: Batch) -> bool:
         return key_of(batch) not in self.seen
@@ -68,7 +66,8 @@ class CapturedFunction(Generic[Result]):
         return key_of(batch) in (self.graphs if self.enabled else self.seen)
 
     def capture(self, function: Callable[[Batch], Result], key: Key, batch: Batch) -> None:
-        inputs = with_inputs(batch, [tensor.to(self.device, copy=True) for tensor in inputs_of(batch)])
+        inputs = [tensor.to(self.device, copy=True) for tensor in inputs_of(batch)]
+        fixed = replace(batch.with_tensors(inputs[:-1]), progress=inputs[-1])
         graph = torch.cuda.CUDAGraph()
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
@@ -80,7 +79,7 @@ class CapturedFunction(Generic[Result]):
             torch.cuda.synchronize()
             # other threads may use the device meanwhile: they prepare batches
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                result = function(inputs)
+                result = function(fixed)
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a capture that ends badly may leave us on its own stream,
             random.graphsafe_set_state(random_before)  # and the random numbers still waiting for it
@@ -109,11 +108,6 @@ def inputs_of(batch: Batch) -> list[Tensor]:
     """What changes from step to step. Progress must be a tensor: a graph would freeze a number."""
     assert isinstance(batch.progress, Tensor)
     return [*batch.tensors(), batch.progress]
-
-
-def with_inputs(batch: Batch, inputs: list[Tensor]) -> Batch:
-    """The inverse of `inputs_of`."""
-    return replace(batch.with_tensors(inputs[:-1]), progress=inputs[-1])
 
 
 def key_of(batch: Batch) -> Key:

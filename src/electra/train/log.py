@@ -32,26 +32,11 @@ class Tracker(Protocol):
 
 def trackers(folder: Path, step: int) -> list[Tracker]:
     """Those that are installed, for a run that is about to do what comes after `step`."""
-    chosen: list[Tracker] = [MetricsFile(folder / METRICS)]
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        return chosen
-    return [*chosen, TensorBoard(SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1))]
-
-
-class MetricsFile:
-    """A line of JSON for each record."""
-
-    def __init__(self, path: Path):
-        self.file = path.open("a", encoding="utf-8")
-
-    def write(self, kind: str, step: int, values: Values) -> None:
-        self.file.write(json.dumps(as_record(kind, step, values), ensure_ascii=False) + "\n")
-        self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
+        return []
+    return [TensorBoard(SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1))]
 
 
 class TensorBoard:
@@ -70,18 +55,20 @@ class TensorBoard:
 
 
 class RunLog:
-    """The records of a run, for all trackers. Opening at step n forgets what an interrupted process wrote beyond n: those
-    steps are about to be done again."""
+    """The records of a run: a line of JSON for each, and for all trackers. Opening at step n forgets what an interrupted
+    process wrote beyond n: those steps are about to be done again."""
 
     def __init__(self, folder: Path, step: int):
         self.folder = folder
         self.records = [record for record in read_metrics(folder) if record["step"] <= step]
-        kept = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in self.records)
-        write_atomically(folder / METRICS, kept.encode())
+        write_atomically(folder / METRICS, b"".join(map(as_line, self.records)))
+        self.file = (folder / METRICS).open("ab", buffering=0)
         self.trackers = trackers(folder, step)
 
     def write(self, kind: str, step: int, values: Values) -> None:
-        self.records.append(as_record(kind, step, values))
+        finite = {key: finite_or_none(value) for key, value in values.items()}
+        self.records.append({"kind": kind, "step": step, **finite})
+        self.file.write(as_line(self.records[-1]))
         for tracker in self.trackers:
             tracker.write(kind, step, values)
 
@@ -101,6 +88,7 @@ class RunLog:
         write_json(self.folder / RUN_STATE, {"state": state, "step": step, "pid": os.getpid(), **more})
 
     def close(self) -> None:
+        self.file.close()
         for tracker in self.trackers:
             tracker.close()
 
@@ -117,8 +105,8 @@ def read_metrics(folder: Path) -> list[Record]:
     return records
 
 
-def as_record(kind: str, step: int, values: Values) -> Record:
-    return {"kind": kind, "step": step, **{key: finite_or_none(value) for key, value in values.items()}}
+def as_line(record: Record) -> bytes:
+    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
 
 
 def finite_or_none(value: Any) -> Any:
@@ -129,12 +117,10 @@ def finite_or_none(value: Any) -> Any:
 def plot_run(folder: Path, out: Path) -> Path | None:
     """The curves of a pre-training run; None where there is nothing to draw yet."""
     records = read_metrics(folder)
-    train = [record for record in records if record["kind"] == "train"]
-    heldout = [record for record in records if record["kind"] == "heldout"]
+    train, heldout = ([record for record in records if record["kind"] == kind] for kind in ("train", "heldout"))
     if not train:
         return None
-    last = train[-1]
-    title = f"{folder.name}: {last['step']:,} steps, {last['seconds'] / 60:.1f} minutes of training"
+    title = f"{folder.name}: {train[-1]['step']:,} steps, {train[-1]['seconds'] / 60:.1f} minutes of training"
     with panels(out, title, [label for label, _ in PANELS], (15, 4.2)) as axes:
         for axis, (_, curves) in zip(axes, PANELS, strict=True):
             for key, name in curves:

@@ -90,9 +90,8 @@ def train(
     """Train from the newest checkpoint, or from the beginning, to the last step. The caller holds the lock on the run folder
     and listens for signals."""
     update.objective.train()
-    state = RunState(update, evaluation, settings, run)
-    title, pause = run.name or "step", run.seconds_between_lines
-    progress = Progress(title, settings.steps, state.step, seconds_between_lines=pause)
+    state, pause = RunState(update, evaluation, settings, run), run.seconds_between_lines
+    progress = Progress(run.name or "step", settings.steps, state.step, seconds_between_lines=pause)
     with deterministic(settings.deterministic), state.told_to_outsiders(), progress:
         state.evaluate_if_due(progress)  # a signal during an evaluation puts it off to the next start
         for batch in data.batches(state.step):
@@ -131,27 +130,23 @@ class RunState:
     def __init__(self, update: Step, evaluation: Evaluation, settings: TrainSettings, run: Run):
         self.update, self.evaluation, self.settings, self.run = update, evaluation, settings, run
         self.tensors = checkpoint_groups(update.objective, update.optimizer)
-        self.step, self.sums, self.seconds_before = 0, Sums(), 0.0
+        self.step, self.sums, self.seconds_before, device = 0, Sums(), 0.0, update.execution.device
         checkpoint.clean(run.checkpoints)
         if newest := checkpoint.newest_checkpoint(run.checkpoints):
-            self.restore(newest)
+            checkpoint.set_aside(run.checkpoints, newest.step)
+            checkpoint.restore(newest, self.tensors)
+            self.step, self.seconds_before = newest.step, newest.state["seconds"]
+            self.sums = {name: tensor.to(device) for name, tensor in newest.tensors("sums").items()}
+            evaluation.kept = newest.tensors("kept") if newest.has("kept") else {}
+            log.info("resuming at step %d from %s", self.step, newest.folder)
         check_space(run.folder, sum(t.nbytes for group in self.tensors.values() for t in group.values()))
         self.log = RunLog(run.folder, self.step)
         self.history = self.log.of_kind("train")
         self.is_enough = evaluation.is_enough(self.log.of_kind(evaluation.kind))
         self.alarmed = {record["alarm"] for record in self.log.of_kind("alarm")}
-        self.tokens = torch.zeros((), dtype=torch.long, device=update.execution.device)
+        self.tokens = torch.zeros((), dtype=torch.long, device=device)
         self.first_step, self.compiling = self.step, 0.0
         self.started = self.saved = self.logged = time.monotonic()
-
-    def restore(self, newest: checkpoint.Checkpoint) -> None:
-        checkpoint.set_aside(self.run.checkpoints, newest.step)
-        checkpoint.restore(newest, self.tensors)
-        self.step, self.seconds_before = newest.step, newest.state["seconds"]
-        device = self.update.execution.device
-        self.sums = {name: tensor.to(device) for name, tensor in newest.tensors("sums").items()}
-        self.evaluation.kept = newest.tensors("kept") if newest.has("kept") else {}
-        log.info("resuming at step %d from %s", self.step, newest.folder)
 
     @property
     def seconds(self) -> float:
@@ -175,8 +170,7 @@ class RunState:
 
     def log_metrics(self, norm: Tensor, fraction: float) -> dict[str, float]:
         """Metrics since the last time, and whatever must be said aloud about them."""
-        objective, now = self.update.objective, time.monotonic()
-        count = self.tokens.item()
+        objective, now, count = self.update.objective, time.monotonic(), self.tokens.item()
         speed = count / (now - self.logged) if count else math.nan
         metrics = summarise(self.sums, objective.extra_metrics) | {
             "loss": (self.sums["total"] / self.sums["parts"]).item(),
@@ -285,9 +279,7 @@ class HeldOutEvaluation:
         rows = takewhile(lambda batch: self.signals.received is None, self.rows)
         how = execution.device, execution.precision, self.update.with_kernels
         sums = sums_over(rows, lambda batch: objective(batch).sums, *how)
-        if not sums or self.signals.received is not None:
-            return {}
-        return summarise(sums, objective.extra_metrics)
+        return summarise(sums, objective.extra_metrics) if sums and self.signals.received is None else {}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         return f"held-out: {metrics_text(metrics, self.update.objective.headline)}"

@@ -28,6 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
 from electra.base.config import Settings
+from electra.model.electra import Linear
 from electra.objectives import Trainable, generator_parameters
 
 # Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
@@ -134,27 +135,21 @@ def build_optimizer(model: Trainable, groups: Sequence[ParameterGroup], settings
             if matrices := [for_muon[id(p)] for p in parameters if id(p) in for_muon]:
                 muon.append((matrices, rate | {"momentum": settings.momentum}))
     optimizer = optim.AdamW(adamw, fused=True)
-    start_state(optimizer)
+    for options in optimizer.param_groups:
+        for parameter in options["params"]:
+            first = parameter.new_full((), 0.0 if options["bias_correction"] else FAR_STEP)
+            averages = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": first, **averages}
     # torch warns when an optimizer that can be captured steps uncaptured; ours does at every new shape.
     optimizer._warned_capturable_if_run_uncaptured = True
     return Muon(muon, optimizer) if muon else optimizer
 
 
-def start_state(optimizer: optim.AdamW) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": parameter.new_full((), 0.0 if group["bias_correction"] else FAR_STEP),
-                "exp_avg": parameter.detach().clone().zero_(),
-                "exp_avg_sq": parameter.detach().clone().zero_(),
-            }
-
-
 def clip_gradients(groups: Sequence[ParameterGroup]) -> Tensor:
     """Clips each group to its own norm, all of it together. Returns the norm of the first, before: the discriminator's,
     or that of everything."""
-    norms = [nn.utils.clip_grad_norm_(group.parameters.values(), group.adam.clip) for group in groups]
-    return norms[0]
+    norm, *_ = [nn.utils.clip_grad_norm_(group.parameters.values(), group.adam.clip) for group in groups]
+    return norm
 
 
 class Rates:
@@ -173,9 +168,9 @@ class Rates:
     def set(self, fraction: float) -> None:
         if self.on_device:
             torch.mul(self.peaks, self.fraction.fill_(fraction), out=self.rates)
-            return
-        for group in self.groups:
-            group["lr"] = fraction * group["peak"]
+        else:
+            for group in self.groups:
+                group["lr"] = fraction * group["peak"]
 
 
 def optimizer_tensors(optimizer: optim.Optimizer, model: Trainable) -> dict[str, Tensor]:
@@ -196,32 +191,29 @@ class Matrix:
     parts: int = 1
 
     @property
-    def part_shape(self) -> tuple[int, int]:
+    def is_standing(self) -> bool:
         rows, columns = self.parameter.shape
-        return rows // self.parts, columns
+        return rows > self.parts * columns
 
     @property
-    def sides(self) -> tuple[int, int]:
+    def sides(self) -> torch.Size:
         """Short and long: what goes through the rounds together."""
-        rows, columns = self.part_shape
-        return min(rows, columns), max(rows, columns)
+        return self.lying(self.parameter).shape[1:]
 
     def lying(self, tensor: Tensor) -> Float[Tensor, "parts short long"]:
-        rows, columns = self.part_shape
-        parts = tensor.view(self.parts, rows, columns)
-        return parts.mT if rows > columns else parts
+        parts = tensor.view(self.parts, -1, tensor.shape[1])
+        return parts.mT if self.is_standing else parts
 
     def standing(self, parts: Float[Tensor, "parts short long"]) -> Tensor:
         """The inverse of `lying`."""
-        rows, columns = self.part_shape
-        return (parts.mT if rows > columns else parts).reshape(self.parameter.shape)
+        return (parts.mT if self.is_standing else parts).reshape(self.parameter.shape)
 
 
 def matrices_in_layers(model: Trainable) -> list[Matrix]:
     """The weights of linear maps inside the layers. Everything else (embeddings and their projection, heads, norms,
-    biases) is AdamW's. A linear map says by `stacked` how many matrices its weight is made of."""
+    biases) is AdamW's."""
     return [
-        Matrix(part.weight, getattr(part, "stacked", 1))
+        Matrix(part.weight, part.stacked if isinstance(part, Linear) else 1)
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear) and re.search(r"(^|\.)layers\.\d+\.", name)
     ]
@@ -250,7 +242,7 @@ class Muon(optim.Optimizer):
         super().__init__([{"params": [m.parameter for m in matrices], **options} for matrices, options in groups], {})
         self.batches: list[tuple[dict[str, Any], list[Matrix]]] = []
         for (matrices, _), group in zip(groups, self.param_groups, strict=True):
-            by_sides: dict[tuple[int, int], list[Matrix]] = defaultdict(list)
+            by_sides: dict[torch.Size, list[Matrix]] = defaultdict(list)
             for matrix in matrices:
                 by_sides[matrix.sides].append(matrix)
                 self.state[matrix.parameter] = {"momentum": torch.zeros_like(matrix.parameter)}
@@ -265,20 +257,19 @@ class Muon(optim.Optimizer):
         self.others.step()
         for group, matrices in self.batches:
             if learning := [matrix for matrix in matrices if matrix.parameter.grad is not None]:
-                update(learning, [self.state[matrix.parameter]["momentum"] for matrix in learning], group)
+                self.update(learning, group)
 
+    def update(self, matrices: list[Matrix], group: dict[str, Any]) -> None:
+        """Matrices of equal sides. `lr` may be a tensor on the device."""
+        beta, lr, decay = group["momentum"], group["lr"], group["weight_decay"]
+        parameters: list[Tensor] = [matrix.parameter for matrix in matrices]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - beta)
+        ahead = torch._foreach_lerp(gradients, momenta, beta)
 
-def update(matrices: list[Matrix], momenta: list[Tensor], group: dict[str, Any]) -> None:
-    """Matrices of equal sides. `lr` may be a tensor on the device."""
-    beta, lr, decay = group["momentum"], group["lr"], group["weight_decay"]
-    parameters: list[Tensor] = [matrix.parameter for matrix in matrices]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_lerp_(momenta, gradients, 1 - beta)
-    ahead = torch._foreach_lerp(gradients, momenta, beta)
-
-    lying = [matrix.lying(direction) for matrix, direction in zip(matrices, ahead, strict=True)]
-    size = UPDATE_SIZE * math.sqrt(matrices[0].sides[1])
-    updates = orthogonalise(torch.cat(lying)) * (-lr * size)
-    pieces = updates.split([matrix.parts for matrix in matrices])
-    torch._foreach_mul_(parameters, 1 - lr * decay)
-    torch._foreach_add_(parameters, [matrix.standing(piece) for matrix, piece in zip(matrices, pieces, strict=True)])
+        lying = torch.cat([matrix.lying(direction) for matrix, direction in zip(matrices, ahead, strict=True)])
+        updates = orthogonalise(lying) * (-lr * (UPDATE_SIZE * math.sqrt(lying.shape[2])))
+        pieces = zip(matrices, updates.split([matrix.parts for matrix in matrices]), strict=True)
+        torch._foreach_mul_(parameters, 1 - lr * decay)
+        torch._foreach_add_(parameters, [matrix.standing(piece) for matrix, piece in pieces])

@@ -9,21 +9,8 @@ from electra.base.config import Settings
 
 # These change what is shown or kept and how fast it goes, not what is learned (accumulate and fast: up to rounding, the
 # numbers behind dropout and the weight of padded parts). A run may be resumed with other values.
-FREE_TO_CHANGE = (
-    "train.accumulate",
-    "train.fast",
-    "train.log_every",
-    "train.evaluate_every",
-    "train.evaluate_rows",
-    "train.save_every",
-    "train.save_minutes",
-    "train.keep",
-    "train.keep_every",
-    "train.workers",
-    "train.corpus",
-)
-
-
+_FREE = "accumulate fast log_every evaluate_every evaluate_rows save_every save_minutes keep keep_every workers corpus"
+FREE_TO_CHANGE = tuple(f"train.{key}" for key in _FREE.split())
 ENOUGH_OF_PEAK = 0.9
 
 
@@ -100,9 +87,8 @@ def learning_rate(settings: ScheduleSettings, peak: float, step: int, steps: int
 def highest_fraction(settings: ScheduleSettings, steps: int) -> float:
     """The most of its peak that the learning rate reaches in a run. Below 1 where warm-up is long for the run: the
     "original" schedule already decays while it warms up."""
-    top = round(
-        (steps - settings.power) / (1 + settings.power)
-    )  # where the product of both, (t + 1)(1 - t / steps)^p, is highest
+    # where the product of both, (t + 1)(1 - t / steps)^p, is highest
+    top = round((steps - settings.power) / (1 + settings.power))
     candidates = {0, settings.warmup - 1, settings.warmup, top - 1, top, top + 1, steps - 1}
     return max(learning_rate(settings, 1.0, step, steps) for step in candidates if 0 <= step < steps)
 
