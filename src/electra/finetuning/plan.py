@@ -126,11 +126,6 @@ class Plan:
     malformed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def is_official(self, split: str) -> bool | None:
-        """Whether a split has as many rows as the official one; None where that is not known."""
-        official = self.source.rows.get(split)
-        return None if official is None else official == len(self.splits[split])
-
 
 def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
     """`overrides` come from the command line and win; `defaults` fit the model and lose to a TOML file."""
@@ -293,7 +288,6 @@ def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequenc
 def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Row]], dict[str, list[int]]]:
     """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
     there twice ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
-
     rows = splits["train"]
     keys = (task.row_key(row).encode("utf-8", "replace") for row in rows)
     places = [hashlib.blake2b(key, digest_size=8).digest() for key in keys]
@@ -318,17 +312,14 @@ def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Ro
 
 
 def describe_files(plan: Plan) -> list[dict[str, Any]]:
-    """Each split with its file and rows, and whether that is the official set's size."""
-    return [
-        {
-            "split": split,
-            "file": plan.files[split].name if split in plan.files else SPLIT_OFF,
-            "rows": len(rows),
-            "official_rows": plan.source.rows.get(split),
-            "official": plan.is_official(split),
-        }
-        for split, rows in plan.splits.items()
-    ]
+    """Each split with its file and rows, and whether that is the official set's size; None where that is not known."""
+    entries = []
+    for split, rows in plan.splits.items():
+        file = plan.files[split].name if split in plan.files else SPLIT_OFF
+        size = plan.source.rows.get(split)
+        official = {"official_rows": size, "official": None if size is None else size == len(rows)}
+        entries.append({"split": split, "file": file, "rows": len(rows), **official})
+    return entries
 
 
 def file_line(entry: Mapping[str, Any]) -> str:
@@ -345,20 +336,17 @@ def table_problems(
     task: Task, splits: Splits, malformed: Mapping[str, Mapping[int, str]], numbers: Mapping[str, Sequence[int]]
 ) -> list[Problem]:
     """Rows that could not be read, then what is wrong with the others, each by the number it has in its file."""
-    unread = {
-        (split, number): Problem(split, number, text)
-        for split, texts in malformed.items()
-        for number, text in texts.items()
-    }
+    unread = [Problem(split, row, text) for split, texts in malformed.items() for row, text in texts.items()]
+    places = {(problem.split, problem.row) for problem in unread}
     others = (problem.renumbered(numbers) for problem in task.problems(splits))
-    return [*unread.values(), *(it for it in others if (it.split, it.row) not in unread)]
+    return [*unread, *(it for it in others if (it.split, it.row) not in places)]
 
 
 def plan_problems(plan: Plan, task: Task) -> list[Problem]:
     """What keeps a plan from being carried out. Official sets are used as they are: rows that they have in train and in dev
     are said, and not refused."""
     problems = table_problems(task, plan.splits, plan.malformed, plan.numbers)
-    official = {split for split in plan.splits if plan.is_official(split)}
+    official = {entry["split"] for entry in describe_files(plan) if entry["official"]}
     shared = {it for it in problems if it.other and it.split != it.other[0] and {it.split, it.other[0]} <= official}
     if shared:
         text = "%s: %s rows of the official sets are in train and in another split (%s). They are used as they are."
@@ -367,6 +355,9 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
 
 
 def refuse(problems: Sequence[object]) -> None:
+    """Nothing where there are none."""
+    if not problems:
+        return
     more = len(problems) - PROBLEMS_SHOWN
     lines = [*map(str, problems[:PROBLEMS_SHOWN]), *([f"… and {more:,} more"] if more > 0 else [])]
     count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"

@@ -48,8 +48,7 @@ class Predictor:
         return self.task.settings.cut_words(self.task.length)
 
     def __call__(self, rows: Rows) -> list[Prediction]:
-        if problems := input_problems(self.task, rows, self.rows):
-            refuse(problems)
+        refuse(input_problems(self.task, rows, self.rows))
         examples, cut = self.task.encode(rows)
         outputs = infer(self.loaded.model, self.task, examples, self.loaded.method, self.pad)
         self.rows, self.cut = self.rows + len(rows), self.cut + cut
@@ -160,8 +159,7 @@ def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[s
     predictor = Predictor(load_task_folder(model), columns)
     task = predictor.task
     rows, malformed = task.settings.read(file)
-    if problems := table_problems(task, {"dev": rows}, {"dev": malformed}, {}):
-        refuse(problems)
+    refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
     predictions = predictor(rows)
     counts = {"rows": len(rows), "cut": predictor.cut, "cut_words": predictor.cut_words}
     return {**counts, "scores": task.scores(rows, predictions), **task.tables(rows, predictions)}

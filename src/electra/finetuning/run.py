@@ -205,8 +205,7 @@ def finetune(
         prefix = f"{plan.name}: " if len(items) > 1 else ""
         problems += [f"{prefix}{problem}" for problem in plan_problems(plan, task)]
         planned[plan.name] = PlannedTask(plan, task, report.common_settings(plan, start.path, start.sha256))
-    if problems:
-        refuse(problems)
+    refuse(problems)
     with lock(out), Signals() as signals:
         # what is there already is kept, if it was made alike
         remove_leftovers(out)

@@ -20,10 +20,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 SPACE_FACTOR = 2.2
 
 # What torch, its allocators and CUDA's libraries say when memory is short, beside torch.OutOfMemoryError.
-MEMORY_SIGNS = (
-    *("allocate memory", "CUDA error: out of memory", "CUDA out of memory", "[CUDA]: out of memory"),
-    "STATUS_ALLOC_FAILED",
-)
+MEMORY_SIGNS = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 
 
 class Placement(Protocol):
