@@ -49,6 +49,12 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def bound(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All of them but where the model lies and what is free to change."""
+    method = {key: value for key, value in settings["method"].items() if key not in FREE_METHOD_KEYS}
+    return {key: value for key, value in settings.items() if key != "model"} | {"method": method}
+
+
 def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
     path = folder / SETTINGS
     if not path.is_file() or not list(folder.glob("seed-*")):
@@ -56,8 +62,7 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
     stored = read_json(path)
     # older ones lack newer keys
     stored["method"] = config.dump(config.validate(MethodSettings, stored["method"]))
-    free = ["model", *(f"method.{key}" for key in FREE_METHOD_KEYS)]
-    if changed := config.differences(stored, settings, free):
+    if changed := config.differences(bound(stored), bound(settings)):
         listed = "; ".join(line.removeprefix("task.").removeprefix("method.") for line in changed)
         raise SettingsError(f"{folder} holds runs with other settings ({listed}). Use those, or another folder (out).")
 

@@ -24,16 +24,7 @@ from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
-from electra.finetuning.plan import (
-    FREE_METHOD_KEYS,
-    Plan,
-    describe_files,
-    file_line,
-    make_plan,
-    plan_problems,
-    refuse,
-    size_defaults,
-)
+from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, plan_problems, refuse, size_defaults
 from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, train_task
 from electra.interop.formats import own_tensors
 from electra.interop.read import Pretrained, warn_beyond
@@ -89,10 +80,7 @@ class PlannedTask:
     @property
     def fingerprint(self) -> str:
         """Of all settings that a run must not change on the way."""
-        bound = {key: value for key, value in self.settings.items() if key != "model"}
-        method = self.settings["method"].items()
-        bound["method"] = {key: value for key, value in method if key not in FREE_METHOD_KEYS}
-        return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(report.bound(self.settings), sort_keys=True).encode()).hexdigest()
 
 
 def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:

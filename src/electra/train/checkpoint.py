@@ -34,11 +34,10 @@ class Checkpoint:
     step: int
     state: dict[str, Any]
 
-    def has(self, name: str) -> bool:
-        return (self.folder / f"{name}.safetensors").is_file()
-
     def tensors(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.folder / f"{name}.safetensors")
+        """Empty where there is no such file."""
+        path = self.folder / f"{name}.safetensors"
+        return load_file(path) if path.is_file() else {}
 
 
 def save_checkpoint(

@@ -137,7 +137,7 @@ class RunState:
             checkpoint.restore(newest, self.tensors)
             self.step, self.seconds_before = newest.step, newest.state["seconds"]
             self.sums = {name: tensor.to(device) for name, tensor in newest.tensors("sums").items()}
-            evaluation.kept = newest.tensors("kept") if newest.has("kept") else {}
+            evaluation.kept = newest.tensors("kept")
             log.info("resuming at step %d from %s", self.step, newest.folder)
         check_space(run.folder, sum(t.nbytes for group in self.tensors.values() for t in group.values()))
         self.log = RunLog(run.folder, self.step)

@@ -21,16 +21,9 @@ from electra.base.errors import ElectraError, MachineError
 from electra.base.randomness import mix
 from electra.objectives import Trainable
 from electra.objectives.losses import Loss, Sums
+from electra.train import optimizers
 from electra.train.cuda_graph import CapturedFunction
 from electra.train.device import Fast, Precision, autocast, choose_backend, is_out_of_memory, kernels
-from electra.train.optimizers import (
-    OptimizerSettings,
-    ParameterGroup,
-    Rates,
-    build_optimizer,
-    clip_gradients,
-    split_parameters,
-)
 from electra.train.settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -72,13 +65,13 @@ class Step:
         self,
         objective: Trainable,
         optimizer: optim.Optimizer,
-        groups: Sequence[ParameterGroup],
+        groups: Sequence[optimizers.ParameterGroup],
         execution: Execution,
         dropout_seed: Callable[[int], int],
     ):
         self.objective, self.optimizer, self.groups = objective, optimizer, groups
         self.execution, self.dropout_seed = execution, dropout_seed
-        self.rates = Rates(optimizer, execution.device)
+        self.rates = optimizers.Rates(optimizer, execution.device)
         self.compiled: Callable[[Batch], Loss] | None = None
         if execution.backend is not None:
             self.compiled = torch.compile(objective, fullgraph=True, dynamic=False, backend=execution.backend)
@@ -140,7 +133,7 @@ class Step:
 
     def apply(self, sums: Sums) -> tuple[Sums, Tensor]:
         """Learn from the gradients that are there."""
-        norm = clip_gradients(self.groups)
+        norm = optimizers.clip_gradients(self.groups)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return sums, norm
@@ -182,10 +175,10 @@ class Step:
         return True
 
 
-def build_step(objective: Trainable, settings: OptimizerSettings, execution: Execution, seed: int) -> Step:
+def build_step(objective: Trainable, settings: optimizers.OptimizerSettings, execution: Execution, seed: int) -> Step:
     """Pre-training's, on the device where the objective is already."""
-    groups = split_parameters(objective, settings)
-    optimizer = build_optimizer(objective, groups, settings)
+    groups = optimizers.split_parameters(objective, settings)
+    optimizer = optimizers.build_optimizer(objective, groups, settings)
     return Step(objective, optimizer, groups, execution, lambda number: mix(seed, "dropout", number, 0))
 
 
