@@ -12,7 +12,7 @@ embeddings d^(n+2)): the rest of a pooling layer that was taken out. ModernBERT'
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
