@@ -75,7 +75,7 @@ def test_sizes_that_differ_are_named_and_advice_is_only_what_applies():
 
 
 def test_another_kind_is_refused_with_the_kind_to_give():
-    says = r"is of kind modernbert and this recipe's is electra: give encoder\.kind=modernbert\.$"
+    says = r"recipe: encoder\.kind is modernbert there and electra here: give encoder\.kind=modernbert\.$"
     with pytest.raises(SettingsError, match=says):
         take(START, MODERN, TINY)
 

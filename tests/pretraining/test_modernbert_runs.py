@@ -123,7 +123,7 @@ def test_looking_at_it_and_scoring_it(run, tmp_path):
 def test_a_run_starts_from_one_of_its_kind_only(run, recipe, prepared, tmp_path):
     words = [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=2", f"start={run}"]
     done = electra("pretrain", recipe, *words)
-    assert done.returncode == 2 and "of kind modernbert and this recipe's is electra" in done.stderr
+    assert done.returncode == 2 and "encoder.kind is modernbert there and electra here" in done.stderr
     assert "give encoder.kind=modernbert." in done.stderr and "wide" not in done.stderr
     assert "generator.width" not in done.stderr
     done = electra("pretrain", f"{recipe}+modernbert", *words, "encoder.window=6", "encoder.global_every=2")

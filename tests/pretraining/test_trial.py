@@ -5,11 +5,11 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 from electra.pretraining import trial
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
-from electra.train.settings import TrainSettings
 from helpers import electra
 
 # What google-research/electra's flops_computation.py prints.
@@ -149,8 +149,9 @@ def test_parts_of_a_batch_do_not_change_the_count():
         ("Some New Thing 3000", 0),
     ],
 )
-def test_devices_are_known_by_torchs_name_for_them(name, tera):
-    assert trial.peak_flops(name) == tera * 1e12
+def test_devices_are_known_by_torchs_name_for_them(monkeypatch, name, tera):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert trial.device_peak(torch.device("cuda")) == tera * 1e12
 
 
 def test_the_verb_counts_a_recipe_and_the_time_it_takes():
@@ -192,7 +193,7 @@ def test_the_log_says_which_share_of_the_peak_is_used_where_that_is_known(
 ):
     from electra.pretraining import run as pretrain
 
-    monkeypatch.setattr(pretrain, "device_peak", lambda settings: peak)
+    monkeypatch.setattr(pretrain, "device_peak", lambda device: peak)
     settings, _ = resolve(str(recipe), [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=5"])
     pretrain.pretrain(settings)
     (record,) = (entry for entry in read_metrics(tmp_path / "run") if entry["kind"] == "train")
@@ -203,5 +204,5 @@ def test_the_log_says_which_share_of_the_peak_is_used_where_that_is_known(
 
 
 def test_no_peak_is_known_of_a_processor():
-    assert trial.device_peak(TrainSettings(device="cpu")) == 0
+    assert trial.device_peak(torch.device("cpu")) == 0
     assert trial.measured_cpu(seconds=0.02, size=64) > 1e6

@@ -61,9 +61,9 @@ def doctor_command(
         with explain_machine(remedy, "Training would fail too."):
             objective, execution = parts.objective.to(device).train(), Execution.of(train, device)
             step = build_step(objective, settings.optimizer, execution, settings.seed)
-            trial = try_step(step, parts.loader.batch_at(0))
-        costs = f"{trial.seconds:.2f} s on {device}, peak memory {trial.memory / 2**30:.1f} GiB"
-        notes.append(f"{costs}; the whole run takes about {duration(trial.seconds * train.steps)}")
+            seconds, peak = try_step(step, parts.loader.batch_at(0))
+        costs = f"{seconds:.2f} s on {device}, peak memory {peak / 2**30:.1f} GiB"
+        notes.append(f"{costs}; the whole run takes about {duration(seconds * train.steps)}")
 
     with check("one checkpoint") as notes:
         notes.append(try_checkpoint(checkpoint_groups(objective, step.optimizer), Path(settings.run)))

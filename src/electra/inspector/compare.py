@@ -200,7 +200,7 @@ def step_seconds(settings: PretrainSettings) -> float:
     parts = build_parts(settings, device, verify=False)
     objective, execution = parts.objective.to(device).train(), Execution.of(settings.train, device)
     step = build_step(objective, settings.optimizer, execution, settings.seed)
-    return try_step(step, parts.loader.batch_at(0)).seconds
+    return try_step(step, parts.loader.batch_at(0))[0]
 
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:

@@ -38,10 +38,10 @@ def gather_rows(
     return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
 
 
-def compatibility_settings(settings: EncoderSettings) -> dict[str, float]:
+def compatibility_settings(settings: EncoderSettings) -> dict[str, str | float]:
     """Settings that must match for pre-trained weights to be valid: tensor shapes, plus options that change the computation
     but no shape. Of ModernBERT's, only what some layer uses."""
-    sizes = settings.model_dump(include={"layers", "hidden", "heads", "intermediate", "embedding"})
+    sizes = settings.model_dump(include={"kind", "layers", "hidden", "heads", "intermediate", "embedding"})
     if isinstance(settings, ElectraEncoderSettings):
         return sizes | {"positions": settings.positions}
     every = min(settings.global_every, settings.layers)

@@ -15,7 +15,7 @@ from electra.objectives import Objective
 from electra.objectives.corruption import Corruptor
 from electra.objectives.losses import Sums
 from electra.objectives.metrics import OF_GENERATOR, Metrics, detection, summarise
-from electra.pretraining.load import load_run
+from electra.pretraining.load import load_network, load_run, load_settings
 from electra.pretraining.run import build_heldout
 from electra.pretraining.settings import PretrainSettings, build_objective, objective_inputs
 from electra.train.device import choose_device
@@ -102,18 +102,12 @@ def yardstick(
     run: Path, settings: PretrainSettings, generator: Path, tokenizer: Tokenizer
 ) -> tuple[PretrainSettings, Corruptor]:
     """The settings of another run's text and what corrupts it. A masked language model is a generator too."""
-    text, other = load_run(generator)
-    if tokenizer_hash(load_tokenizer(generator / "tokenizer.json")) != tokenizer_hash(tokenizer):
+    text, network = load_settings(generator), load_network(generator, "generator")
+    if tokenizer_hash(network.tokenizer) != tokenizer_hash(tokenizer):
         raise DataError(f"{generator} was trained with another tokenizer than {run}: their tokens do not compare.")
     if text.rows.length > settings.encoder.positions:
-        raise SettingsError(
-            f"the rows of {generator} (rows.length {text.rows.length}) are beyond what {run} can read "
-            f"(encoder.positions {settings.encoder.positions})."
-        )
-    network = other.networks().get("generator")
-    if network is None:
-        kind = text.generator.kind
-        raise DataError(f"{generator} has no generator that could be used again (generator.kind={kind}).")
+        reads = f"{run} can read (encoder.positions {settings.encoder.positions})"
+        raise SettingsError(f"the rows of {generator} (rows.length {text.rows.length}) are beyond what {reads}.")
     assert isinstance(network.head, TokenHead)
     frozen = TransformerGenerator(network.encoder, network.head, learns=False)
     return text, Corruptor(objective_inputs(text, tokenizer), frozen)

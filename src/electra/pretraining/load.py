@@ -36,11 +36,15 @@ class Exported(NamedTuple):
     note: str
 
 
-def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
-    """A run's settings and its objective at the newest whole checkpoint."""
+def load_settings(folder: Path) -> PretrainSettings:
     if not (folder / CONFIG).is_file():
         raise DataError(f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.')
-    settings = config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
+    return config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
+
+
+def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
+    """A run's settings and its objective at the newest whole checkpoint."""
+    settings = load_settings(folder)
     newest = checkpoint.newest_checkpoint(folder / "checkpoints")
     if newest is None:
         raise DataError(f"{folder} has no checkpoint yet. Train first: electra pretrain {folder / CONFIG}")
@@ -125,20 +129,16 @@ def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module, is
 def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled: tuple[str, ...]) -> None:
     """Weights that load are not enough: in another number of heads or another window they compute something else.
     `scaled` are the settings that cannot be given by their own name."""
-    if there.kind != here.kind:
-        raise SettingsError(
-            f"the network of {name} is of kind {there.kind} and this recipe's is {here.kind}: "
-            f"give encoder.kind={there.kind}."
-        )
     source, target = compatibility_settings(there), compatibility_settings(here)
     other = [key for key in source if key in target and source[key] != target[key]]
-    if not other:
-        return
+    if "kind" in other:
+        other = ["kind"]
     if "layers" in other:  # which of them are local can be compared once there are as many
         other = [key for key in other if key != "global_every"]
-    shown = [
-        f"{key if key in scaled else f'encoder.{key} is'} {source[key]} there and {target[key]} here" for key in other
-    ]
+    if not other:
+        return
+    names = {key: key if key in scaled else f"encoder.{key} is" for key in other}
+    shown = ", ".join(f"{names[key]} {source[key]} there and {target[key]} here" for key in other)
     remedies = [f"encoder.{key}={source[key]}" for key in other if key not in scaled]
     if len(remedies) < len(other):
         remedies.append("the generator.width and generator.depth that make the same sizes")
@@ -146,5 +146,5 @@ def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled
     if there.kind == "modernbert" and "embedding" in other and there.embedding == there.hidden:
         note = " In an exported ModernBERT words are as wide as the layers; the run has them as they were."
     raise SettingsError(
-        f"the network of {name} does not fit this recipe: {', '.join(shown)}: give {' and '.join(remedies)}.{note}"
+        f"the network of {name} does not fit this recipe: {shown}: give {' and '.join(remedies)}.{note}"
     )

@@ -26,7 +26,7 @@ from electra.data.rows import NoRows, Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from electra.objectives import Objective
-from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network
+from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network, load_settings
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
@@ -96,12 +96,11 @@ def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> No
 
 def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True) -> HeldOut:
     """Empty where nothing was held out: training works, its held-out metrics are missing."""
-    part = settings.train.batch // settings.train.accumulate
-    limit = settings.train.evaluate_rows
+    train = settings.train
     rows: Rows = NoRows(special, settings.rows.length)
     if read_manifest(folder).splits["heldout"].shards:
         rows = build_rows(settings.rows, open_data(folder, "heldout", verify), special, settings.seed)
-    return HeldOut(rows, part, limit, settings.seed)
+    return HeldOut(rows, train.batch // train.accumulate, train.evaluate_rows, settings.seed)
 
 
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
@@ -119,24 +118,23 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     with lock(folder), Signals() as signals, explain_machine(remedy, SAVED):
         # the run folder, or the one that this run goes on with
         remove_leftovers(folder)
-        refuse_other_settings(folder, settings)
         fresh = not checkpoint.checkpoint_folders(folder / "checkpoints")
+        data = Path(settings.data)
+        tokenizer_sha256 = read_manifest(data).tokenizer_sha256
+        fingerprint = {"data_manifest_sha256": manifest_hash(data), "tokenizer_sha256": tokenizer_sha256}
+        if not fresh:
+            refuse_other_run(folder, settings, fingerprint)
         parts = build_parts(settings, device, fresh=fresh)
-        fingerprint = {
-            "data_manifest_sha256": manifest_hash(Path(settings.data)),
-            "tokenizer_sha256": parts.manifest.tokenizer_sha256,
-        }
-        refuse_other_data(folder, fingerprint)
         log.info(parts.loader_note)
         write_atomically(folder / CONFIG, config.to_toml(settings).encode())
         write_json(folder / "environment.json", environment() | fingerprint)
-        write_atomically(folder / "tokenizer.json", (Path(settings.data) / "tokenizer.json").read_bytes())
+        write_atomically(folder / "tokenizer.json", (data / "tokenizer.json").read_bytes())
 
         # train
         objective = parts.objective.to(device)
         update = build_step(objective, settings.optimizer, execution, settings.seed)
         heldout = HeldOutEvaluation(update, parts.heldout, settings.train, signals)
-        peak = device_peak(settings.train)
+        peak = device_peak(device)
         speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
         run = Run(folder, fingerprint, command, peak_speed=speed)
         state = train(update, parts.loader, heldout, settings.schedule, settings.train, run, signals)
@@ -149,28 +147,19 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         return metrics
 
 
-def refuse_other_settings(folder: Path, settings: PretrainSettings) -> None:
-    path = folder / CONFIG
-    if not path.is_file() or not checkpoint.checkpoint_folders(folder / "checkpoints"):
-        return
-    before = config.validate(PretrainSettings, config.read_recipe(str(path)))
-    changed = config.differences(config.dump(before), config.dump(settings), ignore=("run", "data", *FREE_TO_CHANGE))
-    if changed:
+def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> None:
+    """Checkpoints in `folder` go on with the settings and the data that made them."""
+    before = config.dump(load_settings(folder))
+    if changed := config.differences(before, config.dump(settings), ignore=("run", "data", *FREE_TO_CHANGE)):
         raise SettingsError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…)."
         )
-
-
-def refuse_other_data(folder: Path, fingerprint: dict[str, str]) -> None:
     path = folder / "environment.json"
-    if not path.is_file() or not checkpoint.checkpoint_folders(folder / "checkpoints"):
-        return
-    before = read_json(path)
-    names = {"tokenizer_sha256": "tokenizer", "data_manifest_sha256": "token shards"}
-    for key, name in names.items():
-        if before.get(key) != fingerprint[key]:
+    trained = read_json(path) if path.is_file() else fingerprint
+    for key, name in (("tokenizer_sha256", "tokenizer"), ("data_manifest_sha256", "token shards")):
+        if trained.get(key) != fingerprint[key]:
             raise CorruptError(
-                f"{folder} was trained on other {name} (sha256 {str(before.get(key))[:12]}…, now {fingerprint[key][:12]}…). "
+                f"{folder} was trained on other {name} (sha256 {str(trained.get(key))[:12]}…, now {fingerprint[key][:12]}…). "
                 "Give the data of that run, or another run folder (run=…)."
             )
 

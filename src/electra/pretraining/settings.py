@@ -8,8 +8,10 @@ import numpy
 import torch
 from pydantic import Field, model_validator
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from electra.base import config
+from electra.base.batch import SpecialIds
 from electra.data.rows import RowsSettings
 from electra.data.tokenizer import continuing_tokens, special_ids
 from electra.model import EncoderChoice
@@ -61,15 +63,25 @@ class PretrainSettings(config.Settings):
     def misfits(self) -> Iterator[str]:
         """Sizes of one part that are beyond those of another."""
         if self.masking.unit == "span" and self.masking.span_limit > self.rows.length - 2:
-            yield (
-                f"masking.span_limit ({self.masking.span_limit}) is beyond the text of a row "
-                f"(rows.length {self.rows.length} less [CLS] and [SEP]). Lower it"
-            )
+            text = f"the text of a row (rows.length {self.rows.length} less [CLS] and [SEP])"
+            yield f"masking.span_limit ({self.masking.span_limit}) is beyond {text}. Lower it"
         if self.rows.length > self.encoder.positions:
             yield f"rows.length ({self.rows.length}) is beyond encoder.positions ({self.encoder.positions})"
         small = self.encoder.scaled(self.generator.width, self.generator.depth)
         if not small.hidden or small.hidden % small.heads:
             yield f"generator.width={self.generator.width} makes {small.hidden} hidden units for {small.heads} heads"
+
+    def inputs(self, special: SpecialIds, continues: Tensor, token_counts: Tensor) -> ObjectiveInputs:
+        return ObjectiveInputs(
+            encoder=self.encoder,
+            generator=self.generator,
+            masking=self.masking,
+            sampling=self.sampling,
+            special=special,
+            continues=continues,
+            token_counts=token_counts,
+            seed=self.seed,
+        )
 
 
 def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, str]]:
@@ -89,14 +101,5 @@ def objective_inputs(
     settings: PretrainSettings, tokenizer: Tokenizer, token_counts: numpy.ndarray | None = None
 ) -> ObjectiveInputs:
     continues = torch.from_numpy(continuing_tokens(tokenizer))
-    counts = torch.zeros(len(continues)) if token_counts is None else torch.from_numpy(token_counts)
-    return ObjectiveInputs(
-        encoder=settings.encoder,
-        generator=settings.generator,
-        masking=settings.masking,
-        sampling=settings.sampling,
-        special=special_ids(tokenizer),
-        continues=continues,
-        token_counts=counts.float(),
-        seed=settings.seed,
-    )
+    counts = torch.zeros(len(continues)) if token_counts is None else torch.from_numpy(token_counts).float()
+    return settings.inputs(special_ids(tokenizer), continues, counts)

@@ -20,7 +20,6 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -34,11 +33,9 @@ from electra.model import Encoder
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.modern import ModernEncoder
 from electra.objectives import build
-from electra.objectives.corruption import ObjectiveInputs
 from electra.pretraining.settings import PretrainSettings
 from electra.train.checkpoint import save_checkpoint
-from electra.train.device import check_space, choose_device
-from electra.train.settings import TrainSettings
+from electra.train.device import check_space
 from electra.train.step import Step
 
 TRIAL_STEPS = 3
@@ -72,23 +69,16 @@ MEASURED = {"h200": 790.0}  # large square products in cuBLAS
 PARTIAL = {"mig", "laptop", "max"}  # slices and small relatives that carry a large device's name
 
 
-class Trial(NamedTuple):
-    """`memory`: the most bytes that were taken, of the device."""
-
-    seconds: float
-    memory: int
-
-
-def try_step(step: Step, batch: Batch) -> Trial:
-    """A step at full length: the shortest of a few, of which the first compiles and the second is captured."""
+def try_step(step: Step, batch: Batch) -> tuple[float, int]:
+    """A step at full length: seconds of the shortest of a few, of which the first compiles and the second is captured, and
+    the most bytes that were taken, of the device."""
     times = []
     for number in range(TRIAL_STEPS):
         started = time.monotonic()
         sums, _ = step(batch, number, 0.0)
         sums["total"].item()
         times.append(time.monotonic() - started)
-    memory = torch.cuda.max_memory_allocated() if step.execution.device.type == "cuda" else peak_memory()
-    return Trial(min(times), memory)
+    return min(times), torch.cuda.max_memory_allocated() if step.execution.device.type == "cuda" else peak_memory()
 
 
 def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str:
@@ -114,16 +104,8 @@ def count_flops(settings: PretrainSettings, vocab_size: int) -> dict[str, float]
     so much for each position, real or not."""
     rows, length = settings.train.batch // settings.train.accumulate, settings.rows.length
     with torch.device("meta"):
-        inputs = ObjectiveInputs(
-            encoder=settings.encoder,
-            generator=settings.generator,
-            masking=settings.masking,
-            sampling=settings.sampling,
-            special=SpecialIds(0, 1, 2, 3, 4),
-            continues=torch.zeros(vocab_size, dtype=torch.bool),
-            token_counts=torch.zeros(vocab_size),
-            seed=0,
-        )
+        flags = torch.zeros(vocab_size, dtype=torch.bool)
+        inputs = settings.inputs(SpecialIds(0, 1, 2, 3, 4), flags, flags.float())
         objective = build(settings.objective, inputs).train()
         ids = torch.zeros(rows, length, dtype=torch.long)
         real, samples = torch.ones_like(ids, dtype=torch.bool), torch.arange(rows)
@@ -134,17 +116,18 @@ def count_flops(settings: PretrainSettings, vocab_size: int) -> dict[str, float]
     assert isinstance(objective, nn.Module)
     counts, parts, total = counter.get_flop_counts(), {}, counter.get_total_flops()
     for name, encoder in objective.named_modules(remove_duplicate=False):
-        if isinstance(encoder, Encoder):
-            path = f"{type(objective).__name__}.{name}"
-            inside = [f"{path}.layers.{number}" for number in range(len(encoder.layers))]
-            flops = sum(sum(counts.get(part, {}).values()) for part in (f"{path}.project", *inside))
-            total -= flops
-            for part, layer in zip(inside, encoder.layers, strict=True):
-                if isinstance(encoder, ModernEncoder) and layer.is_local:
-                    seen = keys_nearby(length, encoder.settings.window // 2) / length
-                    flops -= counts.get(part, {}).get(torch.ops.aten.bmm, 0) * (1 - seen)
-            if flops:  # an encoder with two names is counted under one of them
-                parts[name.removeprefix("corruptor.").removesuffix(".encoder")] = flops / ids.numel()
+        if not isinstance(encoder, Encoder):
+            continue
+        path = f"{type(objective).__name__}.{name}"
+        inside = [counts.get(f"{path}.layers.{number}", {}) for number in range(len(encoder.layers))]
+        flops = sum(sum(part.values()) for part in (counts.get(f"{path}.project", {}), *inside))
+        total -= flops
+        if isinstance(encoder, ModernEncoder):
+            unseen = 1 - keys_nearby(length, encoder.settings.window // 2) / length
+            local = (part for part, layer in zip(inside, encoder.layers, strict=True) if layer.is_local)
+            flops -= sum(part.get(torch.ops.aten.bmm, 0) for part in local) * unseen
+        if flops:  # an encoder with two names is counted under one of them
+            parts[name.removeprefix("corruptor.").removesuffix(".encoder")] = flops / ids.numel()
     return parts | {"heads": total / ids.numel()}
 
 
@@ -208,15 +191,9 @@ def known_device(name: str) -> str:
     return "" if words & PARTIAL else max(fitting, key=len, default="")
 
 
-def peak_flops(name: str) -> float:
-    """Operations per second that a device can do at most; 0 where we do not know."""
-    return PEAKS.get(known_device(name), 0.0) * 1e12
-
-
-def device_peak(settings: TrainSettings) -> float:
-    """Of the GPU that the run is on; 0 on processors and on devices that we do not know."""
-    cuda = choose_device(settings).type == "cuda"
-    return peak_flops(torch.cuda.get_device_name()) if cuda else 0.0
+def device_peak(device: torch.device) -> float:
+    """Operations per second that it can do at most; 0 for processors and devices that we do not know."""
+    return PEAKS.get(known_device(torch.cuda.get_device_name(device)), 0.0) * 1e12 if device.type == "cuda" else 0.0
 
 
 def measured_cpu(seconds: float = 0.5, size: int = 1024) -> float:
