@@ -221,7 +221,7 @@ def test_squad_s_own_layout_is_known_without_a_word(toy_model, tmp_path):
     ("change", "parts"),
     [
         ({"answers": [{"text": "The", "answer_start": 1}]}, ("answer 'The' is not at answer_start 1", "Set answer_start to 0")),
-        ({"answers": [{"text": "nowhere", "answer_start": 0}]}, ("It is nowhere in the context",)),
+        ({"answers": [{"text": "nowhere", "answer_start": 0}]}, ("It is nowhere in it",)),
         ({"answers": []}, ("has no answer. Set has_unanswerable = true",)),
         ({"question": " "}, ("no text in 'question'",)),
         ({"id": "7-0"}, ("has the id '7-0' of train row 1",)),
