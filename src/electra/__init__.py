@@ -3,6 +3,7 @@
 The public Python API, the same stations as the command line. torch and all that needs it is imported on first use.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,14 +105,13 @@ def pretrain(
     (PosixPath('my-run'), True)
     """
     from electra.pretraining.run import pretrain as train
-    from electra.pretraining.run import resume_command
     from electra.pretraining.settings import resolve
     from electra.train.log import plot_run
 
     named = {"data": data, "run": run, "start": start}
     words = _words(overrides) + _words({key: value for key, value in named.items() if value is not None})
     settings, _ = resolve(str(recipe), words)
-    metrics, folder = train(settings, resume_command(str(recipe), words)), Path(settings.run)
+    metrics, folder = train(settings, shlex.join(["electra", "pretrain", str(recipe), *words])), Path(settings.run)
     plot_run(folder, folder / "curves.png")
     return PretrainResult(folder, {key: value for key, value in metrics.items() if isinstance(value, float)})
 

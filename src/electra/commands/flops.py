@@ -104,6 +104,5 @@ def show(recipe: str, result: dict[str, Any]) -> None:
 
 
 def readable_hours(hours: float) -> str:
-    if hours >= 48:
-        return f"{hours / 24:.1f} days"
-    return f"{hours:.1f} hours" if hours >= 2 else f"{hours * 60:.1f} minutes"
+    units = ((48, 24, "days"), (2, 1, "hours"), (0, 1 / 60, "minutes"))
+    return next(f"{hours / size:.1f} {unit}" for least, size, unit in units if hours >= least)

@@ -52,16 +52,13 @@ class GeneratorSettings(Settings):
             if (self.width, self.depth) != (1, 1):
                 yield 'generator.sharing = "all" needs generator.width=1 and generator.depth=1'
             if self.kind != "transformer":
-                yield (
-                    'generator.sharing = "all" makes generator and discriminator one network: '
-                    f"generator.kind={self.kind} cannot. Use generator.sharing=tied"
-                )
+                one = "makes generator and discriminator one network"
+                yield f'generator.sharing = "all" {one}: generator.kind={self.kind} cannot. Use generator.sharing=tied'
         if self.kind == "frozen":
             if not self.source:
-                yield (
-                    'generator.kind = "frozen" needs the run it comes from. Train it first (electra pretrain masked-lm data=… '
-                    "run=runs/masked-lm), then give generator.source=runs/masked-lm"
-                )
+                first = "Train it first (electra pretrain masked-lm data=… run=runs/masked-lm)"
+                then = "then give generator.source=runs/masked-lm"
+                yield f'generator.kind = "frozen" needs the run it comes from. {first}, {then}'
             if self.sharing in ("tied", "all"):
                 yield f'a frozen generator cannot share weights that learn: generator.sharing={self.sharing}. Use "none" or "gdes"'
         elif self.source:
@@ -166,21 +163,14 @@ def build_pair(
     """The discriminator and its generator, sharing what they are to share."""
     small = settings.scaled(generator.width, generator.depth)
     own = build_embeddings(settings, vocab_size)
-    match generator.sharing:
-        case "none" | "gdes":
-            theirs = build_embeddings(small, vocab_size)
-        case "tied" | "all":
-            theirs = own
+    theirs = own if generator.sharing in ("tied", "all") else build_embeddings(small, vocab_size)
     embeddings = build_embeddings(settings, vocab_size, theirs) if generator.sharing == "gdes" else own
     discriminator = build_encoder(settings, embeddings)
     head = build_token_head(small, vocab_size)
     match generator.kind:
-        case "transformer" if generator.sharing == "all":
-            return discriminator, TransformerGenerator(discriminator, head)
-        case "transformer":
-            return discriminator, TransformerGenerator(build_encoder(small, theirs), head)
-        case "frozen":
-            return discriminator, TransformerGenerator(build_encoder(small, theirs), head, learns=False)
+        case "transformer" | "frozen":
+            encoder = discriminator if generator.sharing == "all" else build_encoder(small, theirs)
+            return discriminator, TransformerGenerator(encoder, head, learns=generator.kind == "transformer")
         case "uniform":
             return discriminator, TableGenerator(torch.zeros(vocab_size))
         case "unigram":

@@ -86,8 +86,7 @@ class SequenceLabelHead(nn.Module):
         self.output = Linear(settings.hidden, outputs, start="glorot")
 
     def forward(self, first: Float[Tensor, "batch hidden"]) -> Float[Tensor, "batch outputs"]:
-        x = F.gelu(self.dense(self.dropout(first)))
-        return in_float32(self.output, self.dropout(x))
+        return in_float32(self.output, self.dropout(F.gelu(self.dense(self.dropout(first)))))
 
 
 class TokenLabelHead(nn.Module):

@@ -55,9 +55,8 @@ def evaluate_run(
         raise CorruptError(
             f"{folder} was prepared with another tokenizer than {run} was trained with. Prepare it again."
         )
-    train = settings.train.model_copy(update={"device": "auto"})  # any machine may evaluate
-    if rows:
-        train = train.model_copy(update={"evaluate_rows": rows})
+    changes = {"device": "auto"} | ({"evaluate_rows": rows} if rows else {})  # any machine may evaluate
+    train = settings.train.model_copy(update=changes)
     device = choose_device(train)
     trained.to(device).eval()
     untrained = build_objective(settings, tokenizer).to(device).eval()

@@ -1,6 +1,5 @@
 """Networks out of run folders and model folders, model folders out of runs, and weights from one network into another."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.train import checkpoint
 from electra.train.log import read_metrics
 
-log = logging.getLogger(__name__)
 CONFIG = "config.toml"
 EXPORTS = ("discriminator", "recovery", "generator")
 """Folders in an export of several networks, the main one first."""
@@ -68,24 +66,20 @@ def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:
     if kind == "generator" and kind not in networks:
         raise DataError(f"{path} has no generator that could be used again (generator.kind={settings.generator.kind}).")
     name = kind if kind in networks else next(iter(networks))
-    return standalone(pretrained(settings, networks[name], path))
+    network = pretrained(settings, networks[name], path)
+    encoder = network.encoder
+    if not encoder.embeddings.is_disentangled:
+        return network
+    # it reads its generator's word table, which would stay behind when it is moved to another device
+    alone = encoder_alone(encoder.settings, len(encoder.embeddings.table))
+    alone.load_state_dict(own_tensors(encoder))
+    return replace(network, encoder=alone.eval())
 
 
 def pretrained(settings: PretrainSettings, network: Network, run: Path) -> Pretrained:
     """A run that started from other weights does not know what those were trained on."""
     length = None if settings.start else settings.rows.length
     return Pretrained(*network, load_tokenizer(run), settings.objective.kind, length)
-
-
-def standalone(network: Pretrained) -> Pretrained:
-    """With an encoder that needs no other: a disentangled one reads its generator's word table, which would stay behind
-    when it is moved to another device."""
-    encoder = network.encoder
-    if not encoder.embeddings.is_disentangled:
-        return network
-    alone = encoder_alone(encoder.settings, len(encoder.embeddings.table))
-    alone.load_state_dict(own_tensors(encoder))
-    return replace(network, encoder=alone.eval())
 
 
 def export_networks(

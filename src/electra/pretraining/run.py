@@ -3,7 +3,6 @@
 import logging
 import os
 import platform
-import shlex
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -187,7 +186,3 @@ def environment() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def resume_command(recipe: str, words: list[str]) -> str:
-    return shlex.join(["electra", "pretrain", recipe, *words])

@@ -50,8 +50,7 @@ def fused_layers(
         seed = None if seeds is None else seeds[number]
         half_weights = halves[8 * number : 8 * number + 8]
         if has_our_attention:
-            rest = heads, dropout, attention_dropout, eps
-            x = fused_layer(x, is_real, seed, parameters, half_weights, *rest)[0]
+            x = fused_layer(x, is_real, seed, parameters, half_weights, heads, dropout, attention_dropout, eps)[0]
         else:
             weight, bias = (tensor.to(dtype) for tensor in parameters[:2])
             projected = F.linear(x.to(dtype), weight, bias)
@@ -169,12 +168,13 @@ def layer_backward(
     return [residual.view(x.shape), qkv_gradient, *weights, sums.total()]
 
 
-def layer_shapes(
-    x: Tensor, is_real: Any, seed: Any, parameters: Any, half_weights: list[Tensor], *_: Any
+def forward_shapes(
+    x: Tensor, second: Any, seed: Any, parameters: Any, half_weights: list[Tensor], *_: Any
 ) -> list[Tensor]:
+    """Of `layer` and, which has six weights, of `end`, where the attention's output is of x's shape."""
     tokens, hidden = x.shape[0] * x.shape[1], x.shape[2]
-    widths = 3 * hidden, hidden, hidden, hidden, len(half_weights[5]), hidden
-    kept = [half_weights[0].new_empty(tokens, width) for width in widths]
+    widths = [3 * hidden, hidden] if len(half_weights) == 8 else []
+    kept = [half_weights[0].new_empty(tokens, w) for w in (*widths, hidden, hidden, len(half_weights[-3]), hidden)]
     return [half_weights[0].new_empty(x.shape), *kept]
 
 
@@ -234,14 +234,6 @@ def end_op_backward(
     return [residual.view(attention_out.shape), grad_attention.view(attention_out.shape), *weights, sums.total()]
 
 
-def end_shapes(
-    attention_out: Any, x: Tensor, seed: Any, parameters: Any, half_weights: list[Tensor], *_: Any
-) -> list[Tensor]:
-    tokens, hidden = x.shape[0] * x.shape[1], x.shape[2]
-    kept = [half_weights[0].new_empty(tokens, width) for width in (hidden, hidden, len(half_weights[3]), hidden)]
-    return [half_weights[0].new_empty(x.shape), *kept]
-
-
 def end_backward_shapes(
     grad_output: Any, attention_out: Tensor, seed: Any, kept: Any, half_weights: list[Tensor], *_: Any
 ) -> list[Tensor]:
@@ -271,12 +263,12 @@ def differentiate_end(ctx: Any, grad_output: list[Tensor | None]) -> tuple[Any, 
 halve = torch.library.custom_op("electra::cast", cast, mutates_args=())
 halve.register_fake(cast_shapes)
 fused_layer = torch.library.custom_op("electra::layer", layer, mutates_args=())
-fused_layer.register_fake(layer_shapes)
+fused_layer.register_fake(forward_shapes)
 fused_layer.register_autograd(differentiate_layer, setup_context=remember_layer)
 _layer_backward = torch.library.custom_op("electra::layer_backward", layer_backward, mutates_args=())
 _layer_backward.register_fake(layer_backward_shapes)
 fused_end = torch.library.custom_op("electra::layer_end", end, mutates_args=())
-fused_end.register_fake(end_shapes)
+fused_end.register_fake(forward_shapes)
 fused_end.register_autograd(differentiate_end, setup_context=remember_end)
 _end_backward = torch.library.custom_op("electra::layer_end_backward", end_op_backward, mutates_args=())
 _end_backward.register_fake(end_backward_shapes)

@@ -135,14 +135,8 @@ def attention_backward(
 
 def attention_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, dropout: float) -> dict[str, Any]:
     tile = max(16, next_power_of_2(seq))
-    return {
-        "HEADS": heads,
-        "SIZE": hidden // heads,
-        "SEQ": tile,
-        "MASKED": is_real is not None,
-        "FULL": seq == tile,
-        "DROPS": dropout > 0,
-    }
+    sizes = {"HEADS": heads, "SIZE": hidden // heads, "SEQ": tile}
+    return sizes | {"MASKED": is_real is not None, "FULL": seq == tile, "DROPS": dropout > 0}
 
 
 class ColumnSums:

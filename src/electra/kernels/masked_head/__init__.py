@@ -28,12 +28,8 @@ def plan(device: torch.device) -> LaunchPlan:
     takes single rows, since each row has a block of its own; the interpreter, on the CPU, works through programs one by
     one, so there they are larger."""
     stages, rows = (3 if has_shared_memory(device) else 2, 1) if device.type == "cuda" else (1, 64)
-    return LaunchPlan(
-        processors(device),
-        {"ROWS": 64, "num_warps": 4, "num_stages": 1},
-        {"ROWS": rows, "num_warps": 4, "num_stages": 1},
-        {"ROWS": 64, "num_warps": 8, "num_stages": stages},
-    )
+    forward, finish = ({"ROWS": tile, "num_warps": 4, "num_stages": 1} for tile in (64, rows))
+    return LaunchPlan(processors(device), forward, finish, {"ROWS": 64, "num_warps": 8, "num_stages": stages})
 
 
 def splits_of(row_tiles: int, processors: int, blocks: int) -> int:
