@@ -73,6 +73,5 @@ class Batch:
         """Consecutive parts of equal size. Randomness belongs to samples, so a part is corrupted as in the whole."""
         if parts == 1:
             return [self]
-        return [
-            self.with_tensors(piece) for piece in zip(*(tensor.chunk(parts) for tensor in self.tensors()), strict=True)
-        ]
+        pieces = zip(*(tensor.chunk(parts) for tensor in self.tensors()), strict=True)
+        return [self.with_tensors(piece) for piece in pieces]

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -28,26 +29,24 @@ ROWS_AT_ONCE = 2048
 STEPS_AHEAD = 64  # `permute` takes hardly longer for many steps than for one
 
 
+@dataclass(frozen=True)
 class Loader:
     """Batches of `batch` rows a step, of which this process (`rank` of `world`) gets its consecutive part.
     `pin`: in memory from which a GPU copies while everybody goes on."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        batch: int,
-        steps: int,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        workers: int = 1,
-        pin: bool = False,
-    ):
-        assert batch % world == 0, "the global batch divides evenly among processes"
-        if not len(rows):
+    rows: Rows
+    batch: int
+    steps: int
+    seed: int
+    rank: int = 0
+    world: int = 1
+    workers: int = 1
+    pin: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.batch % self.world == 0, "the global batch divides evenly among processes"
+        if not len(self.rows):
             raise DataError("the prepared text makes no rows. Prepare more text.")
-        self.rows, self.batch, self.steps, self.seed = rows, batch, steps, seed
-        self.rank, self.world, self.workers, self.pin = rank, world, workers, pin
 
     def samples(self, step: int) -> np.ndarray:
         share = self.batch // self.world
@@ -78,11 +77,9 @@ class Loader:
 
 
 def collate(rows: Rows, indices: np.ndarray, samples: np.ndarray, seed: int, progress: float = 1.0) -> Batch:
-    first, real = rows.lengths(indices)
-    padded = bool((real < rows.length).any())
-    move = torch.from_numpy
-    ids, key = move(rows.ids(indices)), mix(seed, "corruption")
-    return lay_out(ids, move(first), move(real), move(samples), key, padded, progress)
+    lengths, key = rows.lengths(indices), mix(seed, "corruption")
+    ids, first, real, places = map(torch.from_numpy, (rows.ids(indices), *lengths, samples))
+    return lay_out(ids, first, real, places, key, bool((real < rows.length).any()), progress)
 
 
 def lay_out(
@@ -97,15 +94,18 @@ def lay_out(
 
 
 class HeldOut:
-    """The same rows with the same corruption at every evaluation: at most `limit` rows, spread evenly over all."""
+    """The same rows with the same corruption at every evaluation: at most `limit` rows, spread evenly over all. There
+    are none where nothing was held out."""
 
-    def __init__(self, rows: Rows, batch: int, limit: int, seed: int):
-        chosen = np.linspace(0, len(rows) - 1, min(limit, len(rows))).round().astype(np.int64)
+    def __init__(self, rows: Rows | None, batch: int, limit: int, seed: int):
+        count = len(rows) if rows else 0
+        chosen = np.linspace(0, count - 1, min(limit, count)).round().astype(np.int64)
         self.rows, self.seed = rows, seed
         self.parts = np.array_split(chosen, -(-len(chosen) // batch)) if len(chosen) else []
 
     def __iter__(self) -> Iterator[Batch]:
         for part in self.parts:
+            assert self.rows
             yield collate(self.rows, part, part, mix(self.seed, "heldout"))
 
     def __len__(self) -> int:
@@ -120,15 +120,14 @@ def place_corpus(
     if where == "stream" or (where == "auto" and device.type != "cuda"):
         return loader, f"{rows}, streamed from disk"
     offsets = row_offsets(loader.rows)
-    needed, free = resident_bytes(loader.rows, offsets, vocab_size), free_bytes(device)
+    needed = (int(offsets[-1]) + loader.rows.length) * np.dtype(token_dtype(vocab_size)).itemsize
+    free = free_bytes(device)
     if where == "auto" and needed > free // FREE_MEMORY_DIVISOR:
         sizes = f"{readable(needed)} is more than a quarter of the {readable(free)} free on {device}"
         return loader, f"{rows}, streamed from disk ({sizes})"
     if needed > free:
-        raise MachineError(
-            f"train.corpus=device needs {readable(needed)}, {readable(free)} are free on {device}. "
-            "Use train.corpus=stream."
-        )
+        sizes = f"{readable(needed)}, {readable(free)} are free on {device}"
+        raise MachineError(f"train.corpus=device needs {sizes}. Use train.corpus=stream.")
     return Resident(loader, offsets, vocab_size, device), f"{rows}, {readable(needed)} on {device}"
 
 
@@ -172,19 +171,15 @@ class Resident:
         first, real = self.rows.lengths(indices)
         padded = real.reshape(len(steps), -1).min(axis=1) < self.rows.length
         table = np.stack([samples, self.offsets[indices], first, real]).reshape(4, len(steps), -1)
-        moved = self._move(torch.from_numpy(table))
+        moved = torch.from_numpy(table)
+        moved = (moved.pin_memory() if self.device.type == "cuda" else moved).to(self.device, non_blocking=True)
+        key = mix(self.loader.seed, "corruption")
         for number, step in enumerate(steps):
-            yield self._gather(moved[:, number], bool(padded[number]), step / self.loader.steps)
-
-    def _move(self, table: Tensor) -> Tensor:
-        pinned = table.pin_memory() if self.device.type == "cuda" else table
-        return pinned.to(self.device, non_blocking=True)
-
-    def _gather(self, table: Tensor, padded: bool, progress: float) -> Batch:
-        samples, offsets, first, real = table
-        ids = self.tokens[offsets[:, None] + self.places].long() & self.bits
-        ids.masked_fill_(self.places >= real[:, None], self.rows.special.pad)
-        return lay_out(ids, first, real, samples, mix(self.loader.seed, "corruption"), padded, progress)
+            samples_here, begins, first_here, real_here = moved[:, number]
+            ids = self.tokens[begins[:, None] + self.places].long() & self.bits
+            ids.masked_fill_(self.places >= real_here[:, None], self.rows.special.pad)
+            progress = step / self.loader.steps
+            yield lay_out(ids, first_here, real_here, samples_here, key, bool(padded[number]), progress)
 
 
 def chunks(rows: Rows) -> Iterator[np.ndarray]:
@@ -195,10 +190,6 @@ def chunks(rows: Rows) -> Iterator[np.ndarray]:
 def row_offsets(rows: Rows) -> np.ndarray:
     """Where each row begins when all lie one behind the other, and where the last one ends."""
     return cumulated(np.concatenate([rows.lengths(indices)[1] for indices in chunks(rows)]))
-
-
-def resident_bytes(rows: Rows, offsets: np.ndarray, vocab_size: int) -> int:
-    return (int(offsets[-1]) + rows.length) * np.dtype(token_dtype(vocab_size)).itemsize
 
 
 def free_bytes(device: torch.device) -> int:

@@ -11,9 +11,8 @@ import json
 import lzma
 import os
 import re
-import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
@@ -64,29 +63,24 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
     return sources
 
 
-def _walk(folder: Path, visited: set[tuple[int, int]]) -> Iterator[Path]:
+def _walk(folder: Path, visited: set[Path]) -> Iterator[Path]:
     """Regular files below a folder, hidden ones left out; a folder reached twice (a loop of links) is read once."""
     try:
-        status = folder.stat()
-        entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+        place = folder.resolve()
+        entries = [(entry, entry.is_dir()) for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)]
     except OSError as error:
         raise MachineError(f"{folder} cannot be read: {error.strerror}.") from None
-    if (status.st_dev, status.st_ino) in visited:
+    if place in visited:
         return
-    visited.add((status.st_dev, status.st_ino))
-    if tables := _datasets_tables(folder):
-        yield from tables
-        return
-    for entry in entries:
-        try:
-            mode = entry.stat().st_mode
-        except OSError:  # a link that leads nowhere or round in a circle
-            continue
+    visited.add(place)
+    tables = _datasets_tables(folder)
+    yield from tables
+    for entry, is_folder in [] if tables else entries:
         if entry.name.startswith(".") or entry.name in _DATASETS_NOTES:
             continue
-        if stat.S_ISDIR(mode):
+        if is_folder:
             yield from _walk(entry, visited)
-        elif stat.S_ISREG(mode):
+        elif entry.is_file():
             yield entry
 
 
@@ -134,19 +128,17 @@ def _damage() -> tuple[type[Exception], ...]:
 def _decompressed(raw: BinaryIO) -> io.BufferedReader:
     magic = raw.read(6)
     raw.seek(0)
-    match magic:
-        case _ if magic.startswith(b"\x1f\x8b"):
-            unpacked: Any = gzip.GzipFile(fileobj=raw)
-        case _ if magic.startswith(b"BZh"):
-            unpacked = bz2.open(raw)  # noqa: SIM115
-        case _ if magic.startswith(b"\xfd7zXZ\x00"):
-            unpacked = lzma.open(raw)  # noqa: SIM115
-        case _ if magic.startswith(b"\x28\xb5\x2f\xfd") or re.match(rb"[\x50-\x5f]\x2a\x4d\x18", magic):
-            import pyarrow as pa
+    unpacked: Any = raw
+    if magic.startswith(b"\x1f\x8b"):
+        unpacked = gzip.open(raw)  # noqa: SIM115
+    elif magic.startswith(b"BZh"):
+        unpacked = bz2.open(raw)  # noqa: SIM115
+    elif magic.startswith(b"\xfd7zXZ\x00"):
+        unpacked = lzma.open(raw)  # noqa: SIM115
+    elif magic.startswith(b"\x28\xb5\x2f\xfd") or re.match(rb"[\x50-\x5f]\x2a\x4d\x18", magic):
+        import pyarrow as pa
 
-            unpacked = pa.CompressedInputStream(raw, "zstd")
-        case _:
-            unpacked = raw
+        unpacked = pa.CompressedInputStream(raw, "zstd")
     return io.BufferedReader(unpacked, 1 << 20)
 
 
@@ -216,15 +208,9 @@ def whole_file(path: Path) -> Iterator[Any]:
 
 
 def _compressed(path: Path, ending: str) -> Any:
-    match ending.lower():
-        case ".gz":
-            return gzip.open(path, "wb")
-        case ".bz2":
-            return bz2.open(path, "wb")
-        case ".xz":
-            return lzma.open(path, "wb")
-        case ".zst":
-            import pyarrow as pa
+    if ending.lower() == ".zst":
+        import pyarrow as pa
 
-            return pa.CompressedOutputStream(str(path), "zstd")
-    return path.open("wb")
+        return pa.CompressedOutputStream(str(path), "zstd")
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    return openers.get(ending.lower(), Path.open)(path, "wb")

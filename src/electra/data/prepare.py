@@ -47,7 +47,6 @@ from electra.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_has
 log = logging.getLogger(__name__)
 
 _HASHES = 1 << 64
-_SECONDS_BETWEEN_LINES = 5.0
 # The tokenizers library needs about 150 bytes for each byte of text that it encodes at once.
 _LONGEST_LINE = 1 << 16
 _REMEMBERED_CHARACTERS = 1 << 21
@@ -96,8 +95,7 @@ def prepare(
     workers = cpu_count() if workers is None else workers
     if workers < 1:
         raise SettingsError(f"{workers} workers cannot work. Give at least 1.")
-    loaded = load_tokenizer(tokenizer)
-    corpus = Corpus(inputs, settings.corpus)
+    loaded, corpus = load_tokenizer(tokenizer), Corpus(inputs, settings.corpus)
     for path in inputs:
         if out.resolve().is_relative_to(path.resolve()):
             raise SettingsError(f"{out} is inside the input {path}. Choose a folder outside it.")
@@ -152,10 +150,9 @@ class _Preparation:
         manifest = read_manifest(self.out)
         before = {"tokenizer": manifest.tokenizer_sha256[:12], "inputs": dump(manifest.inputs)}
         now = {"tokenizer": self.tokenizer_sha256[:12], "inputs": dump(self.inputs)}
-        changes = differences(manifest.settings | before, dump(self.settings) | now)
-        if changes:
+        if changes := "; ".join(differences(manifest.settings | before, dump(self.settings) | now)):
             raise SettingsError(
-                f"{self.out} already holds other shards ({'; '.join(changes)}). Choose another folder, or delete it."
+                f"{self.out} already holds other shards ({changes}). Choose another folder, or delete it."
             )
         return manifest
 
@@ -164,15 +161,13 @@ class _Preparation:
         needed = self.corpus.size // 3 - sum(path.stat().st_size for path in self.out.glob("*.safetensors"))
         free = shutil.disk_usage(self.out).free
         if needed > free:
-            raise MachineError(
-                f"{self.out} needs at least {needed:,} bytes, {free:,} are free. Free some, or choose another disk."
-            )
+            sizes = f"{needed:,} bytes, {free:,} are free"
+            raise MachineError(f"{self.out} needs at least {sizes}. Free some, or choose another disk.")
 
     def explained(self, error: OSError) -> MachineError:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return MachineError(f"{error.filename or self.out} cannot be written: {error.strerror}.")
-        free = shutil.disk_usage(self.out).free
-        left = self.corpus.size - self.input_bytes
+        free, left = shutil.disk_usage(self.out).free, self.corpus.size - self.input_bytes
         written = sum(shard.bytes for shard in self.shards(*SPLITS))
         needed = left * written // self.input_bytes if self.input_bytes else left // 3
         return MachineError(
@@ -183,7 +178,7 @@ class _Preparation:
     def run(self, workers: int) -> Manifest:
         reading = self.corpus.read()
         started = time.monotonic()
-        with Progress("prepare", self.corpus.size, 0, "bytes", _SECONDS_BETWEEN_LINES) as progress:
+        with Progress("prepare", self.corpus.size, unit="bytes", seconds_between_lines=5.0) as progress:
             missing = self._missing(reading, self._heldout_threshold())
             for result in run_jobs(_run_unit, missing, workers, start=partial(start_worker, self.out)):
                 self._note(*result)

@@ -53,22 +53,6 @@ def build_rows(settings: RowsSettings, data: TokenData, special: SpecialIds, see
             return SegmentRows(data, settings.length, special, seed)
 
 
-class NoRows:
-    """What is held out where nothing is."""
-
-    def __init__(self, special: SpecialIds, length: int):
-        self.special, self.length = special, length
-
-    def __len__(self) -> int:
-        return 0
-
-    def lengths(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raise AssertionError("there are no rows")
-
-    def ids(self, indices: np.ndarray) -> np.ndarray:
-        raise AssertionError("there are no rows")
-
-
 class PackedRows:
     """Row i holds tokens i*(length-1) … (i+1)*(length-1) of the stream, behind a [CLS]. A document occupies its tokens
     and one [SEP] there; the last row of a shard may be short, and the next shard begins with a row of its own."""

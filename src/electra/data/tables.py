@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from electra.base.errors import DataError, SettingsError
@@ -46,12 +45,9 @@ def table_format(path: Path) -> Format:
     """What a name asks for."""
     match = _NAME.search(path.name)
     if not match:
-        raise SettingsError(
-            f"{path.name}: its name does not say what it is. Use .csv, .tsv, .jsonl, .json or .parquet "
-            "(then .gz, .bz2, .xz or .zst)."
-        )
-    kind = match[1].lower()
-    return "jsonl" if kind == "ndjson" else kind  # type: ignore[return-value]
+        names = ".csv, .tsv, .jsonl, .json or .parquet (then .gz, .bz2, .xz or .zst)"
+        raise SettingsError(f"{path.name}: its name does not say what it is. Use {names}.")
+    return match[1].lower().replace("ndjson", "jsonl")  # type: ignore[return-value]
 
 
 def read_rows(
@@ -77,8 +73,7 @@ def read_rows(
                 lines = (line.rstrip("\r\n").split("\t") for line in _text(source, newline="\n"))
                 yield from _cells(path, lines, header, refuse)
             case "jsonl":
-                rows = json_lines(source, "strict", "Convert it")
-                for number, (_, row, problem) in enumerate(rows, 1):
+                for number, (_, row, problem) in enumerate(json_lines(source, "strict", "Convert it"), 1):
                     if problem:
                         refuse(number, f"{problem}. Repair it.")
                     yield row
@@ -108,20 +103,17 @@ def parquet_schema(path: Path) -> "pa.Schema | None":
 def content_format(source: OpenSource) -> Format:
     path, head = source.path, source.stream.peek(1 << 16)[: 1 << 16].lstrip()
     match source.format:
-        case "parquet":
-            return "parquet"
+        case "arrow-file" | "arrow-stream":
+            raise DataError(f"{path} is an arrow file. Give csv, tsv, jsonl, json or parquet.")
         case "jsonl" | "text" if head.startswith(b"["):
             return "json"
-        case "jsonl":
-            return "jsonl"
-        case "text":
-            if not head:
-                raise DataError(f"{path} is empty. Give a table with at least one row.")
-            named = _NAME.search(path.name)
-            if named and named[1].lower() in ("csv", "tsv"):
-                return named[1].lower()  # type: ignore[return-value]
-            return "tsv" if b"\t" in head.splitlines()[0] else "csv"
-    raise DataError(f"{path} is an arrow file. Give csv, tsv, jsonl, json or parquet.")
+        case "parquet" | "jsonl":
+            return source.format
+    if not head:
+        raise DataError(f"{path} is empty. Give a table with at least one row.")
+    if is_table(path) and table_format(path) in ("csv", "tsv"):
+        return table_format(path)
+    return "tsv" if b"\t" in head.splitlines()[0] else "csv"
 
 
 def _text(source: OpenSource, newline: str = "") -> io.TextIOWrapper:
@@ -138,9 +130,8 @@ def _cells(path: Path, lines: Iterable[list[str]], header: Sequence[str], refuse
     names = next(rows, [])
     if len(names) == len(header) and not set(names) & set(header):
         names, rows = list(header), chain([names], rows)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{path} has two columns {twice!r}. Name them differently.")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path} has two columns {twice[0]!r}. Name them differently.")
     blank = ([], [""]) if len(names) > 1 else ([],)  # of one column an empty cell is a row like any other
     for number, cells in enumerate((row for row in rows if row not in blank), 1):
         if len(cells) == len(names):
@@ -166,11 +157,10 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
                 raise DataError(f"{source.path} row {number + 1} is not valid JSON ({error}). Repair it.") from None
             buffer += block
             continue
-        number += 1
+        number, buffer = number + 1, buffer[end:]
         if not isinstance(row, dict):
             refuse(number, f"is {type(row).__name__}, not a JSON object. Repair it.")
         yield row if isinstance(row, dict) else {}
-        buffer = buffer[end:]
 
 
 # Writing
@@ -182,10 +172,8 @@ class TableWriter:
     those of the first rows written, and one that comes later is refused where the format has no place for it."""
 
     def __init__(self, path: Path, sample: Mapping[str, Any] | None = None, schema: "pa.Schema | None" = None) -> None:
-        self.path, self.sample = path, dict(sample or {})
-        self.schema = schema
-        self.format = table_format(path)
-        self.rows = 0
+        self.path, self.sample, self.schema = path, sample or {}, schema
+        self.format, self.rows = table_format(path), 0
         self.columns: list[str] = []
         self.parquet: pq.ParquetWriter | None = None
         self.stack = ExitStack()
@@ -195,39 +183,33 @@ class TableWriter:
         if not rows:
             return
         if self.format in ("csv", "tsv", "parquet"):
-            self._check_columns(rows)
+            names = dict.fromkeys(name for row in rows for name in row)
+            self.columns = self.columns or list(names)
+            if late := [name for name in names if name not in self.columns]:
+                where = f"appears first after row {self.rows}, too late for a {self.format} file"
+                raise self._refusal(f"column {late[0]!r} {where}")
         match self.format:
             case "csv" | "tsv":
                 self._write_cells(rows, answers)
             case "jsonl":
-                lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
-                self.file.write("".join(f"{line}\n" for line in lines).encode())
+                self.file.write("".join(f"{_json(row)}\n" for row in rows).encode())
             case "json":
-                lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
-                self.file.write((",\n" if self.rows else "[\n").encode() + ",\n".join(lines).encode())
+                self.file.write(((",\n" if self.rows else "[\n") + ",\n".join(map(_json, rows))).encode())
             case "parquet":
                 self._write_parquet(rows)
         self.rows += len(rows)
 
-    def _check_columns(self, rows: Sequence[dict[str, Any]]) -> None:
-        names = dict.fromkeys(name for row in rows for name in row)
-        self.columns = self.columns or list(names)
-        if late := [name for name in names if name not in self.columns]:
-            raise DataError(
-                f"{self.path.name}: column {late[0]!r} appears first after row {self.rows}, too late for a "
-                f"{self.format} file. Write JSON lines: {stem(self.path)}.jsonl."
-            )
+    def _refusal(self, problem: str) -> DataError:
+        return DataError(f"{self.path.name}: {problem}. Write JSON lines: {stem(self.path)}.jsonl.")
 
     def _write_cells(self, rows: Sequence[dict[str, Any]], answers: Collection[str]) -> None:
         buffer = io.StringIO()
-        table = [[_cell(row.get(name), name in answers) for name in self.columns] for row in rows]
-        if not self.rows:
-            table.insert(0, self.columns)
+        table = [] if self.rows else [self.columns]
+        table += [[_cell(row.get(name), name in answers) for name in self.columns] for row in rows]
         if self.format == "csv":
             csv.writer(buffer, lineterminator="\n").writerows(table)
         else:
-            for cells in table:
-                buffer.write("\t".join(re.sub(r"[\t\r\n]", " ", cell) for cell in cells) + "\n")
+            buffer.writelines("\t".join(re.sub(r"[\t\r\n]", " ", cell) for cell in cells) + "\n" for cells in table)
         self.file.write(buffer.getvalue().encode())
 
     def _write_parquet(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -240,11 +222,8 @@ class TableWriter:
                 self.parquet = self.stack.enter_context(pq.ParquetWriter(self.file, pa.schema(fields)))
             self.parquet.write_table(pa.Table.from_pylist(list(rows), schema=self.parquet.schema))
         except pa.ArrowException as error:
-            problem = " ".join(str(error).split())
-            raise DataError(
-                f"{self.path.name}: rows {self.rows + 1} to {self.rows + len(rows)} do not fit a parquet file "
-                f"({problem}). Write JSON lines: {stem(self.path)}.jsonl."
-            ) from None
+            where, problem = f"rows {self.rows + 1} to {self.rows + len(rows)}", " ".join(str(error).split())
+            raise self._refusal(f"{where} do not fit a parquet file ({problem})") from None
 
     def _field(self, name: str, values: list[Any]) -> "pa.Field":
         import pyarrow as pa
@@ -258,12 +237,10 @@ class TableWriter:
         self.file = self.stack.enter_context(whole_file(self.path))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         if kind is None and self.format == "json":
             self.file.write(b"\n]\n" if self.rows else b"[]\n")
-        self.stack.__exit__(kind, error, trace)
+        self.stack.__exit__(kind, *rest)
 
 
 def _cell(value: Any, is_answer: bool) -> str:
@@ -273,8 +250,12 @@ def _cell(value: Any, is_answer: bool) -> str:
         case float():
             return f"{value:.6g}" if is_answer else repr(float(value))
         case list() | dict():
-            return json.dumps(value, ensure_ascii=False, default=str)
+            return _json(value)
     return str(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 # Column files of the CoNLL shared tasks
@@ -312,9 +293,8 @@ def row_of(lines: Sequence[Line], columns: Mapping[str, int]) -> dict[str, Any] 
 
 def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
     """All lines, in groups that end with a blank one. Joined by line ends they are the file again."""
-    group: list[Line] = []
-    width, has_tabs = 0, False
-    for number, line in enumerate(_lines(path), 1):
+    group, width, has_tabs = list[Line](), 0, False
+    for number, line in _lines(path):
         begins = not width and bool(line.strip(" \t")) and not line.startswith(("#", _DOCUMENT))
         has_tabs = "\t" in line if begins else has_tabs
         # not `line.split()`: a no-break space is part of its word
@@ -330,9 +310,8 @@ def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
         elif len(cells) == width:
             group.append(Line(line, cells))
         else:
-            raise DataError(
-                f"{path}:{number} has {len(cells)} columns, the first word {width} ({line[:60]!r}). Repair it."
-            )
+            problem = f"has {len(cells)} columns, the first word {width} ({line[:60]!r})"
+            raise DataError(f"{path}:{number} {problem}. Repair it.")
     if group:
         yield group
 
@@ -341,9 +320,8 @@ def refuse_columns(path: Path, line: str, width: int, places: Sequence[int]) -> 
     """Two names for one column are words that are their own tags: what -1 means in a file of words alone."""
     needed = max(len(places), *(place + 1 if place >= 0 else -place for place in places))
     if width < needed or len({place % width for place in places}) < len(places):
-        raise DataError(
-            f"{path} has {width} columns ({line[:60]!r}), not {needed}. Set token_column and tag_column to those it has."
-        )
+        problem = f"has {width} columns ({line[:60]!r}), not {needed}"
+        raise DataError(f"{path} {problem}. Set token_column and tag_column to those it has.")
 
 
 def is_no_word(cells: Sequence[str], width: int) -> bool:
@@ -357,36 +335,25 @@ def with_tags(lines: Sequence[Line], tags: Sequence[str]) -> Iterator[str]:
     the line of a document has one too."""
     answers = iter(tags)
     for text, cells in lines:
-        separator = "\t" if "\t" in text else " "
-        if cells is not None:
-            yield f"{text}{separator}{next(answers)}"
-        else:
-            yield f"{text}{separator}O" if text.startswith(_DOCUMENT) else text
+        tag = next(answers) if cells is not None else "O" if text.startswith(_DOCUMENT) else None
+        yield text if tag is None else f"{text}\t{tag}" if "\t" in text else f"{text} {tag}"
 
 
-def _lines(path: Path) -> Iterator[str]:
-    number = 1
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with open_table(path) as source:
         if source.format not in ("text", "jsonl"):  # a first word may well be "{"
             raise DataError(f"{path} is a table ({source.format}), not a column file.")
-        try:
-            for line in source.stream:
-                yield line.decode("utf-8").rstrip("\r\n")
-                number += 1
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}:{number} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
+        for number, line in enumerate(source.stream, 1):
+            try:
+                yield number, line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}:{number} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
 
 
 # Columns and their values, when nobody named them. A guess is always shown.
 
-PAIRS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("text_a", "text_b"),
-    ("text1", "text2"),
-)
+PAIRS = [("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")]
+PAIRS += [("text_a", "text_b"), ("text1", "text2")]
 TEXTS = ["text", "sentence", "review", "document", "content", "comment", "body", "message", "tweet", "title"]
 LABELS = ["label", "labels", "class", "category", "target", "gold_label", "sentiment", "stars", "rating", "score"]
 MOST_CLASSES = 200
@@ -416,19 +383,14 @@ def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
         counts = {name: len({str(row.get(name)) for row in sample}) for name in columns}
         few = [name for name in columns if 2 <= counts[name] <= min(MOST_CLASSES, len(sample) // 2)]
         label = min(few, key=lambda name: counts[name], default=None)
-    pair = next((pair for pair in PAIRS if set(pair) <= low.keys()), None)
-    if pair:
-        texts: tuple[str, ...] = tuple(low[name] for name in pair)
-    else:
-        named = [low[name] for name in TEXTS if name in low and low[name] != label]
-        strings = [name for name in columns if name != label and any(isinstance(row.get(name), str) for row in sample)]
-        texts = tuple(named[:1]) or tuple(sorted(strings, key=mean_length)[-1:])
+    pairs = [[low[first], low[second]] for first, second in PAIRS if {first, second} <= low.keys()]
+    named = [low[name] for name in TEXTS if name in low and low[name] != label]
+    strings = [name for name in columns if name != label and any(isinstance(row.get(name), str) for row in sample)]
+    texts = pairs[0] if pairs else named[:1] or sorted(strings, key=mean_length)[-1:]
     if label is None or not texts:
-        raise DataError(
-            f"which column is the text and which the label? Name them with text and label (there are "
-            f"{', '.join(columns) or 'none'})."
-        )
-    return texts, label
+        remedy = f"Name them with text and label (there are {', '.join(columns) or 'none'})"
+        raise DataError(f"which column is the text and which the label? {remedy}.")
+    return tuple(texts), label
 
 
 def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
@@ -438,11 +400,9 @@ def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
     if any(isinstance(value, list) for value in values) or any(all(map(str.strip, names)) for names in joined):
         return "multilabel"
     numbers = [number(value) for value in values if value is not None and value != ""]
-    if not numbers or None in numbers:
-        return "classification"
-    real = [value for value in numbers if value is not None]
-    distinct = len(set(real))
-    return "regression" if distinct > 20 or any(value % 1 for value in real) else "classification"
+    real = {value for value in numbers if value is not None}
+    is_quantity = None not in numbers and (len(real) > 20 or any(value % 1 for value in real))
+    return "regression" if is_quantity else "classification"
 
 
 def number(value: Any) -> float | None:
@@ -456,12 +416,9 @@ def number(value: Any) -> float | None:
 
 def label_name(value: Any) -> str:
     """1, 1.0 and "1" are one label: formats differ in what they make of a number."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case float() if value.is_integer():
-            return str(int(value))
-    return str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def label_list(value: Any, separator: str) -> list[str]:
@@ -477,11 +434,8 @@ def label_list(value: Any, separator: str) -> list[str]:
 
 
 def is_missing(value: Any) -> bool:
-    return (
-        value is None
-        or (isinstance(value, str) and not value.strip())
-        or (isinstance(value, float) and math.isnan(value))
-    )
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return value is None or is_nan or (isinstance(value, str) and not value.strip())
 
 
 def read_label(row: Mapping[str, Any], column: str) -> Any:

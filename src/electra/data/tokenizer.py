@@ -6,7 +6,7 @@ maps, whose random order then decides ties. `_train_wordpiece` and `learn_pieces
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# Of more text about this much is used: documents chosen by their hash.
-MOST_CHARACTERS = 1_000_000_000
-# A merge of wordpiece or bpe has to occur this often.
-_MIN_FREQUENCY = 2
+MOST_CHARACTERS = 1_000_000_000  # of more text about this much is used: documents chosen by their hash
 # Of all characters of the text in wordpiece and unigram; rarer ones get no piece of their own and become [UNK].
 _CHARACTER_COVERAGE = 0.9999
 # Of the unigram trainer.
@@ -70,10 +67,7 @@ def adopt_vocabulary(
 ) -> Tokenizer:
     """A WordPiece tokenizer from BERT's vocab.txt, one piece a line. BERT strips accents where it lowercases, which
     is what `strip_accents=None` means."""
-    lines = _read(path).split("\n")
-    if not lines[-1]:
-        lines.pop()
-    vocabulary = {piece: number for number, piece in enumerate(lines)}
+    vocabulary = {piece: number for number, piece in enumerate(_read(path).removesuffix("\n").split("\n"))}
     strip = lowercase if strip_accents is None else strip_accents
     return _ready(path, _wordpiece(vocabulary, _bert_normalizer(lowercase, strip, split_cjk)))
 
@@ -114,10 +108,9 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 def continuing_tokens(tokenizer: Tokenizer) -> np.ndarray:
     """By token id: does it go on with the word of the token before it? WordPiece marks those ("##"); where pieces carry
     the space before them ("▁", "Ġ") all others go on."""
-    vocabulary = tokenizer.get_vocab()
     goes_on = np.zeros(vocabulary_size(tokenizer), dtype=bool)
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
-    for token, number in vocabulary.items():
+    for token, number in tokenizer.get_vocab().items():
         starts_word = token.startswith(("▁", "Ġ")) or token in SPECIAL_TOKENS
         goes_on[number] = token.startswith(prefix) if prefix else not starts_word
     return goes_on
@@ -163,13 +156,9 @@ def _train_wordpiece(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
     normalizer = _bert_normalizer(settings.lowercase, settings.strip_accents, settings.split_cjk)
     alphabet, continuing = _alphabet(texts, normalizer, settings)
     tokenizer = _wordpiece({"[UNK]": 0}, normalizer)
+    special = [*SPECIAL_TOKENS, *alphabet, *continuing]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=settings.vocab_size,
-        min_frequency=_MIN_FREQUENCY,
-        special_tokens=[*SPECIAL_TOKENS, *alphabet, *continuing],
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=live_bars(),
+        special_tokens=special, initial_alphabet=alphabet, limit_alphabet=len(alphabet), **_trainer_options(settings)
     )
     tokenizer.train_from_iterator(texts, trainer)
     return _wordpiece(tokenizer.get_vocab(), normalizer)
@@ -180,12 +169,9 @@ def _alphabet(texts: _Sample, normalizer: Any, settings: TokenizerSettings) -> t
     raw: Counter[str] = Counter()
     for text in texts:
         raw.update(text)
-    counts: Counter[str] = Counter()
-    for character, count in raw.items():
-        for normal in normalizer.normalize_str(character):
-            if not normal.isspace():
-                counts[normal] += count
-    alphabet = _most_frequent(counts, settings.vocab_size // 3)
+    counts = _characters((normalizer.normalize_str(character), count) for character, count in raw.items())
+    visible = Counter({character: count for character, count in counts.items() if not character.isspace()})
+    alphabet = _most_frequent(visible, settings.vocab_size // 3)
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     continuing = [f"##{it}" for it in alphabet if len(split(normalizer.normalize_str(f"a{it}"))) == 1]
     return alphabet, continuing
@@ -193,32 +179,30 @@ def _alphabet(texts: _Sample, normalizer: Any, settings: TokenizerSettings) -> t
 
 def _most_frequent(counts: Counter[str], limit: int) -> list[str]:
     """As many characters as cover nearly all of the text, up to a limit; sorted."""
-    kept: list[str] = []
-    missing = (1 - _CHARACTER_COVERAGE) * counts.total()
-    left = counts.total()
-    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if left <= missing or len(kept) == limit:
-            break
-        kept.append(character)
-        left -= count
-    return sorted(kept)
+    by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    left_before = counts.total() - np.cumsum([0, *(count for _, count in by_frequency)])
+    needed = int(np.sum(left_before > (1 - _CHARACTER_COVERAGE) * counts.total()))
+    return sorted(character for character, _ in by_frequency[: min(needed, limit)])
+
+
+def _characters(words: Iterable[tuple[str, int]]) -> Counter[str]:
+    """How often each character occurs in words that occur so often."""
+    counts: Counter[str] = Counter()
+    for word, count in words:
+        for character in word:
+            counts[character] += count
+    return counts
 
 
 def _train_bpe(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
     """Byte-level: nothing is ever unknown."""
-    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
-    tokenizer.normalizer = _plain_normalizer(normalizers.NFC(), settings)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocab_size,
-        min_frequency=_MIN_FREQUENCY,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=live_bars(),
-    )
+    split = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    parts = _plain_normalizer(normalizers.NFC(), settings), split, decoders.ByteLevel()
+    tokenizer = _assemble(models.BPE(unk_token="[UNK]"), *parts)
+    alphabet, special = sorted(pre_tokenizers.ByteLevel.alphabet()), list(SPECIAL_TOKENS)
+    trainer = trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, **_trainer_options(settings))
     tokenizer.train_from_iterator(texts, trainer)
-    return _with_template(tokenizer)
+    return _assemble(tokenizer.model, *parts)
 
 
 def _train_unigram(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
@@ -233,18 +217,16 @@ def _train_unigram(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
         count = words.pop(word)
         for part, _ in split.pre_tokenize_str(word):
             words[part] += count
-    characters: Counter[str] = Counter()
-    for word, count in words.items():
-        for character in word:
-            characters[character] += count
-    alphabet = _most_frequent(characters, settings.vocab_size // 2)
+    alphabet = _most_frequent(_characters(words.items()), settings.vocab_size // 2)
     pieces = learn_pieces(words, settings.vocab_size - len(SPECIAL_TOKENS), alphabet)
-    specials = [(name, 0.0) for name in SPECIAL_TOKENS]
-    tokenizer = Tokenizer(models.Unigram([*specials, *pieces], SPECIAL_TOKENS.index("[UNK]")))
-    tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = split
-    tokenizer.decoder = decoders.Metaspace()
-    return _with_template(tokenizer)
+    vocabulary = [*((name, 0.0) for name in SPECIAL_TOKENS), *pieces]
+    model = models.Unigram(vocabulary, SPECIAL_TOKENS.index("[UNK]"))
+    return _assemble(model, normalizer, split, decoders.Metaspace())
+
+
+def _trainer_options(settings: TokenizerSettings) -> dict[str, Any]:
+    """A merge has to occur twice."""
+    return {"vocab_size": settings.vocab_size, "min_frequency": 2, "show_progress": live_bars()}
 
 
 def _bert_normalizer(lowercase: bool, strip_accents: bool, split_cjk: bool) -> Any:
@@ -254,42 +236,35 @@ def _bert_normalizer(lowercase: bool, strip_accents: bool, split_cjk: bool) -> A
 
 
 def _plain_normalizer(form: Any, settings: TokenizerSettings) -> Any:
-    steps = [form]
-    if settings.strip_accents:
-        steps = [normalizers.NFD(), normalizers.StripAccents(), form]
-    if settings.lowercase:
-        steps.append(normalizers.Lowercase())
-    return normalizers.Sequence([*steps, normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+    accents = [normalizers.NFD(), normalizers.StripAccents()] if settings.strip_accents else []
+    case = [normalizers.Lowercase()] if settings.lowercase else []
+    spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    return normalizers.Sequence([*accents, form, *case, *spaces])
 
 
 def _wordpiece(vocabulary: dict[str, int], normalizer: Any) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    return _with_template(tokenizer)
+    model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+    return _assemble(model, normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##"))
 
 
-def _with_template(tokenizer: Tokenizer) -> Tokenizer:
-    """[CLS] A [SEP] and [CLS] A [SEP] B [SEP]."""
-    special = {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
-    if None not in special.values():
+def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
+    """With [CLS] A [SEP] and [CLS] A [SEP] B [SEP], where the model knows the special tokens already."""
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, pre_tokenizer, decoder
+    ids = {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
+    if None not in ids.values():
         tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         tokenizer.encode_special_tokens = True
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[("[CLS]", special["[CLS]"]), ("[SEP]", special["[SEP]"])],
-        )
+        ends = [(name, ids[name]) for name in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends)
     return tokenizer
 
 
 def _ready(path: Path, tokenizer: Tokenizer) -> Tokenizer:
     """All special tokens are there, and a text that says "[MASK]" means the word, everywhere."""
     if missing := [name for name in SPECIAL_TOKENS if tokenizer.token_to_id(name) is None]:
-        raise DataError(
-            f"{path} has no {', '.join(missing)}. A vocabulary for ELECTRA needs all of {', '.join(SPECIAL_TOKENS)}."
-        )
+        remedy = f"A vocabulary for ELECTRA needs all of {', '.join(SPECIAL_TOKENS)}"
+        raise DataError(f"{path} has no {', '.join(missing)}. {remedy}.")
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -318,8 +293,8 @@ def learn_pieces(counts: Counter[str], size: int, alphabet: Sequence[str]) -> li
     usable = (item for item in counts.items() if len(item[0]) <= _LONGEST_WORD and characters.issuperset(item[0]))
     words = sorted(usable, key=lambda item: (-item[1], item[0]))[:_WORDS]
     pieces, weights = _seeds(words, size, alphabet)
-    lattices = _Lattices.build([word for word, _ in words], [count for _, count in words], pieces)
-    inner = _Lattices.build(pieces, [1] * len(pieces), pieces)
+    lattices = _Lattices(words, pieces)
+    inner = _Lattices([(piece, 1) for piece in pieces], pieces)
     is_character = np.array([len(piece) == 1 for piece in pieces])
     scores = _log_probabilities(weights)
     while True:
@@ -331,9 +306,8 @@ def learn_pieces(counts: Counter[str], size: int, alphabet: Sequence[str]) -> li
         if alive.sum() <= size:
             break
         # What dropping a piece costs: its uses, each explained by the best segmentation of what it spells.
-        loss = np.where(is_character, np.inf, -np.inf)
-        candidates = alive & ~is_character
-        replaced = inner.best_without_whole(scores, len(pieces))
+        loss, candidates = np.where(is_character, np.inf, -np.inf), alive & ~is_character
+        replaced = inner.best_without_whole(scores)
         loss[candidates] = expected[candidates] * (scores - replaced)[candidates]
         kept = max(size, int(alive.sum() * _KEPT_EACH_ROUND))
         scores[np.argsort(-loss, kind="stable")[kept:]] = -np.inf
@@ -355,15 +329,10 @@ def _seeds(words: list[tuple[str, int]], size: int, alphabet: Sequence[str]) -> 
                 counts[word[start:end]] += count
     covering = sorted(counts.items(), key=lambda item: (-item[1] * len(item[0]), item[0]))
     longer = [item for item in covering[: size * _SEEDS_PER_PIECE] if item[1] > 1]
-    single: Counter[str] = Counter()
-    for word, count in words:
-        for character in word:
-            single[character] += count
-    pieces = [*sorted(alphabet), *(piece for piece, _ in longer)]
-    weights = [max(1, single[character]) for character in sorted(alphabet)] + [
-        count * len(piece) for piece, count in longer
-    ]
-    return pieces, np.array(weights, np.float64)
+    single = _characters(words)
+    weights = {character: max(1, single[character]) for character in sorted(alphabet)}
+    weights |= {piece: count * len(piece) for piece, count in longer}
+    return list(weights), np.array(list(weights.values()), np.float64)
 
 
 def _log_probabilities(counts: np.ndarray) -> np.ndarray:
@@ -380,22 +349,17 @@ class _Lattices:
     """The segmentations of many words at once. Words of one length share their edges (start, end); `ids` says which
     piece a word has on each, and the number of pieces, whose score is -inf, where it has none."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: Sequence[tuple[str, int]], pieces: Sequence[str]) -> None:
         self.groups: list[tuple[list[tuple[int, int]], np.ndarray, np.ndarray, np.ndarray]] = []
-
-    @classmethod
-    def build(cls, words: Sequence[str], counts: Sequence[int], pieces: Sequence[str]) -> "_Lattices":
-        lattices = cls()
         number = {piece: index for index, piece in enumerate(pieces)}
-        by_length: dict[int, list[int]] = defaultdict(list)
-        for index, word in enumerate(words):
-            by_length[len(word)].append(index)
-        for length, indices in sorted(by_length.items()):
+        lengths = np.array([len(word) for word, _ in words])
+        for length in np.unique(lengths).tolist():
+            indices = np.flatnonzero(lengths == length)
+            group = [words[index] for index in indices.tolist()]
             edges = [(start, end) for end in range(1, length + 1) for start in range(max(0, end - _LONGEST_PIECE), end)]
-            ids = [[number.get(words[index][start:end], len(pieces)) for index in indices] for start, end in edges]
-            group = np.array(ids, np.int32), np.array([counts[index] for index in indices], np.float64)
-            lattices.groups.append((edges, *group, np.array(indices)))
-        return lattices
+            ids = [[number.get(word[start:end], len(pieces)) for word, _ in group] for start, end in edges]
+            counts = np.array([count for _, count in group], np.float64)
+            self.groups.append((edges, np.array(ids, np.int32), counts, indices))
 
     def expected_counts(self, scores: np.ndarray) -> np.ndarray:
         """How often each piece is used, over all segmentations: forward, backward, and the share of every edge."""
@@ -415,9 +379,9 @@ class _Lattices:
                 expected += np.bincount(ids[edge], share * counts, len(scores))
         return expected[:-1]
 
-    def best_without_whole(self, scores: np.ndarray, size: int) -> np.ndarray:
-        """The score of each word's best segmentation into at least two pieces."""
-        scores, result = np.append(scores, -np.inf), np.full(size, -np.inf)
+    def best_without_whole(self, scores: np.ndarray) -> np.ndarray:
+        """The score of each word's best segmentation into at least two pieces. The words are the pieces themselves."""
+        result, scores = np.full(len(scores), -np.inf), np.append(scores, -np.inf)
         for edges, ids, counts, indices in self.groups:
             length = edges[-1][1]
             best = np.full((length + 1, len(counts)), -np.inf)

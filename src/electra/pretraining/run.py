@@ -21,7 +21,7 @@ from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import lock, read_json, remove_leftovers, write_atomically, write_json
 from electra.base.jobs import Signals
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
-from electra.data.rows import NoRows, Rows, build_rows
+from electra.data.rows import Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from electra.objectives import Objective
@@ -96,7 +96,7 @@ def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> No
 def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True) -> HeldOut:
     """Empty where nothing was held out: training works, its held-out metrics are missing."""
     train = settings.train
-    rows: Rows = NoRows(special, settings.rows.length)
+    rows: Rows | None = None
     if read_manifest(folder).splits["heldout"].shards:
         rows = build_rows(settings.rows, open_data(folder, "heldout", verify), special, settings.seed)
     return HeldOut(rows, train.batch // train.accumulate, train.evaluate_rows, settings.seed)
