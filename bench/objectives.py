@@ -18,14 +18,16 @@ from electra.data.tokenizer import load_tokenizer
 from electra.inspector.compare import (
     Budget,
     ComparedRun,
+    LabelledTexts,
     Variant,
     comparison_table,
     parse_budget,
     plot_comparison,
+    probe_accuracy,
+    read_labelled,
     run_comparison,
     summary,
 )
-from electra.inspector.probe import LabelledTexts, probe_accuracy, read_labelled
 from electra.interop.read import Pretrained
 from electra.pretraining.settings import build_objective, resolve
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 from helpers import SETTINGS, electra_process, write_corpus
@@ -14,6 +15,10 @@ if not torch.cuda.is_available():
 
 # as in the processes that tests start, since the last bits depend on it; and other tests run beside
 torch.set_num_threads(1)
+
+# A busy machine is slow, which is no fault of what is tested.
+settings.register_profile("electra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("electra")
 
 install_import_hook(
     [

@@ -215,13 +215,12 @@ def test_no_function_has_more_than_eight_parameters():
 
 def test_the_house_does_not_grow():
     """What it can do today fits in this; a feature that needs more makes room first."""
-    assert len(FILES) <= 93
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 15_900
-
-
-@pytest.mark.xfail(reason="the goal; data, finetuning, commands and objectives are above their budgets", strict=True)
-def test_the_house_is_small():
     assert len(FILES) <= 90
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 14_600
+
+
+@pytest.mark.xfail(reason="the goal, not reached; every room but kernels is above its budget", strict=True)
+def test_the_house_is_small():
     assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 12_500
 
 

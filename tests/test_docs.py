@@ -64,7 +64,7 @@ def test_the_readme_trains_at_the_learning_rate_of_the_recipe():
         assert max(rates) > 0.9, settings.schedule
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_every_line_of_the_readme_runs(tmp_path, monkeypatch):
     """Commands and Python, in the README's order and words, but for six steps of two rows."""
     write_corpus(tmp_path / "my-text.txt", documents=120)
@@ -89,7 +89,7 @@ def test_every_line_of_the_readme_runs(tmp_path, monkeypatch):
     assert theirs["model"].config.hidden_size == ours["vectors"].shape[1] == 256
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
     """docs/finetune.md in its order, with small tables in the place of GLUE's."""
     write_table(tmp_path / "my-table.csv")
@@ -125,7 +125,7 @@ def test_the_tasks_of_the_docs_are_tasks(page):
     assert task.name and task.files.keys() == {"train", "dev"}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_every_command_about_tagging_runs(tmp_path, toy_model):
     """docs/finetune-tagging.md in its order, on column files and a table of a few made-up sentences."""
     (tmp_path / "my-model").symlink_to(toy_model)
@@ -142,7 +142,7 @@ def test_every_command_about_tagging_runs(tmp_path, toy_model):
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_every_command_about_questions_runs(tmp_path, toy_model):
     """docs/finetune-squad.md in its order; the toy model is too short for the length of a question as it is set."""
     (tmp_path / "my-model").symlink_to(toy_model)

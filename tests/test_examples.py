@@ -18,7 +18,7 @@ def story(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_own_language(shared_data, tmp_path):
     """Korean: syllables stay whole, and the encoder is one of transformers'."""
     documents = islice(Corpus([shared_data / "ko" / "ko_wiki.jsonl.zst"]).read(), 60)
@@ -35,7 +35,7 @@ def test_own_language(shared_data, tmp_path):
     assert transformers.AutoModel.from_pretrained(folder).config.vocab_size == model.tokenizer.get_vocab_size()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("start", ["run", "folder of transformers"])
 def test_own_field(start, finished_run, toy_model, recipe, tmp_path):
     """The encoder goes on from where it was: it is near the model it started from, and not that model."""
@@ -48,7 +48,7 @@ def test_own_field(start, finished_run, toy_model, recipe, tmp_path):
     assert electra.load(folder).network.length is None
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_own_labels(toy_model, tmp_path):
     rows = [f"the barak {'walks' if row % 2 else 'reads'} {row},{1 + row % 2}" for row in range(60)]
     (tmp_path / "table.csv").write_text("review,stars\n" + "\n".join(rows) + "\n")

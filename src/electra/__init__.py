@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from electra.data.shards import Manifest
     from electra.finetuning.predict import Predicted
     from electra.inspector import Model, load
-    from electra.inspector.compare import ComparedRun
-    from electra.inspector.probe import LabelledTexts
+    from electra.inspector.compare import ComparedRun, LabelledTexts
     from electra.pretraining.load import Exported
 
 __version__ = "0.1.0"
@@ -224,7 +223,7 @@ def compare(
     ['tiny', 'tiny+masked-lm']
     """
     from electra.inspector import compare as comparison
-    from electra.inspector.probe import read_labelled
+    from electra.inspector.compare import read_labelled
 
     if isinstance(table, str | Path):
         table = read_labelled(Path(table), "text", "label", 4000)

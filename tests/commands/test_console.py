@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from electra.base.errors import DataError, MachineError
-from electra.base.table import Table
+from electra.base.progress import Table
 from electra.commands import configure_logging
 from electra.commands.console import print_table, resume_hint
 from helpers import electra

@@ -9,7 +9,7 @@ import pytest
 from electra.data.tables import TableWriter, read_rows
 from electra.finetuning.folder import load_task_folder
 from electra.finetuning.plan import make_plan
-from electra.finetuning.squad_metrics import squad1
+from electra.finetuning.questions import squad1
 from helpers import electra
 
 FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=40", "max_query_length=8", "doc_stride=12")

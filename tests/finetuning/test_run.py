@@ -141,7 +141,7 @@ def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
     process.send_signal(signal.SIGTERM)
     rest = process.stderr.read()
     process.stderr.close()
-    assert process.wait(60) == 75 and "everything is saved" in rest and "to go on: electra finetune" in rest
+    assert process.wait(180) == 75 and "everything is saved" in rest and "to go on: electra finetune" in rest
 
 
 def test_processes_side_by_side_give_the_same_weights(finished, toy_model, table, tmp_path):
@@ -157,7 +157,7 @@ def test_workers_end_with_their_parent(toy_model, table, tmp_path):
     words = command("finetune", toy_model, table, "epochs=3000", "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out")
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL)
     children: list[str] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while len(children) < 3 and time.monotonic() < deadline:  # two workers and the resource tracker
         children = path.read_text().split()

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from electra.finetuning.questions import read_squad, true_answers
-from electra.finetuning.squad_metrics import best_threshold, normalise, overlap, score1, score2, squad1, squad2
+from electra.finetuning.questions import (
+    best_threshold,
+    normalise,
+    overlap,
+    read_squad,
+    score1,
+    score2,
+    squad1,
+    squad2,
+    true_answers,
+)
 
 # Words and marks that the rules are about, glued together with and without spaces.
 PIECES = [

@@ -8,8 +8,15 @@ import torch
 
 from electra import compare
 from electra.base.errors import SettingsError
-from electra.inspector.compare import Budget, ComparedRun, comparison_table, parse_budget, summary, variants
-from electra.inspector.probe import LabelledTexts
+from electra.inspector.compare import (
+    Budget,
+    ComparedRun,
+    LabelledTexts,
+    comparison_table,
+    parse_budget,
+    summary,
+    variants,
+)
 from helpers import electra
 
 

@@ -1,9 +1,11 @@
-"""Progress for people: a live bar where the command line asked for one, plain lines through `logging` everywhere else."""
+"""What people are shown: progress while something runs (a live bar where the command line asked for one, plain lines through
+`logging` everywhere else), and tables as values, which reports write as Markdown and the command line draws."""
 
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -106,3 +108,19 @@ def readable(name: str, value: float) -> str:
 
 def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))) if math.isfinite(seconds) else "…"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text as people read it. An empty row is a line between two sections."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+
+    def markdown(self) -> str:
+        lines = [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+            for cells in (self.columns, *filter(None, self.rows))
+        ]
+        return "\n".join([lines[0], "|---" * len(self.columns) + "|", *lines[1:]]) + "\n"

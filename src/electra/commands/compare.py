@@ -27,8 +27,7 @@ def compare_command(
 ) -> None:
     """Train recipes under the same budget, over several seeds; a table and a plot of what came out."""
     import electra
-    from electra.inspector.compare import comparison_table
-    from electra.inspector.probe import read_labelled
+    from electra.inspector.compare import comparison_table, read_labelled
 
     overrides = [word for word in recipes_and_overrides if "=" in word]
     recipes = [word for word in recipes_and_overrides if "=" not in word]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from electra.base.errors import DataError, ElectraError, SettingsError
-from electra.base.table import Table
+from electra.base.progress import Table
 
 Recipe = Annotated[str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file')]
 OverrideWords = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.base.table import Table
+from electra.base.progress import Table
 from electra.commands.console import Text2, columns, print_table
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from electra.base.errors import SettingsError
-from electra.base.table import Table
+from electra.base.progress import Table
 from electra.commands.console import Jobs, Text2, columns, print_table, resume_hint
 
 

@@ -77,7 +77,7 @@ def devices(name: str | None, tflops: float | None) -> dict[str, dict[str, float
 
 
 def show(recipe: str, result: dict[str, Any]) -> None:
-    from electra.base.table import Table
+    from electra.base.progress import Table
     from electra.pretraining.trial import PAPER_BERT_BASE
 
     def cells(name: str, run: float) -> tuple[str, ...]:

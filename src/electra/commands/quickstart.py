@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.base.table import Table
+from electra.base.progress import Table
 from electra.commands.console import print_table, resume_hint
 
 EXAMPLES = 3

@@ -201,6 +201,8 @@ def whole_file(path: Path) -> Iterator[Any]:
     try:
         with file:
             yield file
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
     finally:

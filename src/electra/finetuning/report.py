@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from electra.base import config
 from electra.base.errors import SettingsError
 from electra.base.files import read_json, write_atomically, write_json
-from electra.base.table import Table
+from electra.base.progress import Table
 from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Task
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line

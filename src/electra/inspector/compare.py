@@ -3,6 +3,8 @@
 A budget is time ("2m"), FLOPs ("3e14 flops") or steps ("500 steps"). Time is turned into steps before the run by a few trial
 steps on this machine, so that the learning rate falls to its end in every run. The report has the median and the spread over
 the seeds of whatever was measured, and leaves nothing out: a run that diverged is a result.
+
+The probe asks how much of a labelled table a frozen encoder already knows: logistic regression on its vectors, nothing fine-tuned.
 """
 
 import hashlib
@@ -17,13 +19,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
 from electra.base import config
-from electra.base.errors import DivergedError, SettingsError
+from electra.base.errors import DataError, DivergedError, SettingsError
 from electra.base.files import read_json, write_atomically, write_json
 from electra.base.jobs import Signals, run_jobs
-from electra.base.table import Table
+from electra.base.progress import Table
+from electra.base.randomness import mix
 from electra.data.shards import read_manifest
-from electra.inspector.probe import LabelledTexts, probe_accuracy
+from electra.data.tables import read_rows
+from electra.inspector.detect import text_vectors
+from electra.interop.read import Pretrained
 from electra.pretraining.load import load_network
 from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
@@ -271,3 +281,40 @@ def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
     figure.tight_layout()
     figure.savefig(out, dpi=110)
     plt.close(figure)
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    texts: list[str]
+    labels: np.ndarray
+    train: int
+    """So many from the beginning are to learn from, the others to be judged by."""
+
+    @property
+    def digest(self) -> str:
+        whole = "\x1f".join((*self.texts, *self.labels.tolist()))
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledTexts:
+    """Of more than `limit` rows, `limit` chosen by their hash; a fifth of them is held out."""
+    records = []
+    for number, row in enumerate(read_rows(path), 1):
+        for column in (text, label):
+            if row.get(column) is None:
+                known = ", ".join(row)
+                raise DataError(f"{path} row {number} has no {column!r}, only {known}. Name its columns (text, label).")
+        records.append((mix("probe", str(row[text])), str(row[text]), str(row[label])))
+    records = sorted(records)[:limit]
+    labels = [label for _, _, label in records]
+    if len(set(labels)) < 2:
+        raise DataError(f"{path} has {len(set(labels))} label in column {label!r}; a probe needs two or more.")
+    return LabelledTexts([it for _, it, _ in records], np.array(labels), round(0.8 * len(records)))
+
+
+def probe_accuracy(table: LabelledTexts, network: Pretrained, length: int) -> float:
+    """On the mean of the last layer's vectors beside that of [CLS]. Texts are cut at `length` tokens."""
+    features = np.concatenate(text_vectors(network, table.texts, length), axis=1)
+    judge = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+    judge.fit(features[: table.train], table.labels[: table.train])
+    return float(judge.score(features[table.train :], table.labels[table.train :]))

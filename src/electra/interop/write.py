@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, MachineError
 from electra.base.files import sync_folder, write_synced
-from electra.base.table import Table
+from electra.base.progress import Table
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.interop.formats import FORMATS, NetworkKind, config_json, network_class, network_tensors
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
