@@ -169,7 +169,7 @@ def test_every_answer_of_squad_is_cut_out_exactly(shared_data):
     for example in examples:
         context, offsets = rows[example.row]["context"], example.notes.offsets
         for number, answer in enumerate(true_answers(rows[example.row])):
-            if offsets[0, 0] <= answer.start and answer.end <= offsets[-1, 1]:
+            if offsets[0, 0] <= answer.start and answer.start + len(answer.text) <= offsets[-1, 1]:
                 first, last = token_span(offsets, answer)
                 text = context[offsets[first, 0] : offsets[last, 1]]
                 exact[example.row, number] = text == answer.text

@@ -47,6 +47,19 @@ EVALUATIONS = 4
 MEASURES = {"auc": "RTD AUC", "mlm_loss": "MLM loss", "probe": "probe accuracy"}
 
 
+@dataclass(frozen=True)
+class LabelledTexts:
+    texts: list[str]
+    labels: np.ndarray
+    train: int
+    """So many from the beginning are to learn from, the others to be judged by."""
+
+    @property
+    def digest(self) -> str:
+        whole = "\x1f".join((*self.texts, *self.labels.tolist()))
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+
 class Budget(NamedTuple):
     unit: Literal["seconds", "flops", "steps"]
     amount: float
@@ -281,19 +294,6 @@ def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
     figure.tight_layout()
     figure.savefig(out, dpi=110)
     plt.close(figure)
-
-
-@dataclass(frozen=True)
-class LabelledTexts:
-    texts: list[str]
-    labels: np.ndarray
-    train: int
-    """So many from the beginning are to learn from, the others to be judged by."""
-
-    @property
-    def digest(self) -> str:
-        whole = "\x1f".join((*self.texts, *self.labels.tolist()))
-        return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledTexts:
