@@ -48,5 +48,7 @@ def test_two_hundred_steps_without_an_alarm(name, documentation, sources, tmp_pa
     # Runs this short are left in peace, so the rule that must hold even here is asked directly.
     assert "degenerate sampling" not in alarms(train, 1.0, PATIENCE)
     assert not [record["text"] for record in records if record["kind"] == "alarm"]
-    losses = [record["loss"] for record in records if record["kind"] == "train"]
+    # The candidates of selection come from the generator and get harder while it learns and cools: its own loss may rise.
+    key = "mlm_loss" if name == "selection" else "loss"
+    losses = [record[key] for record in records if record["kind"] == "train"]
     assert sum(losses[-3:]) < sum(losses[:3])
