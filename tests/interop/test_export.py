@@ -185,3 +185,14 @@ def test_a_folder_that_cannot_be_trusted_is_refused(finished_run, tmp_path, name
 def test_an_existing_folder_is_not_overwritten(finished_run, exported):
     again = electra("export", finished_run, exported)
     assert again.returncode == 5 and "exists already" in again.stderr
+
+
+@pytest.mark.parametrize("change", [{"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}])
+def test_an_electra_that_we_would_compute_otherwise_is_refused(change, toy_model, tmp_path):
+    """Read with our own value its logits would be others, and nothing would say so."""
+    folder = shutil.copytree(toy_model, tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    ((key, value),) = change.items()
+    with pytest.raises(DataError, match=f"{key}={value} is not supported"):
+        read_network(folder, "encoder")

@@ -105,7 +105,7 @@ FORMATS = {
             "dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
         },
-        fixed={"hidden_act": "gelu"},
+        fixed={"hidden_act": "gelu", "layer_norm_eps": LAYER_NORM_EPS},
     ),
     "modernbert": ModelFormat(
         title="ModernBERT",
@@ -190,7 +190,7 @@ def config_json(settings: EncoderSettings, vocab_size: int, special: SpecialIds,
     }
     match settings:
         case ElectraEncoderSettings():
-            config |= {"type_vocab_size": TYPES, "layer_norm_eps": LAYER_NORM_EPS}
+            config["type_vocab_size"] = TYPES
         case ModernEncoderSettings():
             # layers' types and angles in the words of transformers 5; the options have those of transformers 4
             is_local = map(settings.is_local, range(settings.layers))

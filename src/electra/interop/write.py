@@ -191,10 +191,12 @@ def without_dropout(*modules: nn.Module) -> Iterator[None]:
     modes = [module.training for module in modules]
     for module in modules:
         module.eval()
-    with torch.no_grad():
-        yield
-    for module, training in zip(modules, modes, strict=True):
-        module.train(training)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in zip(modules, modes, strict=True):
+            module.train(training)
 
 
 @contextmanager
