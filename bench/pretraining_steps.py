@@ -30,6 +30,8 @@ RING = 8
 PEER = "transformers compiled"
 MODES: dict[str, tuple[str | None, Head]] = {
     "transformers": (None, "labels"),
+    "transformers plain gathered": (None, "gathered"),
+    "transformers plain chosen": (None, "chosen"),
     PEER: ("default", "labels"),
     "transformers graphs": ("reduce-overhead", "labels"),
     "transformers gathered": ("default", "gathered"),
@@ -77,6 +79,13 @@ SIZES = {
     "tiny": Size(sizes(1, 64, 32), GeneratorSettings(width=0.5), 0.15, 2000, "tiny:4x32"),
     "modern": Size(
         ModernEncoderSettings(intermediate=704, embedding=128), GeneratorSettings(), 0.15, 30_522, "modern:128x128"
+    ),
+    "modern-small": Size(
+        ModernEncoderSettings(intermediate=704, embedding=128, global_every=1),
+        GeneratorSettings(width=0.5, depth=0.25),
+        0.15,
+        30_522,
+        "modern-small:128x128",
     ),
     "small": Size(sizes(12, 256, 128), GeneratorSettings(), 0.15, 30_522, "small:128x128"),
     "base": Size(sizes(12, 768, 768), GeneratorSettings(width=1 / 3), 0.15, 30_522, "base:64x512"),
@@ -154,8 +163,6 @@ def ours(case: Case, device: torch.device, rung: Rung) -> Run:
 
 def theirs(case: Case, device: torch.device, variant: str) -> Run:
     size, full = SIZES[case.size], case.encoder
-    if not isinstance(full, ElectraEncoderSettings):
-        raise SystemExit(f"the step on transformers is ELECTRA's; {case.size} has none. Use --only ours.")
     small = full.scaled(size.generator.width, size.generator.depth)
     tokens = size.vocabulary, size.share, ORDINARY, SPECIAL.mask
     step = transformers_step(full, small, *tokens, device, *MODES[variant])

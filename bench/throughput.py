@@ -16,7 +16,8 @@ Variants: "electra" is what `electra pretrain` does, "electra plain" the same wi
 (`--ablation` measures all four): "electra compiled" has torch.compile alone, "electra captured" the CUDA graph too but none of
 our kernels. "transformers" is not compiled, "transformers compiled" is the one to compare with; "transformers graphs" is compiled for
 CUDA graphs as well;
-"transformers gathered" is compiled and computes the loss at the chosen positions alone, "transformers chosen" the logits too.
+"transformers gathered" is compiled and computes the loss at the chosen positions alone, "transformers chosen" the logits too;
+"plain gathered" and "plain chosen" are the same, not compiled.
 """
 
 import argparse
@@ -154,14 +155,14 @@ def profile_of(variant: Variant, case: Case) -> tuple[str, dict[str, float]]:
 
 
 HEADER = (
-    f"{'variant':24}{'size':>7}{'rows':>6}{'length':>7}{'dropout':>8}{'ms per step':>12}{'min..max':>18}{'tokens/s':>12}"
+    f"{'variant':28}{'size':>7}{'rows':>6}{'length':>7}{'dropout':>8}{'ms per step':>12}{'min..max':>18}{'tokens/s':>12}"
     "{peer:>25}"
     f"{'measured':>10}{'nominal':>9}{'GiB':>8}{'compile s':>11}"
 )
 
 
 def line(row: dict[str, Any], peer: float | None, peaks: list[float]) -> str:
-    start = f"{row['variant']:24}{row['size']:>7}{row['rows']:6}{row['length']:7}{row['dropout']:8}"
+    start = f"{row['variant']:28}{row['size']:>7}{row['rows']:6}{row['length']:7}{row['dropout']:8}"
     if "problem" in row:
         return f"{start}  {row['problem']}"
     ratio = f"{peer / row['ms']:25.2f}" if peer else f"{'-':>25}"
@@ -178,7 +179,7 @@ def throughput(cases: list[Case], names: list[str], arguments: argparse.Namespac
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = known_device(torch.cuda.get_device_name()) if device.type == "cuda" else ""
     peaks = [MEASURED.get(known, 0.0), PEAKS.get(known, 0.0)]
-    against = PLAIN if arguments.ablation else PEER
+    against = PLAIN if arguments.ablation else PEER if PEER in names else "transformers"
     print(HEADER.format(peer=f"x {against}"), flush=True)
     rows, texts = [], []
     for case in cases:

@@ -1,47 +1,80 @@
 """The pre-training step as one writes it on transformers' modules: what ours is compared with.
 
-ElectraForMaskedLM and ElectraForPreTraining with shared embeddings; everything of fixed shape and on the device: nothing
-asks for a value, and samples (Gumbel's trick) are drawn at the chosen positions alone. ElectraForMaskedLM computes logits at
-every position, and there is no switch for that. What a user does about it is `head`:
+ElectraForMaskedLM and ElectraForPreTraining, or ModernBertForMaskedLM and ModernBertForTokenClassification, with one word
+table; everything of fixed shape and on the device: nothing asks for a value, and samples (Gumbel's trick) are drawn at the
+chosen positions alone. The masked-LM classes compute logits at every position (ModernBERT's `sparse_prediction` does not, but
+then its shapes change with the labels). What a user does about it is `head`:
 
 - "labels": nothing. The labels are given to the class and the loss is its own, as its documentation shows: over all positions.
 - "gathered": the logits of the chosen positions are picked out first, and the loss is over these.
-- "chosen": goes around the class, through its parts (`electra`, `generator_predictions`, `generator_lm_head`), so that there
-  are no other logits: the step of somebody who has read its code.
+- "chosen": goes around the class, through its parts (encoder, head, decoder), so that there are no other logits: the step of
+  somebody who has read its code.
 
 `mode` is torch.compile's, over the whole of masking, both networks and losses; None: not compiled.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.base.batch import SpecialIds
+from electra.interop.formats import config_json
+from electra.model import EncoderSettings
 from electra.model.electra import ElectraEncoderSettings
 
 MASK_SHARE_OF_CHOSEN = 0.85
 DETECTION_WEIGHT = 50
 Head = Literal["labels", "gathered", "chosen"]
 IGNORED = -100  # a label that the loss leaves out
+Config = Callable[[EncoderSettings], dict[str, Any]]
 
 
-def transformers_config(settings: ElectraEncoderSettings, vocabulary: int) -> Any:
+def config_of(settings: EncoderSettings, vocabulary: int) -> dict[str, Any]:
+    """In transformers' words, as an export has it."""
+    return config_json(settings, vocabulary, SpecialIds(pad=0, unk=100, cls=101, sep=102, mask=103), "")
+
+
+class Networks(NamedTuple):
+    """Generator and discriminator with one word table; and by themselves what is inside the generator's class."""
+
+    generator: nn.Module
+    discriminator: nn.Module
+    encode: Callable[[Tensor], Any]
+    token_logits: Callable[[Tensor], Tensor]
+
+
+def electra_networks(full: EncoderSettings, small: EncoderSettings, config: Config) -> Networks:
     import transformers
 
-    return transformers.ElectraConfig(
-        vocab_size=vocabulary,
-        embedding_size=settings.embedding,
-        hidden_size=settings.hidden,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        intermediate_size=settings.intermediate,
-        max_position_embeddings=settings.positions,
-        hidden_dropout_prob=settings.dropout,
-        attention_probs_dropout_prob=settings.attention_dropout,
-    )
+    generator = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**config(small)))
+    discriminator = transformers.ElectraForPreTraining(transformers.ElectraConfig(**config(full)))
+    generator.electra.embeddings = discriminator.electra.embeddings
+    generator.tie_weights()
+    heads = generator.generator_predictions, generator.generator_lm_head
+    return Networks(generator, discriminator, generator.electra, lambda states: heads[1](heads[0](states)))
+
+
+def modern_networks(full: EncoderSettings, small: EncoderSettings, config: Config) -> Networks:
+    """ModernBERT's table is as wide as its layers. For one table of another width each network gets it behind a projection,
+    and the generator's head ends at its width: the networks of ours, inside their classes."""
+    import transformers
+
+    generator = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**config(small)))
+    discriminator = transformers.ModernBertForTokenClassification(transformers.ModernBertConfig(**config(full)))
+    vocabulary, width = generator.config.vocab_size, full.embedding
+    table = nn.Embedding(vocabulary, width)
+    for network, settings in ((generator, small), (discriminator, full)):
+        parts = nn.Sequential(table, nn.Linear(width, settings.hidden, bias=False))
+        network.model.embeddings.tok_embeddings = parts if width != settings.hidden else table
+    generator.head.dense = nn.Linear(small.hidden, width, bias=False)
+    generator.head.norm = nn.LayerNorm(width, generator.config.norm_eps, bias=False)
+    generator.decoder = nn.Linear(width, vocabulary)
+    generator.decoder.weight = table.weight
+    return Networks(generator, discriminator, generator.model, lambda states: generator.decoder(generator.head(states)))
 
 
 def at(values: Tensor, chosen: Tensor) -> Tensor:
@@ -49,8 +82,8 @@ def at(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def transformers_step(
-    full: ElectraEncoderSettings,
-    small: ElectraEncoderSettings,
+    full: EncoderSettings,
+    small: EncoderSettings,
     vocabulary: int,
     share: float,
     ordinary: int,
@@ -60,13 +93,11 @@ def transformers_step(
     head: Head,
 ) -> Callable[[Tensor], Tensor]:
     """`step(ids)` is one update, and returns its loss. Ids below `ordinary` are never chosen."""
-    import transformers
-
     torch.manual_seed(0)
-    generator = transformers.ElectraForMaskedLM(transformers_config(small, vocabulary))
-    discriminator = transformers.ElectraForPreTraining(transformers_config(full, vocabulary))
-    generator.electra.embeddings = discriminator.electra.embeddings
-    generator.tie_weights()
+    build = electra_networks if isinstance(full, ElectraEncoderSettings) else modern_networks
+    generator, discriminator, encode, token_logits = build(
+        full, small, lambda settings: config_of(settings, vocabulary)
+    )
     both = nn.ModuleList([generator, discriminator]).to(device).train()
     parameters = list(both.parameters())  # each once, the shared ones too
     optimizer = torch.optim.AdamW(parameters, lr=5e-4, eps=1e-6, weight_decay=0.01, fused=True)
@@ -78,8 +109,7 @@ def transformers_step(
             found = generator(ids, labels=labels)
             return at(found.logits, chosen), found.loss
         if head == "chosen":
-            hidden = at(generator.electra(ids).last_hidden_state, chosen)
-            logits = generator.generator_lm_head(generator.generator_predictions(hidden))
+            logits = token_logits(at(encode(ids).last_hidden_state, chosen))
         else:
             logits = at(generator(ids).logits, chosen)
         return logits, F.cross_entropy(logits.flatten(0, 1).float(), original.flatten())
