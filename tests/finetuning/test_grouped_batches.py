@@ -78,3 +78,10 @@ def test_evaluation_starts_with_the_longest_and_misses_nothing(batch):
     lengths = np.array([5, 3, 9, 9, 4])
     order = sorted_order(lengths, batch)
     assert sorted(np.concatenate(order)) == [0, 1, 2, 3, 4] and lengths[order[0][0]] == 9
+
+
+@pytest.mark.parametrize(("min_steps", "epochs"), [(0, 2), (18, 2), (19, 3), (100, 12)])
+def test_a_small_table_is_gone_through_until_there_are_enough_steps(min_steps, epochs):
+    examples = [Example([2] * 5, 3, row) for row in range(70)]
+    prepared = Prepared(NoTargets(), Encoded([], examples), {"dev": Encoded([], [])}, pad=0)
+    assert len(list(ExampleBatches(prepared, 8, 2, 5, min_steps).batches(0))) == 9 * epochs

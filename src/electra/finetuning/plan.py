@@ -62,6 +62,8 @@ class MethodSettings(config.Settings):
     paper, where the original code has 0.01. `evaluations` is how often the dev set is scored on the way, for the curve.
     `keep` says which weights are saved, and `patience` stops after so many evaluations without a better headline (0:
     never); with anything but "last" and 0 the dev score has been selected on and is no longer the paper's protocol.
+    `min_steps` goes through a small table more often than `epochs` says, until there are so many steps. `reinitialise`
+    starts so many of the top layers from random weights: they know detection best and the task least (Zhang et al., 2021).
     `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
     GPU by itself and not as a CUDA graph: slower, for looking for bugs. `optimizer = "muon"` updates the matrices inside the
     layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`."""
@@ -83,6 +85,8 @@ class MethodSettings(config.Settings):
     evaluations: int = Field(5, ge=1)
     keep: Literal["last", "best"] = "last"
     patience: int = Field(0, ge=0)
+    min_steps: int = Field(0, ge=0)
+    reinitialise: int = Field(0, ge=0)
     pretrained: bool = True
     save_minutes: float = Field(5.0, gt=0)
     record: bool = True

@@ -85,6 +85,9 @@ class PlannedTask:
 
 def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
     plan = make_plan(item, overrides, size_defaults(start.settings))
+    if plan.method.reinitialise > start.settings.layers:
+        layers = f"the model has {start.settings.layers} layers"
+        raise SettingsError(f"reinitialise={plan.method.reinitialise}, but {layers}. Use at most that many.")
     length = min(plan.task.length, start.settings.positions)
     return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
 
@@ -101,13 +104,17 @@ def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
 
 
 def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
-    """The pre-trained encoder under a head that depends on the seed alone."""
+    """The pre-trained encoder, but for layers that start anew, under a head that depends on the seed alone."""
     dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
     settings = start.settings.model_copy(update=dropout)
     encoder = encoder_alone(settings, len(start.network.encoder.embeddings.table))
     initialise(encoder, settings, mix(seed, "encoder"))
     if plan.method.pretrained:
-        encoder.load_state_dict(start.tensors)
+        kept = settings.layers - plan.method.reinitialise
+        fresh = [f"layers.{number}." for number in range(kept, settings.layers)]
+        fresh += ["final_norm."] * bool(fresh)  # ModernBERT's, which belongs to its top layer
+        tensors = {name: it for name, it in start.tensors.items() if not name.startswith(tuple(fresh))}
+        encoder.load_state_dict({**encoder.state_dict(), **tensors})
     head = task.head(settings)
     initialise(head, settings, mix(seed, "head"))
     return Finetuned(encoder, head)

@@ -125,8 +125,8 @@ def train_task(
     execution = Execution(device, method.precision, capture=method.record and device.type == "cuda")
     update = Step(objective, optimizer, groups, execution, lambda number: mix(seed, "dropout", number))
 
-    data = ExampleBatches(prepared, method.batch, epochs, seed)
-    steps = data.steps_per_epoch * epochs
+    data = ExampleBatches(prepared, method.batch, epochs, seed, method.min_steps)
+    steps = data.steps_per_epoch * data.epochs
     schedule = ScheduleSettings(kind=method.schedule, warmup=int(method.warmup * steps))
     evaluation = DevScores(model, prepared, method, steps)
     log_every = max(1, steps // LOG_LINES)
@@ -206,13 +206,14 @@ def layerwise_group(model: Finetuned, method: MethodSettings) -> ParameterGroup:
 
 
 class ExampleBatches:
-    """The batches of a seed, in the order of its epochs."""
+    """The batches of a seed, in the order of its epochs: as many as are asked for, or as `min_steps` needs."""
 
-    def __init__(self, prepared: Prepared, batch: int, epochs: int, seed: int):
-        self.prepared, self.batch, self.epochs, self.seed = prepared, batch, epochs, seed
+    def __init__(self, prepared: Prepared, batch: int, epochs: int, seed: int, min_steps: int = 0):
+        self.prepared, self.batch, self.seed = prepared, batch, seed
         self.examples = prepared.train.examples
         self.lengths = lengths_of(self.examples)
         self.steps_per_epoch = math.ceil(len(self.examples) / batch)
+        self.epochs = max(epochs, math.ceil(min_steps / self.steps_per_epoch))
 
     def batches(self, first_step: int) -> Iterator[Batch]:
         first_epoch, skipped = divmod(first_step, self.steps_per_epoch)
