@@ -96,6 +96,10 @@ def test_the_model_folder_loads_in_transformers_with_its_label_map(finished):
 
 def test_the_same_command_keeps_what_is_finished_and_more_seeds_add_to_it(finished, toy_model, table):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("model.safetensors")}
+    path = finished / "my" / "settings.json"  # as it was written before there was a choice
+    stored = json.loads(path.read_text())
+    assert stored["task"].pop("pooling") == "cls"
+    path.write_text(json.dumps(stored))
     again = electra("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", finished)
     assert again.returncode == 0 and "2 finished runs kept" in again.stderr
     assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("model.safetensors")}

@@ -26,6 +26,7 @@ from electra.base.errors import SettingsError
 from electra.data.tables import Row, is_missing, pick, read_rows
 from electra.data.tokenizer import special_ids
 from electra.model import EncoderSettings
+from electra.model.heads import Pooling, pool
 
 Outputs = dict[str, np.ndarray]
 """Raw head outputs for one example, still padded to the length of its batch."""
@@ -185,6 +186,8 @@ class Task(Protocol):
     architecture: str
     """The class of transformers that reads the export, without the encoder's name before it ("ForTokenClassification"),
     or "" where none has this head."""
+    pooling: Pooling = "cls"
+    """What a head for rows reads."""
 
     def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, length: int, labels: Sequence[str] = ()):
         self.settings, self.tokenizer, self.length, self.labels = settings, tokenizer, length, labels
@@ -299,14 +302,15 @@ class Task(Protocol):
 
 
 class LabelOutputs(nn.Module):
-    """A label head of an encoder (`electra.model`) as the head of a task: for every token, or for the first alone."""
+    """A label head of an encoder (`electra.model`) as the head of a task: for every token, or for the row."""
 
-    def __init__(self, label: nn.Module, reads_first_only: bool = False):
+    def __init__(self, label: nn.Module, pooling: Pooling | None = None):
         super().__init__()
-        self.label, self.reads_first_only = label, reads_first_only
+        self.label, self.pooling = label, pooling
+        self.reads_first_only = pooling == "cls"
 
     def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
-        return {"logits": self.label(hidden[:, 0] if self.reads_first_only else hidden)}
+        return {"logits": self.label(pool(hidden, batch.is_real, self.pooling) if self.pooling else hidden)}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ from electra.finetuning import (
 )
 from electra.model import EncoderSettings, sequence_label_head
 from electra.model.electra import Linear
-from electra.model.heads import in_float32
+from electra.model.heads import Pooling, in_float32, pool
 
 Metric = Literal["accuracy", "f1", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "mse"]
 METRICS_OF_KINDS: dict[str, tuple[Metric, ...]] = {
@@ -57,7 +57,7 @@ class ClassificationSettings(TaskSettings):
     empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
     orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
     is not a list is cut at `separator`. Some public sets have rows in train and in dev (`shared_rows`), or with too few or
-    too many cells (`broken_rows`). `header` names the columns of csv and tsv files that have no line for it. `files` names
+    too many cells (`broken_rows`). `pooling`: the head reads the vector of [CLS] or the mean over all tokens. `header` names the columns of csv and tsv files that have no line for it. `files` names
     the files of the splits, with or without their endings; further splits whose name starts with dev or test are scored
     or predicted beside those two."""
 
@@ -67,6 +67,7 @@ class ClassificationSettings(TaskSettings):
     labels: tuple[str, ...] = ()
     metric: Metric | Literal[""] = ""
     head: Literal["transformers", "linear"] = "transformers"
+    pooling: Pooling = "cls"
     double_unordered: bool = False
     scale: float = Field(1.0, gt=0)
     separator: str = Field("|", min_length=1)
@@ -154,6 +155,7 @@ class Classification(Task):
         super().__init__(settings, tokenizer, length, settings.labels)
         self.guessed = guessed
         self.architecture = "ForSequenceClassification" if settings.head == "transformers" else ""
+        self.pooling = settings.pooling
 
     # What can be wrong with rows
 
@@ -235,8 +237,8 @@ class Classification(Task):
     def head(self, encoder: EncoderSettings) -> nn.Module:
         outputs = 1 if self.settings.kind == "regression" else len(self.labels)
         if self.settings.head == "linear":
-            return LinearHead(encoder, outputs)
-        return LabelOutputs(sequence_label_head(encoder, outputs), reads_first_only=True)
+            return LinearHead(encoder, outputs, self.pooling)
+        return LabelOutputs(sequence_label_head(encoder, outputs), self.pooling)
 
     def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:
         kind = torch.long if self.settings.kind == "classification" else torch.float32
@@ -313,17 +315,17 @@ class Classification(Task):
 
 
 class LinearHead(nn.Module):
-    """The original's: dropout and one dense layer on the vector of [CLS], whatever the encoder."""
+    """The original's: dropout and one dense layer, whatever the encoder."""
 
-    reads_first_only = True
-
-    def __init__(self, settings: EncoderSettings, outputs: int):
+    def __init__(self, settings: EncoderSettings, outputs: int, pooling: Pooling = "cls"):
         super().__init__()
+        self.pooling: Pooling = pooling
+        self.reads_first_only = pooling == "cls"
         self.dropout = nn.Dropout(settings.dropout)
         self.output = Linear(settings.hidden, outputs, start="glorot")
 
     def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
-        return {"logits": in_float32(self.output, self.dropout(hidden[:, 0]))}
+        return {"logits": in_float32(self.output, self.dropout(pool(hidden, batch.is_real, self.pooling)))}
 
 
 def fit(sizes: Sequence[int], room: int) -> list[int]:

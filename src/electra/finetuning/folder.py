@@ -16,7 +16,7 @@ from electra.base.errors import CorruptError, DataError
 from electra.finetuning import Task
 from electra.finetuning.plan import MethodSettings, settings_class
 from electra.finetuning.training import Finetuned
-from electra.interop.formats import FORMATS
+from electra.interop.formats import task_class
 from electra.interop.read import Pretrained, read_folder
 from electra.interop.write import Answers, Folder, without_dropout
 from electra.model import EncoderSettings
@@ -44,7 +44,7 @@ class TaskModel:
 
 def architecture(settings: EncoderSettings, task: Task) -> str:
     """The class of transformers that reads the encoder with the task's head, or "" where there is none."""
-    return f"{FORMATS[settings.kind].family}{task.architecture}" if task.architecture else ""
+    return task_class(settings, task.architecture, task.pooling)
 
 
 def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes]) -> str:
@@ -55,7 +55,7 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes])
     described |= {"method": config.dump(trained.method), **trained.note}
     text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
     parts = encoder, trained.model.head, name, trained.tokenizer, task.config_entries()
-    folder = Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length)
+    folder = Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length, task.pooling)
     ours = task_answers(trained.model)
     readers = folder.write(out, ours, lambda path: task_answers(load_task_folder(path).model))
     if not name:

@@ -17,7 +17,7 @@ from electra.base.files import read_json, write_atomically, write_json
 from electra.base.progress import Table
 from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Task
-from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line
+from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
 
@@ -61,7 +61,8 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
         return
     stored = read_json(path)
     # older ones lack newer keys
-    stored["method"] = config.dump(config.validate(MethodSettings, stored["method"]))
+    for part, kind in (("method", MethodSettings), ("task", settings_class(stored["task"]["kind"]))):
+        stored[part] = config.dump(config.validate(kind, stored[part]))
     if changed := config.differences(bound(stored), bound(settings)):
         listed = "; ".join(line.removeprefix("task.").removeprefix("method.") for line in changed)
         raise SettingsError(f"{folder} holds runs with other settings ({listed}). Use those, or another folder (out).")

@@ -208,7 +208,7 @@ def finetune(
         for name, it in planned.items():
             for line in (*it.plan.notes, *map(file_line, describe_files(it.plan))):
                 log.info("%s: %s", name, line)
-            if not it.task.architecture:
+            if not architecture(start.settings, it.task):
                 log.info("%s: transformers has no class for this head; it reads the encoder, electra reads all", name)
             report.refuse_other_runs(out / name, it.settings)
             todo[name] = [seed for seed in range(seeds) if not report.run_folder(out, name, seed).exists()]

@@ -19,6 +19,7 @@ from electra.base.batch import SpecialIds
 from electra.base.errors import DataError
 from electra.model import Encoder, EncoderSettings
 from electra.model.electra import LAYER_NORM_EPS, TYPES, ElectraEncoderSettings
+from electra.model.heads import Pooling
 from electra.model.modern import NORM_EPS, ModernEncoderSettings
 
 NetworkKind = Literal["discriminator", "generator", "encoder"]
@@ -172,10 +173,19 @@ def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:
     return kind != "generator" or settings.kind == "electra" or settings.embedding == settings.hidden
 
 
+def task_class(settings: EncoderSettings, suffix: str, pooling: Pooling) -> str:
+    """The class of transformers with the task head of that `suffix`, "" where none has it: ELECTRA's classifier reads [CLS]
+    alone."""
+    is_known = suffix and (pooling == "cls" or settings.kind == "modernbert")
+    return f"{FORMATS[settings.kind].family}{suffix}" if is_known else ""
+
+
 # config.json
 
 
-def config_json(settings: EncoderSettings, vocab_size: int, special: SpecialIds, architecture: str) -> dict[str, Any]:
+def config_json(
+    settings: EncoderSettings, vocab_size: int, special: SpecialIds, architecture: str, pooling: Pooling = "cls"
+) -> dict[str, Any]:
     form = FORMATS[settings.kind]
     config: dict[str, Any] = {
         "architectures": [architecture],
@@ -200,7 +210,7 @@ def config_json(settings: EncoderSettings, vocab_size: int, special: SpecialIds,
                 "rope_parameters": {kind: {"rope_type": "default", "rope_theta": it} for kind, it in angles.items()},
                 "embedding_dropout": settings.dropout,
                 "classifier_dropout": settings.dropout,
-                "classifier_pooling": "cls",
+                "classifier_pooling": pooling,
                 "cls_token_id": special.cls,
                 "sep_token_id": special.sep,
                 "bos_token_id": special.cls,

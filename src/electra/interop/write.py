@@ -28,6 +28,7 @@ from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.interop.formats import FORMATS, NetworkKind, config_json, network_class, network_tensors
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
 from electra.model import Encoder, TokenHead, encode
+from electra.model.heads import Pooling
 
 TOLERANCE = 1e-4
 PROBE = (
@@ -44,7 +45,8 @@ Answers = Callable[[Batch], Mapping[str, Tensor]]
 @dataclass(frozen=True)
 class Folder:
     """What is to be written: an encoder with a head, for the class of transformers that reads them ("" where none has such a
-    head, which then keeps our names). `entries` go into config.json, `files` beside it."""
+    head, which then keeps our names). `entries` go into config.json, `files` beside it. `pooling` is what a head for rows
+    reads."""
 
     encoder: Encoder
     head: nn.Module | None
@@ -53,13 +55,14 @@ class Folder:
     entries: Mapping[str, Any]
     files: Mapping[str, bytes]
     length: int | None
+    pooling: Pooling = "cls"
 
     def content(self) -> dict[str, bytes]:
         settings, vocab_size = self.encoder.settings, len(self.encoder.embeddings.table)
         if (size := vocabulary_size(self.tokenizer)) > vocab_size:
             raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
         class_name = self.architecture or network_class(settings, "encoder")
-        config = config_json(settings, vocab_size, special_ids(self.tokenizer), class_name)
+        config = config_json(settings, vocab_size, special_ids(self.tokenizer), class_name, self.pooling)
         config |= self.entries if self.length is None else {**self.entries, LENGTH: self.length}
         tensors = network_tensors(self.encoder, self.head, self.architecture)
         stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}

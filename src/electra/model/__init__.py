@@ -82,7 +82,7 @@ def build_detection_head(settings: EncoderSettings) -> DetectionHead:
 
 
 def sequence_label_head(settings: EncoderSettings, outputs: int) -> nn.Module:
-    """[batch hidden], the vectors of [CLS], -> [batch outputs]: the one that transformers' class for it has."""
+    """[batch hidden], the rows as `pool` has them, -> [batch outputs]: the one that transformers' class for it has."""
     if isinstance(settings, ElectraEncoderSettings):
         return SequenceLabelHead(settings, outputs)
     return LabelHead(settings, outputs)

@@ -1,6 +1,6 @@
 """What stands on top of an encoder: the generator's distribution over tokens and its draws, the discriminator's logit."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from electra.kernels import product_dtype, usable
 from electra.model.electra import LAYER_NORM_EPS, ElectraEncoderSettings, Linear
 
+Pooling = Literal["cls", "mean"]
 WIDEST = 128
 SAMPLING_BLOCK = 128
 
@@ -21,6 +22,16 @@ def in_float32(layer: nn.Linear, states: Float[Tensor, "*rows hidden"]) -> Float
         return layer(states)
     with torch.autocast(states.device.type, enabled=False):
         return layer(states.to(layer.weight.dtype))
+
+
+def pool(
+    hidden: Float[Tensor, "batch kept hidden"], is_real: Bool[Tensor, "batch seq"], pooling: Pooling
+) -> Float[Tensor, "batch hidden"]:
+    """What the label of a row is read from: the vector of [CLS], or the mean over real tokens, as in ModernBERT's
+    `classifier_pooling`. Only the first vector may be there for the first, as `first_only` of an encoder gives it."""
+    if pooling == "cls":
+        return hidden[:, 0]
+    return (hidden * is_real[:, :, None]).sum(1) / is_real.sum(1, keepdim=True)
 
 
 class TokenHead(nn.Module):
