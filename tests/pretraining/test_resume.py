@@ -34,7 +34,7 @@ def final_weights(run: Path) -> dict[str, bytes]:
 
 
 def figures(run: Path) -> list[dict]:
-    timing = ("seconds", "tokens_per_second")
+    timing = ("seconds", "training_seconds", "tokens_per_second")
     return [{k: v for k, v in record.items() if k not in timing} for record in read_metrics(run)]
 
 

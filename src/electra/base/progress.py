@@ -75,10 +75,10 @@ class Progress:
     def place(self) -> str:
         return f"{self.title} {self.done}/{self.total}"
 
-    def advance(self, done: int) -> None:
-        self.done = done
+    def advance(self, done: int, total: int | None = None) -> None:
+        self.done, self.total = done, self.total if total is None else total
         if self.bar:
-            self.bar.update(self.task, completed=done)
+            self.bar.update(self.task, completed=done, total=self.total)
 
     def report(self, text: str, seconds_left: float) -> None:
         if self.bar:

@@ -154,7 +154,7 @@ class DevScores:
     kind: str = "dev"
     kept: dict[str, Tensor] = field(default_factory=dict)
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step: int, is_last: bool) -> bool:
         parts = range(1, self.method.evaluations + 1)
         return step in {math.ceil(self.steps * part / self.method.evaluations) for part in parts}
 

@@ -229,8 +229,15 @@ def step_seconds(settings: PretrainSettings) -> float:
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Short runs evaluate and save at fewer points; warm-up keeps its share of the run."""
     often, tree = -(-steps // EVALUATIONS), config.dump(settings)
-    tree["train"] |= {"steps": steps, "log_every": max(1, steps // 50), "evaluate_every": often, "save_every": often}
-    tree["schedule"]["warmup"] = round(settings.schedule.warmup * steps / settings.train.steps)
+    tree["train"] |= {
+        "steps": steps,
+        "minutes": 0.0,
+        "log_every": max(1, steps // 50),
+        "evaluate_every": often,
+        "save_every": often,
+    }
+    if settings.schedule.warmup >= 1:
+        tree["schedule"]["warmup"] = round(settings.schedule.warmup * steps / settings.train.steps)
     return config.validate(PretrainSettings, tree)
 
 

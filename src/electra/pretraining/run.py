@@ -59,7 +59,7 @@ def build_parts(settings: PretrainSettings, device: torch.device, verify: bool =
     special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
     train, pin = settings.train, device.type == "cuda"
-    streamed = Loader(rows, train.batch, train.steps, settings.seed, workers=train.workers, pin=pin)
+    streamed = Loader(rows, train.batch, train.most_steps, settings.seed, workers=train.workers, pin=pin)
     loader, note = place_corpus(streamed, data.manifest.vocab_size, train.corpus, device)
     heldout = build_heldout(settings, folder, special, verify)
     counts = data.token_counts() if settings.generator.kind == "unigram" and fresh else None
@@ -109,7 +109,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     device = choose_device(settings.train)
     execution = Execution.of(settings.train, device)
     log_shortcomings(settings.train.precision, device)
-    if warning := schedule_warning(settings.schedule, settings.train.steps):
+    if not settings.train.minutes and (warning := schedule_warning(settings.schedule, settings.train.steps)):
         log.warning(warning)
 
     folder = Path(settings.run)

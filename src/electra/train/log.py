@@ -84,7 +84,7 @@ class RunLog:
         """As it is in the file; empty where there is none."""
         return next((record for record in reversed(self.records) if record["kind"] == kind), {})
 
-    def state(self, state: str, step: int, **more: str) -> None:
+    def state(self, state: str, step: int, **more: str | int | Mapping[str, float]) -> None:
         write_json(self.folder / RUN_STATE, {"state": state, "step": step, "pid": os.getpid(), **more})
 
     def close(self) -> None:

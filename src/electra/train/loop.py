@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
@@ -23,12 +23,14 @@ from electra.objectives.losses import Sums
 from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
 from electra.train.device import Precision, autocast, check_space, deterministic, is_out_of_memory, kernels
+from electra.train.horizon import Horizon
 from electra.train.log import Record, RunLog
 from electra.train.optimizers import optimizer_tensors
-from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
+from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate, schedule_warning
 from electra.train.step import Step
 
 log = logging.getLogger(__name__)
+SURE = 0.02  # of a budget of time, after which it is known how many steps it holds
 STATES = {75: "preempted", 130: "interrupted", 6: "diverged"}
 
 
@@ -45,7 +47,7 @@ class Evaluation(Protocol):
 
     kept: dict[str, Tensor]
 
-    def is_due(self, step: int) -> bool: ...
+    def is_due(self, step: int, is_last: bool) -> bool: ...
 
     def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
         """Empty where there is nothing to measure, or where a signal cut it short: the checkpoint comes first."""
@@ -91,22 +93,26 @@ def train(
     and listens for signals."""
     update.objective.train()
     state, pause = RunState(update, evaluation, settings, run), run.seconds_between_lines
-    progress = Progress(run.name or "step", settings.steps, state.step, seconds_between_lines=pause)
+    horizon = state.horizon
+    progress = Progress(run.name or "step", state.planned_steps, state.step, seconds_between_lines=pause)
     with deterministic(settings.deterministic), state.told_to_outsiders(), progress:
         state.evaluate_if_due(progress)  # a signal during an evaluation puts it off to the next start
         for batch in data.batches(state.step):
-            if state.is_enough:
+            if state.is_enough or state.is_last:
                 break
 
             # one update
-            fraction = learning_rate(schedule, 1.0, state.step, settings.steps)
+            fraction = learning_rate(schedule, 1.0, horizon.place(state.step), horizon.steps)
+            if horizon.budget:
+                batch = replace(batch, progress=horizon.progress(state.step))
             sums, norm = update(batch, state.step, fraction)
             state.count(sums, update.paused)
-            progress.advance(state.step)
+            state.read_clock()
+            progress.advance(state.step, state.planned_steps)
 
             # once in a while: read the sums, which waits for the device
-            if state.step % settings.log_every == 0 or state.step == settings.steps:
-                metrics = state.log_metrics(norm, fraction)
+            if state.step % settings.log_every == 0 or state.is_last:
+                metrics = state.log_metrics(norm, fraction, schedule)
                 shown = (*update.objective.headline, "tokens_per_second", "mfu")
                 progress.report(metrics_text(metrics, shown), state.seconds_left())
             state.evaluate_if_due(progress)
@@ -115,7 +121,7 @@ def train(
             if signals.received is not None or state.is_save_due():
                 state.save()
             if signals.received is not None:
-                where = f"step {state.step} of {settings.steps}" + (f" of {run.name}" if run.name else "")
+                where = f"step {state.step} of {state.planned_steps}" + (f" of {run.name}" if run.name else "")
                 raise signals.stop(f"stopped at {where}; everything is saved.")
         if signals.received is not None:
             raise signals.stop("stopped during the last evaluation; everything is saved.")
@@ -131,11 +137,15 @@ class RunState:
         self.update, self.evaluation, self.settings, self.run = update, evaluation, settings, run
         self.tensors = checkpoint_groups(update.objective, update.optimizer)
         self.step, self.sums, self.seconds_before, device = 0, Sums(), 0.0, update.execution.device
+        self.horizon, self.tokens_before = Horizon(settings), 0
+        self.pauses = {"compile": 0.0, "evaluate": 0.0, "save": 0.0}
         checkpoint.clean(run.checkpoints)
         if newest := checkpoint.newest_checkpoint(run.checkpoints):
             checkpoint.set_aside(run.checkpoints, newest.step)
             checkpoint.restore(newest, self.tensors)
             self.step, self.seconds_before = newest.step, newest.state["seconds"]
+            self.pauses |= newest.state.get("pauses", {})
+            self.tokens_before = newest.state.get("tokens", 0)
             self.sums = {name: tensor.to(device) for name, tensor in newest.tensors("sums").items()}
             evaluation.kept = newest.tensors("kept")
             log.info("resuming at step %d from %s", self.step, newest.folder)
@@ -147,15 +157,57 @@ class RunState:
         self.tokens = torch.zeros((), dtype=torch.long, device=device)
         self.first_step, self.compiling = self.step, 0.0
         self.started = self.saved = self.logged = time.monotonic()
+        if newest and self.horizon.budget:
+            self.horizon.restore(self.step, self.training_seconds, newest.state["planned_steps"])
 
     @property
     def seconds(self) -> float:
         """Of all processes that worked on this run."""
         return self.seconds_before + time.monotonic() - self.started
 
+    @property
+    def training_seconds(self) -> float:
+        """Without compiling, evaluating and saving."""
+        return self.seconds - sum(self.pauses.values())
+
+    @property
+    def planned_steps(self) -> int:
+        """With a budget of time whose speed is not known yet, those that are done."""
+        return self.step if math.isinf(self.horizon.steps) else int(self.horizon.steps)
+
+    @property
+    def is_last(self) -> bool:
+        return self.step >= self.horizon.steps
+
+    def read_clock(self) -> None:
+        """With a budget of time, plan the end again: after every step on the host, which is never ahead of itself, and once in
+        a while on a GPU."""
+        device, horizon = self.update.execution.device, self.horizon
+        if not horizon.budget:
+            return
+        if self.update.paused:
+            horizon.begin(self.step, self.training_seconds)
+        elif device.type == "cpu" or horizon.is_reading_due(self.step):
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            horizon.read(self.step, self.training_seconds)
+
+    @contextmanager
+    def paused_for(self, purpose: str) -> Iterator[None]:
+        """Time that is no part of training, nor of its speed. What the device has yet to do before is."""
+        if self.update.execution.device.type == "cuda":
+            torch.cuda.synchronize()
+        before = time.monotonic()
+        yield
+        seconds = time.monotonic() - before
+        self.pauses[purpose] += seconds
+        self.logged += seconds
+
     def seconds_left(self) -> float:
+        if self.horizon.budget:
+            return max(0.0, self.horizon.budget - self.training_seconds)
         per_step = (time.monotonic() - self.started - self.compiling) / max(1, self.step - self.first_step)
-        return (self.settings.steps - self.step) * per_step
+        return (self.planned_steps - self.step) * per_step
 
     def count(self, sums: Sums, paused: float) -> None:
         """A step is done; of it, so many seconds were compiling, which is no part of the speed."""
@@ -164,20 +216,25 @@ class RunState:
         if paused:
             self.logged += paused
             self.compiling += paused
+            self.pauses["compile"] += paused
+            self.tokens_before += int(tokens.item())
         else:
             self.tokens += tokens
         self.step += 1
 
-    def log_metrics(self, norm: Tensor, fraction: float) -> dict[str, float]:
+    def log_metrics(self, norm: Tensor, fraction: float, schedule: ScheduleSettings) -> dict[str, float]:
         """Metrics since the last time, and whatever must be said aloud about them."""
         objective, now, count = self.update.objective, time.monotonic(), self.tokens.item()
         speed = count / (now - self.logged) if count else math.nan
+        self.tokens_before += int(count)
         metrics = summarise(self.sums, objective.extra_metrics) | {
             "loss": (self.sums["total"] / self.sums["parts"]).item(),
             "lr": fraction * self.update.groups[0].adam.lr,
             "gradient_norm": norm.item(),
             "tokens_per_second": speed,
+            "tokens": float(self.tokens_before),
             "seconds": self.seconds,
+            "training_seconds": self.training_seconds,
         }
         if self.run.peak_speed:
             metrics["mfu"] = speed / self.run.peak_speed
@@ -185,8 +242,11 @@ class RunState:
             raise self.diverged()
         self.log.write("train", self.step, metrics)
         self.history.append(metrics)
-        progress = self.step / self.settings.steps
-        for alarm, text in alarms(self.history, progress, self.step, objective.muted_alarms).items():
+        progress = self.horizon.progress(self.step)
+        warnings = alarms(self.history, progress, self.step, objective.muted_alarms)
+        if self.horizon.budget and progress > SURE and (warning := schedule_warning(schedule, self.planned_steps)):
+            warnings["warm-up"] = warning
+        for alarm, text in warnings.items():
             if alarm not in self.alarmed:
                 self.alarmed.add(alarm)
                 log.warning(text)
@@ -196,38 +256,41 @@ class RunState:
         return metrics
 
     def evaluate_if_due(self, progress: Progress) -> None:
-        kind, before = self.evaluation.kind, time.monotonic()
-        if not self.evaluation.is_due(self.step) or self.log.last(kind).get("step") == self.step:
+        kind = self.evaluation.kind
+        if not self.evaluation.is_due(self.step, self.is_last) or self.log.last(kind).get("step") == self.step:
             return
-        try:
-            metrics = self.evaluation.measure(self.log.of_kind(kind))
-        except RuntimeError as error:  # what graphs hold is not free for evaluation
-            if not (self.update.captured.graphs and is_out_of_memory(error)):
-                raise
-            self.update.captured.forget()
-            metrics = self.evaluation.measure(self.log.of_kind(kind))
-        if metrics:
-            log.info("%s %s", progress.place, self.evaluation.describe(metrics))
-            self.log.write(kind, self.step, metrics)
-            self.is_enough = self.evaluation.is_enough(self.log.of_kind(kind))
-        self.update.objective.train()
-        self.logged += time.monotonic() - before
+        with self.paused_for("evaluate"):
+            try:
+                metrics = self.evaluation.measure(self.log.of_kind(kind))
+            except RuntimeError as error:  # what graphs hold is not free for evaluation
+                if not (self.update.captured.graphs and is_out_of_memory(error)):
+                    raise
+                self.update.captured.forget()
+                metrics = self.evaluation.measure(self.log.of_kind(kind))
+            if metrics:
+                log.info("%s %s", progress.place, self.evaluation.describe(metrics))
+                self.log.write(kind, self.step, metrics)
+                self.is_enough = self.evaluation.is_enough(self.log.of_kind(kind))
+            self.update.objective.train()
 
     def is_save_due(self) -> bool:
-        if self.step == self.settings.steps:
+        if self.is_last:
             return self.run.keeps_last
         is_late = time.monotonic() - self.saved > self.settings.save_minutes * 60
         return is_late or self.step % self.settings.save_every == 0
 
     def save(self) -> None:
         """Never weights that are not finite: the checkpoints before them are the way back."""
-        self.require_finite()
-        groups = self.tensors | {"sums": self.sums}
-        if self.evaluation.kept:
-            groups["kept"] = self.evaluation.kept
-        state = {"seconds": self.seconds, **self.run.fingerprint}
-        checkpoint.save_checkpoint(self.run.checkpoints, self.step, groups, state)
-        checkpoint.prune(self.run.checkpoints, self.settings.keep, self.settings.keep_every)
+        with self.paused_for("save"):
+            self.require_finite()
+            groups = self.tensors | {"sums": self.sums}
+            if self.evaluation.kept:
+                groups["kept"] = self.evaluation.kept
+            planned = self.planned_steps if math.isfinite(self.horizon.steps) else 0
+            clock = {"seconds": self.seconds, "pauses": self.pauses, "planned_steps": planned}
+            state = {**clock, "tokens": self.tokens_before + int(self.tokens.item()), **self.run.fingerprint}
+            checkpoint.save_checkpoint(self.run.checkpoints, self.step, groups, state)
+            checkpoint.prune(self.run.checkpoints, self.settings.keep, self.settings.keep_every)
         self.saved = time.monotonic()
 
     def require_finite(self) -> None:
@@ -247,7 +310,8 @@ class RunState:
         self.log.state("running", self.step, resume=self.run.resume_command)
         try:
             yield
-            self.log.state("finished", self.step)
+            seconds = {"train": self.training_seconds, **self.pauses}
+            self.log.state("finished", self.step, tokens=self.tokens_before, seconds=seconds)
         except BaseException as error:
             state = STATES.get(getattr(error, "exit_code", 1), "failed")
             reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -270,8 +334,8 @@ class HeldOutEvaluation:
     kind: str = "heldout"
     kept: dict[str, Tensor] = field(default_factory=dict)
 
-    def is_due(self, step: int) -> bool:
-        return step > 0 and (step % self.settings.evaluate_every == 0 or step == self.settings.steps)
+    def is_due(self, step: int, is_last: bool) -> bool:
+        return step > 0 and (step % self.settings.evaluate_every == 0 or is_last)
 
     def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
         objective, execution = self.update.objective, self.update.execution

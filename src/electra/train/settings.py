@@ -1,9 +1,10 @@
 """What can be set about the loop, and the learning rate as a function of the step."""
 
 import math
+import sys
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from electra.base.config import Settings
 
@@ -17,9 +18,12 @@ ENOUGH_OF_PEAK = 0.9
 class TrainSettings(Settings):
     """`batch` is global; `accumulate` splits it into as many parts that are computed one after the other.
     `fast`: compiled, captured and with our kernels, "auto" where the machine can, "on" or not at all, "off" in plain torch.
-    `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none)."""
+    `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none). With `minutes` a run ends
+    after so much training, however many steps that makes: `steps` is not looked at. Compiling, evaluating and saving are
+    not training."""
 
     steps: int = Field(1_000_000, ge=1)
+    minutes: float = Field(0.0, ge=0, allow_inf_nan=False)
     batch: int = Field(128, ge=1)
     accumulate: int = Field(1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -42,6 +46,11 @@ class TrainSettings(Settings):
             raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
         return self
 
+    @property
+    def most_steps(self) -> int:
+        """That there may be."""
+        return sys.maxsize if self.minutes else self.steps
+
 
 def next_accumulate(batch: int, accumulate: int) -> int | None:
     """Into how many parts a batch is split next when memory is short: twice as many, or as few more as divide it evenly.
@@ -62,17 +71,29 @@ def memory_remedy(batch: int, accumulate: int) -> str:
 
 class ScheduleSettings(Settings):
     """`kind`: "original" multiplies warm-up and linear decay, so that the peak is a little below `lr`; the others warm
-    up first and then decay from `lr` to zero ("linear", "cosine") or stay ("constant")."""
+    up first and then decay from `lr` to zero ("linear", "cosine") or stay ("constant"). `warmup` below 1 is a share of
+    the run, from 1 on a number of steps."""
 
     kind: Literal["original", "linear", "cosine", "constant"] = "original"
-    warmup: int = Field(10_000, ge=0)
+    warmup: int | float = Field(10_000, ge=0, allow_inf_nan=False)
     power: float = Field(1.0, gt=0)
 
+    @field_validator("warmup")
+    @classmethod
+    def share_or_steps(cls, warmup: float) -> int | float:
+        if warmup > 1 and warmup != int(warmup):
+            raise ValueError("is a share of the run below 1, or a whole number of steps")
+        return int(warmup) if warmup == int(warmup) else warmup
 
-def learning_rate(settings: ScheduleSettings, peak: float, step: int, steps: int) -> float:
+    def warmup_steps(self, steps: float) -> float:
+        return self.warmup * steps if self.warmup < 1 else self.warmup
+
+
+def learning_rate(settings: ScheduleSettings, peak: float, step: float, steps: float) -> float:
     """The rate of update number `step`, counted from 0. Never zero: an update at rate zero would be wasted."""
-    warm = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
-    after = max(0, step - settings.warmup) / max(1, steps - settings.warmup)
+    warmup = settings.warmup_steps(steps)
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    after = max(0, step - warmup) / max(1, steps - warmup)
     match settings.kind:
         case "original":
             return peak * warm * math.pow(1 - step / steps, settings.power)
@@ -88,8 +109,8 @@ def highest_fraction(settings: ScheduleSettings, steps: int) -> float:
     """The most of its peak that the learning rate reaches in a run. Below 1 where warm-up is long for the run: the
     "original" schedule already decays while it warms up."""
     # where the product of both, (t + 1)(1 - t / steps)^p, is highest
-    top = round((steps - settings.power) / (1 + settings.power))
-    candidates = {0, settings.warmup - 1, settings.warmup, top - 1, top, top + 1, steps - 1}
+    top, warmup = round((steps - settings.power) / (1 + settings.power)), math.ceil(settings.warmup_steps(steps))
+    candidates = {0, warmup - 2, warmup - 1, warmup, top - 1, top, top + 1, steps - 1}
     return max(learning_rate(settings, 1.0, step, steps) for step in candidates if 0 <= step < steps)
 
 
@@ -99,6 +120,6 @@ def schedule_warning(settings: ScheduleSettings, steps: int) -> str | None:
     if fraction >= ENOUGH_OF_PEAK:
         return None
     return (
-        f"the learning rate never gets above {fraction:.0%} of optimizer.lr: warm-up takes {settings.warmup:,} of "
-        f"{steps:,} steps. Use schedule.warmup={max(1, steps // 20)}."
+        f"the learning rate never gets above {fraction:.0%} of optimizer.lr: warm-up takes "
+        f"{settings.warmup_steps(steps):,.0f} of {steps:,} steps. Use schedule.warmup={max(1, steps // 20)}."
     )

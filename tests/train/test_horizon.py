@@ -1,0 +1,158 @@
+"""A budget of time: when a run ends, and how far it is on the way."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from electra.base.config import validate
+from electra.base.errors import SettingsError
+from electra.train.checkpoint import newest_checkpoint
+from electra.train.horizon import Horizon
+from electra.train.log import read_metrics
+from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
+from helpers import command, electra, environment
+
+LINEAR = ScheduleSettings(kind="linear", warmup=0.1)
+
+
+def simulate(horizon: Horizon, seconds_of, every: int, step: int = 0, clock: float = 0.0) -> tuple[list, int, float]:
+    """A run on a device whose step number n takes seconds_of(n), read every so many steps."""
+    rates = []
+    while step < horizon.steps:
+        rates.append(learning_rate(LINEAR, 1.0, horizon.place(step), horizon.steps))
+        clock += seconds_of(step)
+        step += 1
+        if step % every == 0 or horizon.is_reading_due(step):
+            horizon.read(step, clock)
+    return rates, step, clock
+
+
+@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize(
+    "seconds_of",
+    [
+        lambda step: 0.01,
+        lambda step: 2.0 if step < 3 else 0.01,  # a slow start
+        lambda step: 0.01 if step < 2000 else 0.03,  # somebody else joins
+        lambda step: 0.01 * (1 + step % 7),
+    ],
+    ids=["even", "slow start", "slower later", "uneven"],
+)
+def test_the_budget_is_used_up_to_a_hundredth_and_the_rate_ends_at_zero(seconds_of, every):
+    horizon = Horizon(TrainSettings(minutes=1, steps=5))
+    rates, step, clock = simulate(horizon, seconds_of, every)
+    assert clock == pytest.approx(60, rel=0.01) and step == horizon.steps > 5
+    assert max(rates) > 0.98 and rates[-1] < 0.01
+    assert horizon.progress(step) == 1
+
+
+def test_the_schedule_follows_time_not_steps():
+    """Ten times slower in the second half of the budget: half of the budget is still half of the schedule."""
+    horizon = Horizon(TrainSettings(minutes=1))
+    rates, step, _ = simulate(horizon, lambda step: 0.01 if step < 3000 else 0.1, 10)
+    assert step == pytest.approx(3300, abs=20)
+    assert rates[3000] == pytest.approx(0.5 / 0.9, abs=0.02)
+
+
+def test_a_plan_that_was_saved_goes_on_with_the_time_left():
+    first = Horizon(TrainSettings(minutes=1))
+    first.read(1000, 20.0)
+    again = Horizon(TrainSettings(minutes=1))
+    again.restore(1000, 20.0, int(first.steps))
+    assert again.progress(1000) == pytest.approx(1 / 3) and again.steps == 3000
+    again.begin(1001, 20.0)  # compiling, which is not counted
+    _, step, clock = simulate(again, lambda step: 0.04, 10, 1001, 20.0)
+    assert clock == pytest.approx(60, rel=0.01) and step == pytest.approx(2001, abs=5)
+
+
+def test_a_finished_run_stays_finished():
+    again = Horizon(TrainSettings(minutes=1))
+    again.restore(777, 59.9, 777)
+    assert again.steps == 777 and again.progress(777) == 1
+
+
+def test_without_a_budget_nothing_is_planned():
+    horizon = Horizon(TrainSettings(steps=40))
+    assert horizon.steps == 40 and horizon.place(7) == 7 and horizon.progress(10) == 0.25
+
+
+def test_warm_up_is_a_share_or_a_number_of_steps():
+    share, steps = ScheduleSettings(kind="linear", warmup=0.1), ScheduleSettings(kind="linear", warmup=20)
+    assert [learning_rate(share, 1.0, n, 200) for n in range(200)] == [
+        learning_rate(steps, 1.0, n, 200) for n in range(200)
+    ]
+    with pytest.raises(SettingsError, match=r"warmup: is a share of the run below 1.*got 1.5"):
+        validate(ScheduleSettings, {"warmup": 1.5})
+    assert ScheduleSettings(warmup=1000.0).warmup == 1000
+
+
+SECONDS = 2.0
+TIMED = (f"train.minutes={SECONDS / 60}", "schedule.warmup=0.1", "schedule.kind=linear", "train.steps=3")
+
+
+def test_a_run_ends_when_its_minutes_are_over(recipe, prepared, tmp_path):
+    run = tmp_path / "run"
+    done = electra("pretrain", recipe, f"data={prepared}", f"run={run}", *TIMED, "sampling.temperature=2")
+    assert done.returncode == 0, done.stderr
+    records = [record for record in read_metrics(run) if record["kind"] == "train"]
+    assert_timed(records)
+    assert max(record["lr"] for record in records) > 7e-4
+    state = json.loads((run / "run_state.json").read_text())
+    assert state["state"] == "finished" and state["seconds"]["train"] == pytest.approx(SECONDS, rel=0.05)
+    assert state["tokens"] == records[-1]["tokens"] <= records[-1]["step"] * 8 * 24
+    assert (run / "export").is_dir()
+    assert any(record["kind"] == "heldout" and record["step"] == records[-1]["step"] for record in read_metrics(run))
+
+    again = electra("pretrain", recipe, f"data={prepared}", f"run={run}", *TIMED, "sampling.temperature=2")
+    assert again.returncode == 0 and [r for r in read_metrics(run) if r["kind"] == "train"] == records
+
+
+def test_a_run_that_was_killed_goes_on_with_the_time_left(recipe, prepared, tmp_path):
+    run = tmp_path / "run"
+    words = command("pretrain", recipe, f"data={prepared}", f"run={run}", *TIMED)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not any(spent(record) > SECONDS / 2 for record in read_metrics(run)):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    saved = newest_checkpoint(run / "checkpoints")
+    assert saved is not None
+    before = saved.state["seconds"] - sum(saved.state["pauses"].values())
+    assert SECONDS / 3 < before < SECONDS
+
+    assert electra("pretrain", recipe, f"data={prepared}", f"run={run}", *TIMED).returncode == 0
+    records = [record for record in read_metrics(run) if record["kind"] == "train"]
+    assert_timed(records)
+    later = [record["lr"] for record in records if record["step"] > saved.step]
+    left = 1 - before / SECONDS
+    assert later[0] == pytest.approx(1e-3 * left / 0.9, abs=2e-4)
+
+
+def assert_timed(records: list[dict]) -> None:
+    """A machine that is busy with other things may take long for the last step."""
+    last = records[-1]
+    assert last["step"] > 10
+    assert last["training_seconds"] == pytest.approx(SECONDS, rel=0.01, abs=2 * SECONDS / last["step"])
+    assert last["lr"] < 3e-3 / last["step"]
+
+
+def spent(record: dict) -> float:
+    return record.get("training_seconds", 0.0)
+
+
+def test_a_warm_up_that_fills_the_budget_is_told(recipe, prepared, tmp_path: Path):
+    words = (f"data={prepared}", f"run={tmp_path / 'run'}", "train.minutes=0.01", "schedule.warmup=100000")
+    done = electra("pretrain", recipe, *words)
+    assert done.returncode == 0 and "WARNING: the learning rate never gets above" in done.stderr
+
+
+@pytest.mark.parametrize("minutes", ["-1", "nan", "inf", "soon"])
+def test_minutes_that_are_none_are_refused(recipe, prepared, tmp_path, minutes):
+    done = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", f"train.minutes={minutes}")
+    assert done.returncode == 2 and done.stderr.startswith("electra: train.minutes: ")
+    assert len(done.stderr.splitlines()) == 1
