@@ -16,10 +16,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from electra.base.config import Settings
+from electra.kernels import usable
 from electra.model.electra import Direction, Linear, WordEmbeddings, attention_mask
 from electra.model.heads import in_float32
 
 NORM_EPS = 1e-5
+FUSED_LENGTH, FUSED_SIZES = 128, (32, 64)  # what our attention holds in one tile: tokens, and units of a head
 
 
 class ModernEncoderSettings(Settings):
@@ -112,6 +114,13 @@ class ModernLayer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
         self.attention_dropout = nn.Dropout(settings.attention_dropout)
 
+    def weights(self) -> list[Tensor]:
+        """Of its products, as fused layers take them."""
+        return [part.weight for part in (self.query_key_value, self.attention_output, self.expand, self.contract)]
+
+    def norm_weights(self) -> list[Tensor]:
+        return [n.weight for n in (self.attention_norm, self.feed_forward_norm) if isinstance(n, nn.LayerNorm)]
+
     def forward(
         self,
         x: Float[Tensor, "batch seq hidden"],
@@ -167,11 +176,39 @@ class ModernEncoder(nn.Module):
         whole = rotation(positions, size, settings.global_theta)
         near = rotation(positions, size, settings.local_theta)
         x = self.dropout(self.norm(self.project(self.embeddings(ids, segments))))
-        last = len(self.layers) - 1
-        for number, layer in enumerate(self.layers):
+        first, last = 0, len(self.layers) - 1
+        if self.direction == "both" and usable(x) and self.holds(length, size):
+            first = last if first_only else last + 1
+            x = self.fused(x, is_real, first, (whole, near))
+            if not first_only:
+                return x
+        for number in range(first, last + 1):
+            layer = self.layers[number]
             by, attend = (near, nearby) if layer.is_local else (whole, everywhere)
             x = layer(x, by, attend, first_only and number == last)
         return self.final_norm(x)
+
+    def holds(self, length: int, size: int) -> bool:
+        """Whether our kernels hold such rows and heads in one tile. They drop nothing."""
+        drops = self.training and max(self.settings.dropout, self.settings.attention_dropout) > 0
+        return length <= FUSED_LENGTH and size in FUSED_SIZES and not drops
+
+    def fused(
+        self, x: Float[Tensor, "batch seq hidden"], is_real: Bool[Tensor, "batch seq"] | None, count: int,
+        by: tuple[Rotation, Rotation],
+    ) -> Float[Tensor, "batch seq hidden"]:  # fmt: skip
+        """The first `count` layers by kernels/layer; behind all of them the final norm too."""
+        from electra.kernels.layer.modern import fused_modern_layers
+
+        layers = [layer for layer in self.layers[:count] if isinstance(layer, ModernLayer)]
+        weights = [weight for layer in layers for weight in layer.weights()]
+        norms = [weight for layer in layers for weight in layer.norm_weights()]
+        if count == len(self.layers):
+            norms.append(self.final_norm.weight)
+        half = by[0][0].shape[2] // 2
+        angles = torch.stack([torch.stack(turn)[:, :, 0, :half] for turn in by])
+        reaches = [self.settings.window // 2 if layer.is_local else 0 for layer in layers]
+        return fused_modern_layers(x, is_real, weights, norms, angles, self.settings.heads, reaches, NORM_EPS)
 
 
 class LabelHead(nn.Module):

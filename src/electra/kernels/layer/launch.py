@@ -19,8 +19,11 @@ class Launch(NamedTuple):
     norm_backward: tuple[int, int, int] = (4, 2, 4)  # and tiles on their way at once: one less with dropout
     gelu_forward: tuple[int, int] = (1024, 4)  # elements, warps
     gelu_backward: tuple[int, int, int, int] = (4, 256, 4, 3)  # rows, columns, warps, tiles on their way
+    geglu: tuple[int, int] = (1024, 4)  # elements, warps
     attention_forward: tuple[int, int] = (8, 2)  # warps, stages
     attention_backward: tuple[int, int] = (8, 2)
+    rotary_forward: tuple[int, int] = (8, 2)
+    rotary_backward: tuple[int, int] = (8, 2)
     sum_columns: tuple[int, int] = (16, 4)  # columns, warps
 
 
@@ -44,13 +47,13 @@ def rows_per_tile(rows_of_256: int, hidden: int) -> int:
 
 
 def add_norm(
-    product: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, seed: Tensor | None, stream: int, dropout: float,
+    product: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor | None, seed: Tensor | None, stream: int, dropout: float,
     eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """residual + dropout(product), and its LayerNorm."""
+    """residual + dropout(product) in the residual's precision, and its LayerNorm in the product's."""
     rows, hidden = product.shape
     tile, warps = rows_per_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
-    total, result = torch.empty_like(product), torch.empty_like(product)
+    total, result = torch.empty_like(residual), torch.empty_like(product)
     kernels.add_norm_forward_kernel[(cdiv(rows, tile),)](
         product, residual, gamma, beta, seed, total, result, rows, hidden, eps, *Drop.of(dropout), stream,
         DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), num_warps=warps,
@@ -60,18 +63,18 @@ def add_norm(
 
 def add_norm_backward(
     grad_output: Tensor, total: Tensor, gamma: Tensor, seed: Tensor | None, stream: int, dropout: float, eps: float,
-    partial: Tensor,
+    partial: Tensor, past: Tensor | None = None, has_biases: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of residual and product: the same tensor where nothing is dropped."""
+    """The gradients of residual and product: the same tensor where nothing is dropped. `past` is added to them."""
     rows, hidden = total.shape
     rows_of_256, warps, stages = LAUNCH.norm_backward
     tile = rows_per_tile(rows_of_256, hidden)
-    grad_residual = torch.empty_like(total)
-    grad_product = torch.empty_like(total) if dropout > 0 else grad_residual
+    grad_residual = torch.empty_like(grad_output)
+    grad_product = torch.empty_like(grad_output) if dropout > 0 else grad_residual
     kernels.add_norm_backward_kernel[(len(partial),)](
-        grad_output, total, gamma, seed, grad_residual, grad_product, partial,
+        grad_output, total, past, gamma, seed, grad_residual, grad_product, partial,
         rows, hidden, partial.stride(0), eps, *Drop.of(dropout), stream,
-        DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), STAGES=stages - (dropout > 0),
+        BIASES=has_biases, DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), STAGES=stages - (dropout > 0),
         num_warps=warps,
     )  # fmt: skip
     return grad_residual, grad_product
@@ -98,6 +101,32 @@ def gelu_backward(grad_output: Tensor, before: Tensor, partial: Tensor) -> tuple
         ROWS=tile, WIDTH=columns, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return grad_output, after
+
+
+def geglu(wide: Tensor) -> Tensor:
+    rows, width = len(wide), wide.shape[1] // 2
+    after = wide.new_empty(rows, width)
+    grid, sizes = geglu_tiles(rows, width)
+    kernels.geglu_forward_kernel[grid](wide, after, rows, width, **sizes)
+    return after
+
+
+def geglu_backward(grad_output: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of `wide`, and GeGLU itself."""
+    rows, width = grad_output.shape
+    grad_wide, after = torch.empty_like(wide), torch.empty_like(grad_output)
+    grid, sizes = geglu_tiles(rows, width)
+    kernels.geglu_backward_kernel[grid](grad_output, wide, grad_wide, after, rows, width, **sizes)
+    return grad_wide, after
+
+
+def geglu_tiles(rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Tiles as wide as divides the width, where that is wide enough to read well: 704 are 11 of 64."""
+    elements, warps = LAUNCH.geglu
+    divides = width & -width
+    columns = min(256, divides) if divides >= 32 else min(256, next_power_of_2(width))
+    tile = elements // columns
+    return (cdiv(rows, tile), cdiv(width, columns)), {"ROWS": tile, "WIDTH": columns, "num_warps": warps}
 
 
 def attention(
@@ -137,6 +166,40 @@ def attention_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, d
     tile = max(16, next_power_of_2(seq))
     sizes = {"HEADS": heads, "SIZE": hidden // heads, "SEQ": tile}
     return sizes | {"MASKED": is_real is not None, "FULL": seq == tile, "DROPS": dropout > 0}
+
+
+def rotary_attention(projected: Tensor, is_real: Tensor | None, angles: Tensor, heads: int, reach: int) -> Tensor:
+    """`angles`: cos and sin of each position, for half of a head. `reach`: how far a token sees, 0 for the whole row."""
+    seq, hidden = angles.shape[1], projected.shape[1] // 3
+    warps, stages = LAUNCH.rotary_forward
+    attention_out = projected.new_empty(len(projected), hidden)
+    kernels.rotary_attention_forward_kernel[(len(projected) // seq, heads)](
+        projected, is_real, angles, attention_out, seq, (hidden // heads) ** -0.5, reach,
+        **rotary_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return attention_out
+
+
+def rotary_attention_backward(
+    projected: Tensor, is_real: Tensor | None, angles: Tensor, grad_output: Tensor, heads: int, reach: int
+) -> Tensor:
+    seq, hidden = angles.shape[1], projected.shape[1] // 3
+    batch = len(projected) // seq
+    warps, stages = LAUNCH.rotary_backward
+    stages = stages if has_shared_memory(projected.device, 200_000) else 1
+    grad_projected = torch.empty_like(projected)
+    programs = min(batch, max(1, processors(projected.device) // heads))
+    kernels.rotary_attention_backward_kernel[(programs, heads)](
+        projected, is_real, angles, grad_output, grad_projected, batch, seq, (hidden // heads) ** -0.5, reach,
+        **rotary_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return grad_projected
+
+
+def rotary_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, reach: int) -> dict[str, Any]:
+    tile, size = max(16, next_power_of_2(seq)), hidden // heads
+    sizes = {"HEADS": heads, "SIZE": size, "HALF": size // 2, "SEQ": tile}
+    return sizes | {"MASKED": is_real is not None, "FULL": seq == tile, "LOCAL": 0 < reach < seq - 1}
 
 
 class ColumnSums:

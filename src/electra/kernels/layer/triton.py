@@ -16,7 +16,7 @@ SQRT_HALF = tl.constexpr(0.7071067811865476)
 DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
 # Fine-tuning has batches of every size: one kernel serves them all. (What stands in a mask along a row must be specialised:
 # Triton loads vectors only where it knows that the mask cuts between them.)
-ANY_NUMBER = ("rows", "batch", "seq", "threshold", "stream")
+ANY_NUMBER = ("rows", "batch", "seq", "threshold", "stream", "reach")
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def add_norm_forward_kernel(
     rows, hidden, eps, scale, threshold, stream,
     DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """total = residual + dropout(product);  result = LayerNorm(total)."""
+    """total = residual + dropout(product);  result = LayerNorm(total), whose `beta` may be None."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, HIDDEN)
     is_column = column < hidden
@@ -58,9 +58,10 @@ def add_norm_forward_kernel(
     rounded = value.to(total.dtype.element_ty)
     tl.store(total + place, rounded, here)
     normal, _ = _normalise(rounded.to(tl.float32), is_column, hidden, eps)
-    weight = tl.load(gamma + column, is_column, 0.0)[None, :]
-    shift = tl.load(beta + column, is_column, 0.0)[None, :]
-    tl.store(result + place, normal * weight + shift, here)
+    normal *= tl.load(gamma + column, is_column, 0.0)[None, :]
+    if beta is not None:
+        normal += tl.load(beta + column, is_column, 0.0)[None, :]
+    tl.store(result + place, normal, here)
 
 
 @triton.jit
@@ -72,12 +73,13 @@ def _normalise(value, is_column, hidden, eps):
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def add_norm_backward_kernel(
-    grad_output, total, gamma, seed, grad_residual, grad_product, partial,
+    grad_output, total, past, gamma, seed, grad_residual, grad_product, partial,
     rows, hidden, columns, eps, scale, threshold, stream,
-    DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr, STAGES: tl.constexpr,
+    BIASES: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of residual and product (one tensor where nothing is dropped), and the sums over rows for gamma, beta and
-    the bias of the product, side by side in `partial`."""
+    """Gradients of residual and product (one tensor where nothing is dropped), and the sums over rows for gamma and, where
+    there are BIASES, for beta and the bias of the product, side by side in `partial`. `past`: the gradient that reaches the sum
+    past the norm, in a pre-norm layer; None in a post-norm one."""
     column = tl.arange(0, HIDDEN)
     is_column = column < hidden
     weight = tl.load(gamma + column, is_column, 0.0)[None, :]
@@ -92,20 +94,25 @@ def add_norm_backward_kernel(
         gradient = tl.load(grad_output + place, here, 0.0).to(tl.float32)
         normal, inverse = _normalise(tl.load(total + place, here, 0.0).to(tl.float32), is_column, hidden, eps)
         gamma_sum += gradient * normal
-        beta_sum += gradient
+        if BIASES:
+            beta_sum += gradient
         # through the norm: what changes the mean or the length of a row is lost
         gradient *= weight
         along = tl.sum(gradient * normal, 1)[:, None] / hidden
         gradient = (gradient - tl.sum(gradient, 1)[:, None] / hidden - normal * along) * inverse
+        if past is not None:
+            gradient += tl.load(past + place, here, 0.0).to(tl.float32)
         tl.store(grad_residual + place, gradient, here)
         if DROPS:
             gradient = tl.where(_is_kept(seed, stream, row, column, threshold), gradient * scale, 0.0)
             tl.store(grad_product + place, gradient, here)
-        bias_sum += tl.where(here, gradient, 0.0)
+        if BIASES:
+            bias_sum += tl.where(here, gradient, 0.0)
     line = partial + program * columns + column
     tl.store(line, tl.sum(gamma_sum, 0), is_column)
-    tl.store(line + hidden, tl.sum(beta_sum, 0), is_column)
-    tl.store(line + 2 * hidden, tl.sum(bias_sum, 0), is_column)
+    if BIASES:
+        tl.store(line + hidden, tl.sum(beta_sum, 0), is_column)
+        tl.store(line + 2 * hidden, tl.sum(bias_sum, 0), is_column)
 
 
 @triton.jit
@@ -157,16 +164,51 @@ def gelu_backward_kernel(
     tl.store(partial + program * columns + column, tl.sum(bias_sum, 0), is_column)
 
 
+@triton.jit(do_not_specialize=ANY_NUMBER)
+def geglu_forward_kernel(wide, after, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """gelu(value) gate, of value and gate side by side."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    here = (row < rows) & (column < width)
+    source = wide + row * (2 * width) + column
+    value = tl.load(source, here, 0.0).to(tl.float32)
+    gate = tl.load(source + width, here, 0.0).to(tl.float32)
+    tail, _ = _normal_tail(value)
+    tl.store(after + row * width + column, _gelu(value, tail) * gate, here)
+
+
+@triton.jit(do_not_specialize=ANY_NUMBER)
+def geglu_backward_kernel(grad_output, wide, grad_wide, after, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The gradients of value and gate; and what the forward pass gave once more, which was not kept."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    here = (row < rows) & (column < width)
+    place, narrow = row * (2 * width) + column, row * width + column
+    value = tl.load(wide + place, here, 0.0).to(tl.float32)
+    gate = tl.load(wide + place + width, here, 0.0).to(tl.float32)
+    gradient = tl.load(grad_output + narrow, here, 0.0).to(tl.float32)
+    tail, bell = _normal_tail(value)
+    derivative = tl.where(value < 0, tail, 1.0 - tail) + value * (bell * DENSITY)
+    activated = _gelu(value, tail)
+    tl.store(grad_wide + place, gradient * gate * derivative, here)
+    tl.store(grad_wide + place + width, gradient * activated, here)
+    tl.store(after + narrow, activated * gate, here)
+
+
 @triton.jit
-def _attention_weights(query, key, is_real, row, seq, softmax_scale, place, MASKED: tl.constexpr, FULL: tl.constexpr):
-    """exp(scores), not yet divided by their sum, and that sum. FULL: the row fills its tile. In a row without a real token
-    all weights are zero."""
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+def _attention_weights(
+    scores, is_real, row, seq, softmax_scale, place, reach,
+    MASKED: tl.constexpr, FULL: tl.constexpr, LOCAL: tl.constexpr,
+):  # fmt: skip
+    """exp(scores), not yet divided by their sum, and that sum. FULL: the row fills its tile. LOCAL: tokens see those at most
+    `reach` apart. A token that sees no real one has weights of zero."""
     seen = place < seq
     if MASKED:
         seen = seen & (tl.load(is_real + row * seq + place, seen, 0) != 0)
     if MASKED or not FULL:
         scores = tl.where(seen[None, :], scores, -float("inf"))
+    if LOCAL:
+        scores = tl.where(tl.abs(place[:, None] - place[None, :]) <= reach, scores, -float("inf"))
     softmax_scale *= LOG2E
     highest = tl.maximum(tl.max(scores, 1), -1e30)
     weights = tl.exp2(scores * softmax_scale - (highest * softmax_scale)[:, None])
@@ -188,7 +230,8 @@ def attention_forward_kernel(
     token = row * seq + place[:, None]
     source = projected + token * (3 * hidden) + head * SIZE + unit
     query, key = tl.load(source, inside, 0.0), tl.load(source + hidden, inside, 0.0)
-    weights, total = _attention_weights(query, key, is_real, row, seq, softmax_scale, place, MASKED, FULL)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, 0, MASKED, FULL, False)
     value = tl.load(source + 2 * hidden, inside, 0.0)
     weights = weights.to(value.dtype)
     if DROPS:
@@ -225,7 +268,8 @@ def attention_backward_kernel(
         token = row * seq + place[:, None]
         source = projected + token * (3 * hidden) + head * SIZE + unit
         query, key = tl.load(source, inside, 0.0), tl.load(source + hidden, inside, 0.0)
-        weights, total = _attention_weights(query, key, is_real, row, seq, softmax_scale, place, MASKED, FULL)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, 0, MASKED, FULL, False)
         weights *= (1.0 / total)[:, None]
         value = tl.load(source + 2 * hidden, inside, 0.0)
         grad_out = tl.load(grad_output + token * hidden + head * SIZE + unit, inside, 0.0)
@@ -264,3 +308,85 @@ def sum_columns_kernel(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH:
         row = start + tl.arange(0, ROWS)
         sums += tl.load(partial + row[:, None] * columns + column, (row < rows)[:, None] & is_column, 0.0)
     tl.store(total + column, tl.sum(sums, 0), is_column)
+
+
+@triton.jit
+def _turned(source, inside, cos, sin, HALF: tl.constexpr):
+    """Queries or keys at their rotary positions, in two halves: a unit is turned with the one half a head further."""
+    first = tl.load(source, inside, 0.0)
+    second = tl.load(source + HALF, inside, 0.0)
+    x, y = first.to(tl.float32), second.to(tl.float32)
+    return (x * cos - y * sin).to(first.dtype), (y * cos + x * sin).to(first.dtype)
+
+
+@triton.jit
+def _angles(angles, place, inside, seq, HALF: tl.constexpr):
+    at = angles + place[:, None] * HALF + tl.arange(0, HALF)
+    return tl.load(at, inside, 0.0), tl.load(at + seq * HALF, inside, 0.0)
+
+
+@triton.jit(do_not_specialize=ANY_NUMBER)
+def rotary_attention_forward_kernel(
+    projected, is_real, angles, attention_out, seq, softmax_scale, reach,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr,
+    FULL: tl.constexpr, LOCAL: tl.constexpr,
+):  # fmt: skip
+    """As attention_forward_kernel, with rotary positions. Queries and keys come in halves, so that turning them moves nothing
+    between threads; the scores are the sums of two products."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place, unit, half = tl.arange(0, SEQ), tl.arange(0, SIZE), tl.arange(0, HALF)
+    inside = (place < seq)[:, None]
+    hidden = HEADS * SIZE
+    token = row * seq + place[:, None]
+    source = projected + token * (3 * hidden) + head * SIZE
+    cos, sin = _angles(angles, place, inside, seq, HALF)
+    query1, query2 = _turned(source + half, inside, cos, sin, HALF)
+    key1, key2 = _turned(source + hidden + half, inside, cos, sin, HALF)
+    scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
+    scores = tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
+    weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, reach, MASKED, FULL, LOCAL)
+    value = tl.load(source + 2 * hidden + unit, inside, 0.0)
+    result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") * (1.0 / total)[:, None]
+    tl.store(attention_out + token * hidden + head * SIZE + unit, result, inside)
+
+
+@triton.jit(do_not_specialize=ANY_NUMBER)
+def rotary_attention_backward_kernel(
+    projected, is_real, angles, grad_output, grad_projected, batch, seq, softmax_scale, reach,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr,
+    FULL: tl.constexpr, LOCAL: tl.constexpr,
+):  # fmt: skip
+    """The gradients of query, key and value before they were turned. The weights are computed again."""
+    program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    place, unit, half = tl.arange(0, SEQ), tl.arange(0, SIZE), tl.arange(0, HALF)
+    inside = (place < seq)[:, None]
+    hidden = HEADS * SIZE
+    cos, sin = _angles(angles, place, inside, seq, HALF)
+    for number in range(program, batch, programs):
+        row = tl.cast(number, tl.int64)
+        token = row * seq + place[:, None]
+        source = projected + token * (3 * hidden) + head * SIZE
+        query1, query2 = _turned(source + half, inside, cos, sin, HALF)
+        key1, key2 = _turned(source + hidden + half, inside, cos, sin, HALF)
+        scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
+        scores = tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
+        weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, reach, MASKED, FULL, LOCAL)
+        weights *= (1.0 / total)[:, None]
+        value = tl.load(source + 2 * hidden + unit, inside, 0.0)
+        grad_out = tl.load(grad_output + token * hidden + head * SIZE + unit, inside, 0.0)
+        target = grad_projected + token * (3 * hidden) + head * SIZE
+        grad_value = tl.dot(tl.trans(weights.to(value.dtype)), grad_out, input_precision="ieee")
+        tl.store(target + 2 * hidden + unit, grad_value, inside)
+        # through the softmax to the scores, and from them to queries and keys, which are turned back
+        grad_scores = tl.dot(grad_out, tl.trans(value), input_precision="ieee")
+        level = tl.sum(weights * grad_scores, 1) * softmax_scale
+        grad_scores = (weights * (grad_scores * softmax_scale - level[:, None])).to(value.dtype)
+        x = tl.dot(grad_scores, key1, input_precision="ieee")
+        y = tl.dot(grad_scores, key2, input_precision="ieee")
+        tl.store(target + half, x * cos + y * sin, inside)
+        tl.store(target + HALF + half, y * cos - x * sin, inside)
+        grad_scores = tl.trans(grad_scores)
+        x = tl.dot(grad_scores, query1, input_precision="ieee")
+        y = tl.dot(grad_scores, query2, input_precision="ieee")
+        tl.store(target + hidden + half, x * cos + y * sin, inside)
+        tl.store(target + hidden + HALF + half, y * cos - x * sin, inside)
