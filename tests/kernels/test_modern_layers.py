@@ -89,11 +89,12 @@ def test_fused_layers_equal_plain_ones(fused, shape, padded, first_only, dtype):
 
 def test_dropout_and_long_rows_stay_with_torch(fused):
     encoder, ids, is_real, _ = encoder_and_rows(seq=136)
-    encoder.float()(ids, torch.zeros_like(ids), is_real)
-    encoder.settings = encoder.settings.model_copy(update={"dropout": 0.1})
-    encoder(ids[:, :24], torch.zeros_like(ids[:, :24]), None)
-    assert not fused
-    encoder.eval()(ids[:, :24], torch.zeros_like(ids[:, :24]), None)
+    with torch.autocast(DEVICE, HALF):
+        encoder.float()(ids, torch.zeros_like(ids), is_real)
+        encoder.settings = encoder.settings.model_copy(update={"dropout": 0.1})
+        encoder(ids[:, :24], torch.zeros_like(ids[:, :24]), None)
+        assert not fused
+        encoder.eval()(ids[:, :24], torch.zeros_like(ids[:, :24]), None)
     assert fused == [3]
 
 
@@ -117,14 +118,15 @@ def test_operator_says_the_right_shapes(final):
 @pytest.mark.gpu
 def test_twelve_layers_are_as_near_to_float64_as_autocast():
     encoder, ids, is_real, upstream = encoder_and_rows(128, 256, 4, 704, 12, 64, batch=8)
-    initialise(encoder, encoder.settings, 0)
+    initialise(encoder.cpu(), encoder.settings, 0)
+    encoder.to(DEVICE)
     exact, exact_gradients = run(encoder, ids, is_real, upstream)
     encoder.float()
     with torch.autocast(DEVICE, HALF):
         fused, fused_gradients = run(encoder, ids, is_real, upstream)
         with choice.reference_only():
             plain, plain_gradients = run(encoder, ids, is_real, upstream)
-    off = [(x.double() - exact).norm() / exact.norm() for x in (fused, plain)]
+    off = [(x.to(HALF).double() - exact).norm() / exact.norm() for x in (fused, plain)]
     assert off[0] <= 1.5 * off[1]
     for name, exact_gradient in exact_gradients.items():
         near, far = ((g[name].double() - exact_gradient).norm() for g in (fused_gradients, plain_gradients))

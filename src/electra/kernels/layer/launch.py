@@ -22,8 +22,8 @@ class Launch(NamedTuple):
     geglu: tuple[int, int] = (1024, 4)  # elements, warps
     attention_forward: tuple[int, int] = (8, 2)  # warps, stages
     attention_backward: tuple[int, int] = (8, 2)
-    rotary_forward: tuple[int, int] = (8, 2)
-    rotary_backward: tuple[int, int] = (8, 2)
+    rotary_forward: tuple[int, int, int] = (8, 2, 2)  # and programs for each processor
+    rotary_backward: tuple[int, int, int] = (8, 2, 1)
     sum_columns: tuple[int, int] = (16, 4)  # columns, warps
 
 
@@ -171,10 +171,12 @@ def attention_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, d
 def rotary_attention(projected: Tensor, is_real: Tensor | None, angles: Tensor, heads: int, reach: int) -> Tensor:
     """`angles`: cos and sin of each position, for half of a head. `reach`: how far a token sees, 0 for the whole row."""
     seq, hidden = angles.shape[1], projected.shape[1] // 3
-    warps, stages = LAUNCH.rotary_forward
+    batch = len(projected) // seq
+    warps, stages, each = LAUNCH.rotary_forward
     attention_out = projected.new_empty(len(projected), hidden)
-    kernels.rotary_attention_forward_kernel[(len(projected) // seq, heads)](
-        projected, is_real, angles, attention_out, seq, (hidden // heads) ** -0.5, reach,
+    programs = min(batch, max(1, each * processors(projected.device) // heads))
+    kernels.rotary_attention_forward_kernel[(programs, heads)](
+        projected, is_real, angles, attention_out, batch, seq, (hidden // heads) ** -0.5, reach,
         **rotary_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return attention_out
@@ -185,10 +187,10 @@ def rotary_attention_backward(
 ) -> Tensor:
     seq, hidden = angles.shape[1], projected.shape[1] // 3
     batch = len(projected) // seq
-    warps, stages = LAUNCH.rotary_backward
+    warps, stages, each = LAUNCH.rotary_backward
     stages = stages if has_shared_memory(projected.device, 200_000) else 1
     grad_projected = torch.empty_like(projected)
-    programs = min(batch, max(1, processors(projected.device) // heads))
+    programs = min(batch, max(1, each * processors(projected.device) // heads))
     kernels.rotary_attention_backward_kernel[(programs, heads)](
         projected, is_real, angles, grad_output, grad_projected, batch, seq, (hidden // heads) ** -0.5, reach,
         **rotary_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,

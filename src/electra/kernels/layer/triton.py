@@ -327,27 +327,29 @@ def _angles(angles, place, inside, seq, HALF: tl.constexpr):
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def rotary_attention_forward_kernel(
-    projected, is_real, angles, attention_out, seq, softmax_scale, reach,
+    projected, is_real, angles, attention_out, batch, seq, softmax_scale, reach,
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr,
     FULL: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
     """As attention_forward_kernel, with rotary positions. Queries and keys come in halves, so that turning them moves nothing
-    between threads; the scores are the sums of two products."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    between threads; the scores are the sums of two products. A program takes many rows: it keeps the angles."""
+    program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     place, unit, half = tl.arange(0, SEQ), tl.arange(0, SIZE), tl.arange(0, HALF)
     inside = (place < seq)[:, None]
     hidden = HEADS * SIZE
-    token = row * seq + place[:, None]
-    source = projected + token * (3 * hidden) + head * SIZE
     cos, sin = _angles(angles, place, inside, seq, HALF)
-    query1, query2 = _turned(source + half, inside, cos, sin, HALF)
-    key1, key2 = _turned(source + hidden + half, inside, cos, sin, HALF)
-    scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
-    scores = tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
-    weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, reach, MASKED, FULL, LOCAL)
-    value = tl.load(source + 2 * hidden + unit, inside, 0.0)
-    result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") * (1.0 / total)[:, None]
-    tl.store(attention_out + token * hidden + head * SIZE + unit, result, inside)
+    for number in range(program, batch, programs):
+        row = tl.cast(number, tl.int64)
+        token = row * seq + place[:, None]
+        source = projected + token * (3 * hidden) + head * SIZE
+        query1, query2 = _turned(source + half, inside, cos, sin, HALF)
+        key1, key2 = _turned(source + hidden + half, inside, cos, sin, HALF)
+        scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
+        scores = tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
+        weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, reach, MASKED, FULL, LOCAL)
+        value = tl.load(source + 2 * hidden + unit, inside, 0.0)
+        result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") * (1.0 / total)[:, None]
+        tl.store(attention_out + token * hidden + head * SIZE + unit, result, inside)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
