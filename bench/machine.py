@@ -1,7 +1,6 @@
 """What every result is stored with: hardware, versions, command, time."""
 
 import json
-import os
 import platform
 import shlex
 import sys
@@ -15,12 +14,14 @@ RESULTS = Path(__file__).parent / "results"
 def description() -> dict[str, Any]:
     import torch
 
+    from electra.base.jobs import cpu_count
+
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
         "cpu": model[0].split(":")[1].strip() if model else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "torch": torch.__version__,

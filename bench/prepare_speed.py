@@ -10,7 +10,6 @@ table shows the median of three.
 import argparse
 import importlib.metadata
 import json
-import os
 import platform
 import shutil
 import statistics
@@ -19,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from electra.base.jobs import cpu_count
 from electra.data.corpus import Corpus
 from electra.data.prepare import prepare
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, save_tokenizer
@@ -61,7 +61,7 @@ def main() -> None:
         "seconds": {name: [round(value, 3) for value in times] for name, times in seconds.items()},
         "megabytes_per_second": {name: round(rate, 2) for name, rate in rates.items()},
         "ratio": round(ratio, 3),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cpu_count(),
         "processor": processor(),
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in ("tokenizers", "numpy", "pyarrow", "safetensors")},
