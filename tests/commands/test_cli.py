@@ -102,7 +102,7 @@ def test_doctor_tells_when_the_learning_rate_never_gets_near_its_peak(recipe, pr
     words = (f"data={prepared}", f"run={tmp_path / 'run'}", "schedule.warmup=40", "train.steps=40")
     done = electra("doctor", recipe, *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "WARNING: the learning rate never gets above" in done.stdout and "schedule.warmup=2" in done.stdout
+    assert "WARNING: the learning rate never gets above" in done.stdout and "schedule.warmup=0.05" in done.stdout
     assert "WARNING" not in electra("doctor", recipe, words[0], words[1]).stdout
 
 

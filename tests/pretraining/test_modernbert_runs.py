@@ -243,11 +243,19 @@ def test_keys_and_kinds_that_do_not_go_together_are_refused():
         resolve("electra-small", ["data=x", "encoder.kind=bert"])
 
 
-def test_its_operations_are_counted_but_not_as_the_paper_would():
+def test_its_operations_are_counted_also_by_the_paper_s_rules():
     done = electra("flops", "modernbert-small", "--json")
     counted = json.loads(done.stdout)
     assert set(counted["parts"]) == {"generator", "discriminator", "heads"}
-    assert 6e7 < counted["token"] < 8e7 and "paper_run" not in counted
+    assert 6e7 < counted["token"] < 8e7
+
+    # two passes instead of three; words as one-hot products; and a few operations that are no products
+    settings, _ = resolve("modernbert-small", ["data=x"])
+    tokens, sizes = counted["tokens"], settings.encoder
+    small = sizes.scaled(settings.generator.width, settings.generator.depth)
+    lookups = 2 * 2 * 2 * sizes.embedding * counted["vocabulary"] * tokens
+    products = 2 / 3 * counted["run"] + lookups
+    assert small.embedding == sizes.embedding and 1 < counted["paper_run"] / products < 1.03
 
 
 def test_joined_to_a_recipe_it_keeps_the_sizes():

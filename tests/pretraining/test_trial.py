@@ -65,7 +65,7 @@ def test_the_corrections_are_of_the_size_that_they_should_be(published):
     assert difference == pytest.approx(more, rel=1e-9)
 
 
-@pytest.mark.parametrize("recipe", ["modernbert-small", "electric", "generator-uniform"])
+@pytest.mark.parametrize("recipe", ["modernbert-small+electric", "electric", "generator-uniform"])
 def test_the_paper_has_no_count_for_what_it_does_not_know(recipe):
     settings, _ = resolve(recipe, ["data=x"])
     assert trial.paper_flops(settings, 300) is None

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,9 @@ def test_a_run_ends_when_its_minutes_are_over(recipe, prepared, tmp_path):
     assert done.returncode == 0, done.stderr
     records = [record for record in read_metrics(run) if record["kind"] == "train"]
     assert_timed(records)
-    assert max(record["lr"] for record in records) > 7e-4
+    assert max(record["lr"] for record in records) > 6e-4
     state = json.loads((run / "run_state.json").read_text())
-    assert state["state"] == "finished" and state["seconds"]["train"] == pytest.approx(SECONDS, rel=0.05)
+    assert state["state"] == "finished" and state["seconds"]["train"] == records[-1]["training_seconds"]
     assert state["tokens"] == records[-1]["tokens"] <= records[-1]["step"] * 8 * 24
     assert (run / "export").is_dir()
     assert any(record["kind"] == "heldout" and record["step"] == records[-1]["step"] for record in read_metrics(run))
@@ -134,11 +135,13 @@ def test_a_run_that_was_killed_goes_on_with_the_time_left(recipe, prepared, tmp_
 
 
 def assert_timed(records: list[dict]) -> None:
-    """A machine that is busy with other things may take long for the last step."""
-    last = records[-1]
-    assert last["step"] > 10
-    assert last["training_seconds"] == pytest.approx(SECONDS, rel=0.01, abs=2 * SECONDS / last["step"])
-    assert last["lr"] < 3e-3 / last["step"]
+    """On a machine that is busy with other things some steps take long, and no plan knows which."""
+    times = [record["training_seconds"] for record in records]
+    steps = [record["step"] for record in records]
+    longest = max((b - a) / (n - m) for (a, b), (m, n) in zip(pairwise(times), pairwise(steps), strict=True))
+    assert steps[-1] > 10
+    assert times[-1] == pytest.approx(SECONDS, rel=0.01, abs=2 * longest)
+    assert records[-1]["lr"] < 1e-3 * 3 * longest / SECONDS / 0.9
 
 
 def spent(record: dict) -> float:

@@ -26,6 +26,7 @@ from electra.commands.prepare import prepare_command
 from electra.commands.pretrain import pretrain_command
 from electra.commands.quickstart import quickstart_command
 from electra.commands.score import rerank_command, score_command
+from electra.commands.speedrun import speedrun_command
 from electra.commands.tokenizer import tokenizer_command
 
 app = typer.Typer(
@@ -49,6 +50,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "prepare": prepare_command,
     "pretrain": pretrain_command,
     "compare": compare_command,
+    "speedrun": speedrun_command,
     "finetune": finetune_command,
     "predict": predict_command,
     "evaluate": evaluate_command,

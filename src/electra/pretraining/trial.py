@@ -29,9 +29,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import MachineError
 from electra.base.jobs import peak_memory
-from electra.model import Encoder
+from electra.model import Encoder, EncoderSettings
 from electra.model.electra import ElectraEncoderSettings
-from electra.model.modern import ModernEncoder
+from electra.model.modern import ModernEncoder, ModernEncoderSettings
 from electra.objectives import build
 from electra.pretraining.settings import PretrainSettings
 from electra.train.checkpoint import save_checkpoint
@@ -143,15 +143,16 @@ def flops_per_token(settings: PretrainSettings, vocab_size: int) -> float:
 
 
 def paper_flops(settings: PretrainSettings, vocab_size: int, corrected: bool = False) -> float | None:
-    """The whole run, as the paper would count it; None for what it has no count for."""
+    """The whole run, as the paper would count it; None for what it has no count for. ModernBERT's layers, which it does not
+    know, are counted by its rules."""
     encoder, length, train = settings.encoder, settings.rows.length, settings.train
-    if not isinstance(encoder, ElectraEncoderSettings):
-        return None
     share = max(1, round(settings.masking.share * length)) / length if corrected else PAPER_OUTPUT_SHARE
     repeated = PAPER_PASSES * train.batch * train.steps
 
-    def training(sizes: ElectraEncoderSettings, output_share: float | None) -> float:
+    def training(sizes: EncoderSettings, output_share: float | None) -> float:
         head = paper_head(sizes, length, vocab_size, output_share)
+        if isinstance(sizes, ModernEncoderSettings):
+            return repeated * (modern_body(sizes, length, vocab_size) + head)
         return repeated * (paper_body(sizes, length, vocab_size, corrected) + head)
 
     match settings.objective.kind, settings.generator.kind:
@@ -175,7 +176,19 @@ def paper_body(sizes: ElectraEncoderSettings, length: int, vocab_size: int, corr
     return (lookup + project + sizes.layers * (attention + output + expand + contract)) * s
 
 
-def paper_head(sizes: ElectraEncoderSettings, length: int, vocab_size: int, share: float | None) -> float:
+def modern_body(sizes: ModernEncoderSettings, length: int, vocab_size: int) -> float:
+    """Forward, one row through embeddings and ModernBERT's layers: no biases, no dropout, no tables of types and positions;
+    turning queries and keys is three operations per unit, and a local layer attends to its window."""
+    h, e, inner = sizes.hidden, sizes.embedding, sizes.intermediate
+    lookup = 2 * e * vocab_size + (2 * e * h if e != h else 0) + LAYER_NORM * h
+    products = 4 * 2 * h * h + 2 * 3 * h + (2 * 2 * h + GELU + 1) * inner + 2 * h * inner
+    around = 2 * (LAYER_NORM + 1) * h
+    keys = (keys_nearby(length, sizes.window // 2) if sizes.is_local(n) else length for n in range(sizes.layers))
+    attention = sum(4 * h * seen + (SOFTMAX + 1) * seen * sizes.heads for seen in keys)
+    return (lookup + sizes.layers * (products + around) + attention) * length
+
+
+def paper_head(sizes: EncoderSettings, length: int, vocab_size: int, share: float | None) -> float:
     """Forward, one row: the token head at a share of the positions, or the detection head (None) at all of them."""
     h, e = sizes.hidden, sizes.embedding
     if share is None:

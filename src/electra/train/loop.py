@@ -31,6 +31,7 @@ from electra.train.step import Step
 
 log = logging.getLogger(__name__)
 SURE = 0.02  # of a budget of time, after which it is known how many steps it holds
+LINES_OF_BUDGET = 50  # at least
 STATES = {75: "preempted", 130: "interrupted", 6: "diverged"}
 
 
@@ -111,7 +112,7 @@ def train(
             progress.advance(state.step, state.planned_steps)
 
             # once in a while: read the sums, which waits for the device
-            if state.step % settings.log_every == 0 or state.is_last:
+            if state.is_log_due():
                 metrics = state.log_metrics(norm, fraction, schedule)
                 shown = (*update.objective.headline, "tokens_per_second", "mfu")
                 progress.report(metrics_text(metrics, shown), state.seconds_left())
@@ -222,6 +223,11 @@ class RunState:
             self.tokens += tokens
         self.step += 1
 
+    def is_log_due(self) -> bool:
+        """With a budget of time also where steps are slow for it."""
+        is_late = LINES_OF_BUDGET * (time.monotonic() - self.logged) > self.horizon.budget > 0
+        return self.step % self.settings.log_every == 0 or self.is_last or is_late
+
     def log_metrics(self, norm: Tensor, fraction: float, schedule: ScheduleSettings) -> dict[str, float]:
         """Metrics since the last time, and whatever must be said aloud about them."""
         objective, now, count = self.update.objective, time.monotonic(), self.tokens.item()
@@ -310,7 +316,7 @@ class RunState:
         self.log.state("running", self.step, resume=self.run.resume_command)
         try:
             yield
-            seconds = {"train": self.training_seconds, **self.pauses}
+            seconds = {"train": self.log.last("train").get("training_seconds", 0.0), **self.pauses}
             self.log.state("finished", self.step, tokens=self.tokens_before, seconds=seconds)
         except BaseException as error:
             state = STATES.get(getattr(error, "exit_code", 1), "failed")

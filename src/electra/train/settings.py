@@ -13,6 +13,7 @@ from electra.base.config import Settings
 _FREE = "accumulate fast log_every evaluate_every evaluate_rows save_every save_minutes keep keep_every workers corpus"
 FREE_TO_CHANGE = tuple(f"train.{key}" for key in _FREE.split())
 ENOUGH_OF_PEAK = 0.9
+SHORT_WARMUP = 0.05
 
 
 class TrainSettings(Settings):
@@ -121,5 +122,5 @@ def schedule_warning(settings: ScheduleSettings, steps: int) -> str | None:
         return None
     return (
         f"the learning rate never gets above {fraction:.0%} of optimizer.lr: warm-up takes "
-        f"{settings.warmup_steps(steps):,.0f} of {steps:,} steps. Use schedule.warmup={max(1, steps // 20)}."
+        f"{settings.warmup_steps(steps):,.0f} of {steps:,} steps. Use schedule.warmup={SHORT_WARMUP}, a share of them."
     )

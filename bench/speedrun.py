@@ -1,0 +1,50 @@
+"""Speed-runs with several seeds of pre-training, as one result.
+
+    electra speedrun data=SHARDS glue=GLUE seed=0 --out runs/speed-0
+    electra speedrun data=SHARDS glue=GLUE seed=1 --out runs/speed-1
+    python bench/speedrun.py runs/speed-0 runs/speed-1
+
+`glue5_median` is the mean over the seeds of pre-training; each has a median over the seeds of fine-tuning.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import machine
+
+SHOWN = ("glue5_median", "pretraining_seed", "tokens", "steps", "tokens_per_second", "mfu", "flops", "paper_flops")
+SHOWN += ("heldout", "tasks", "wall_clock", "overlap", "alarms", "command")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", type=Path, nargs="+")
+    folders = parser.parse_args().folders
+    runs = [json.loads((folder / "speedrun.json").read_text("utf-8")) for folder in folders]
+    fixed = [{key: run[key] for key in ("minutes", "seeds", "method")} for run in runs]
+    settings = [run["pretraining"] | {"seed": None, "run": None, "data": None} for run in runs]
+    assert fixed.count(fixed[0]) == settings.count(settings[0]) == len(runs), (
+        "runs with other settings are no seeds of one"
+    )
+    scores = [run["glue5_median"] for run in runs]
+    result = {
+        "glue5_median": statistics.fmean(scores),
+        "minutes": runs[0]["minutes"],
+        "tokens": runs[0]["tokens"],
+        "seeds": runs[0]["seeds"],
+        "pretraining_seeds": scores,
+        "gpu": runs[0]["environment"]["gpu"],
+        "method": runs[0]["method"],
+        "pretraining": runs[0]["pretraining"],
+        "runs": [{key: run[key] for key in SHOWN} for run in runs],
+    }
+    print(
+        f"mean of five: {result['glue5_median']:.2f} (seeds of pre-training: {', '.join(f'{it:.2f}' for it in scores)})"
+    )
+    machine.write("speedrun", result)
+
+
+if __name__ == "__main__":
+    main()

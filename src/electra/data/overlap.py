@@ -1,0 +1,138 @@
+"""Which texts have an n-gram of words in common with a corpus of token shards: are the texts that a model is scored on among those
+that it was trained on?
+
+Words are lower-cased letters and digits, put together again from their tokens, so that neither punctuation nor the way in which
+a tokenizer cuts a word matters. An n-gram is a 64-bit hash: half a million of them meet the n-grams of a billion words by
+accident once in thirty thousand corpora. The corpus is read once, shard by shard; memory holds the hashes of the texts only.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from electra.base.progress import Progress
+from electra.data.shards import open_data
+from electra.data.tokenizer import SPECIAL_TOKENS, continuing_tokens, load_tokenizer
+
+LONG, SHORT = 13, 8
+"""Texts of 13 words and more are looked for by their 13-grams (as GPT-3's check does), shorter ones by 8-grams; below 8 words an
+n-gram is common language, and nothing is said about the text."""
+TABLE_BITS = 24
+EXAMPLES = 3
+
+Texts = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Of the rows of a task: those long enough to be looked for, those with an n-gram in the corpus, and those with a text of which
+    every n-gram is there. `examples` are texts of the latter, or else of the former."""
+
+    rows: int
+    checked: int
+    with_ngram: int
+    whole_text: int
+    examples: list[str]
+
+
+def letter_powers(count: int) -> np.ndarray:
+    """What a letter counts at each place of a word, modulo 2^64."""
+    return np.power(np.uint64(0x9E3779B97F4A7C15), np.arange(count, dtype=np.uint64))
+
+
+class WordHashes:
+    """Token ids -> a hash for each word. The hash of a word is that of its characters, whatever tokens they are in."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.continues = continuing_tokens(tokenizer)
+        self.values = np.zeros(len(self.continues), np.uint64)
+        self.lengths = np.zeros(len(self.continues), np.int64)
+        self.shifts = letter_powers(1024)
+        self.places = np.random.default_rng(0).integers(1, 1 << 63, LONG, np.uint64) * np.uint64(2) + np.uint64(1)
+        for token, number in tokenizer.get_vocab().items():
+            if token in SPECIAL_TOKENS:  # [UNK] may be anything, punctuation too
+                continue
+            letters = np.array([ord(letter) for letter in token.lower() if letter.isalnum()], np.uint64)
+            self.values[number] = (letters * letter_powers(len(letters))).sum()
+            self.lengths[number] = len(letters)
+
+    def words(self, tokens: np.ndarray) -> np.ndarray:
+        starts = np.flatnonzero(~self.continues[tokens])
+        if not len(starts):
+            return np.zeros(0, np.uint64)
+        tokens, starts = tokens[starts[0] :], starts - starts[0]
+        lengths = self.lengths[tokens]
+        before = np.cumsum(lengths) - lengths
+        inside = before - np.repeat(before[starts], np.diff(starts, append=len(tokens)))
+        values = np.add.reduceat(self.values[tokens] * self.shifts[inside % 1024], starts)
+        values = values[np.add.reduceat(lengths, starts) > 0]
+        values ^= values >> np.uint64(31)
+        return np.asarray(values * np.uint64(0xBF58476D1CE4E5B9))
+
+    def ngrams(self, words: np.ndarray, size: int) -> np.ndarray:
+        count = max(0, len(words) - size + 1)
+        hashes = np.zeros(count, np.uint64)
+        for place in range(size):
+            hashes += words[place : place + count] * self.places[place]
+        return hashes ^ hashes >> np.uint64(29)
+
+
+class Wanted:
+    """The n-grams of one size that are looked for, and which of them have been seen."""
+
+    def __init__(self, hashes: Sequence[np.ndarray]):
+        self.hashes = np.unique(np.concatenate([*hashes, np.zeros(1, np.uint64)]))
+        self.seen = np.zeros(len(self.hashes), bool)
+        self.table = np.zeros(1 << TABLE_BITS, bool)
+        self.table[self.hashes >> np.uint64(64 - TABLE_BITS)] = True
+
+    def look(self, ngrams: np.ndarray) -> None:
+        """The table lets few pass, and nothing that is wanted is stopped."""
+        likely = ngrams[self.table[ngrams >> np.uint64(64 - TABLE_BITS)]]
+        places = np.minimum(np.searchsorted(self.hashes, likely), len(self.hashes) - 1)
+        self.seen[places[self.hashes[places] == likely]] = True
+
+    def found(self, ngrams: np.ndarray) -> np.ndarray:
+        return np.asarray(self.seen[np.searchsorted(self.hashes, ngrams)])
+
+
+def find_overlap(tasks: Mapping[str, Sequence[Texts]], data: Path) -> dict[str, Overlap]:
+    """`tasks`: the texts of each row, by task; `data`: prepared shards, of which the training split is read."""
+    tokenizer, corpus = load_tokenizer(data), open_data(data, verify=False)
+    hashes = WordHashes(tokenizer)
+
+    # the n-grams of every text, by the size that suits it
+    ngrams: dict[str, tuple[int, np.ndarray]] = {}
+    texts = list(dict.fromkeys(text for rows in tasks.values() for row in rows for text in row))
+    for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+        words = hashes.words(np.array(encoded.ids, np.int64))
+        size = LONG if len(words) >= LONG else SHORT
+        ngrams[text] = size, hashes.ngrams(words, size)
+    wanted = {size: Wanted([grams for own, grams in ngrams.values() if own == size]) for size in (LONG, SHORT)}
+
+    # one pass over the corpus
+    total, done, began = sum(len(shard.tokens) for shard in corpus.shards), 0, time.monotonic()
+    with Progress("overlap", total, unit="bytes", seconds_between_lines=5.0) as progress:
+        for shard in corpus.shards:
+            words = hashes.words(shard.tokens)
+            for size, looking in wanted.items():
+                looking.look(hashes.ngrams(words, size))
+            done += len(shard.tokens)
+            seconds = time.monotonic() - began
+            progress.advance(done)
+            progress.report(f"{done / seconds / 1e6:.1f} M tokens/s", seconds / done * (total - done))
+
+    found = {text: wanted[size].found(grams) for text, (size, grams) in ngrams.items()}
+    return {name: overlap_of(rows, found) for name, rows in tasks.items()}
+
+
+def overlap_of(rows: Sequence[Texts], found: Mapping[str, np.ndarray]) -> Overlap:
+    checked = sum(any(len(found[text]) for text in row) for row in rows)
+    some = [[text for text in row if found[text].any()] for row in rows]
+    whole = [[text for text in row if len(found[text]) and found[text].all()] for row in rows]
+    examples = [texts[0] for texts in whole if texts] or [texts[0] for texts in some if texts]
+    return Overlap(len(rows), checked, sum(map(bool, some)), sum(map(bool, whole)), examples[:EXAMPLES])
