@@ -56,22 +56,25 @@ def finetune_command(
 
 def print_results(results: dict[str, Any]) -> None:
     from electra.finetuning.plan import file_line
-    from electra.finetuning.report import shown
+    from electra.finetuning.report import baseline_cell, baseline_lines, baseline_names, shown
 
-    tasks = results["tasks"].items()
+    tasks, baselines = results["tasks"].items(), baseline_names(results["tasks"])
+    several = any(result["runs"] > 1 for _, result in tasks)
     rows = []
     for name, result in tasks:
-        mean = shown(result["mean"]) + ("" if result["sd"] is None else f" ± {result['sd']:.4f}")
-        best, ensemble = shown(result["best"]), shown(result["ensemble"][result["metric"]])
-        rows.append((name, result["metric"], shown(result["median"]), mean, best, ensemble, str(result["runs"])))
-    head = ("task", "metric", "median", "mean ± sd", "best", "ensemble", "runs")
-    print_table(Table(head, rows, title=f"{results['model']}: dev scores"))
+        spread = "" if result["sd"] is None else f" ± {result['sd']:.4f}"
+        cells = [name, result["metric"], shown(result["median"]) + spread]
+        cells += [shown(result["ensemble"][result["metric"]])] * several
+        rows.append([*cells, *(baseline_cell(result, it) for it in baselines)])
+    head = ("task", "metric", *(("median ± sd", "ensemble") if several else ("score",)), *baselines)
+    runs = f", {max(result['runs'] for _, result in tasks)} seeds" if several else ""
+    print_table(Table(head, rows, title=f"{results['model']}: dev scores{runs}"))
+    for line in baseline_lines(results["tasks"]):
+        print(line)
     for name, result in tasks:
         lines = [file_line(entry) for entry in result["files"]]
         lines += [f"started from {result['model']}"] if result["model"] != results["model"] else []
         print(f"{name}: {' · '.join(lines)}")
-    if any(result["runs"] > 1 for _, result in tasks):
-        print("'best' was selected on this dev set and is biased upwards")
     if results["glue"]:
         wrong = results["glue"]["not_official"]
         note = f" (not comparable: {'; '.join(wrong)})" if wrong else ""

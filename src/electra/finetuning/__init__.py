@@ -10,7 +10,7 @@ A run's folder appears whole when the run is done: what is there is kept, what i
 
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -34,6 +34,8 @@ Rows = Sequence[Row]
 Splits = Mapping[str, Rows]
 Prediction = dict[str, Any]
 """The answer to a row: column -> value."""
+Answering = Callable[[Rows], list[Prediction]]
+"""Rows -> their answers, by something that is no network."""
 Layout = Literal["table", "columns", "squad"]
 """How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions."""
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -229,6 +231,10 @@ class Task(Protocol):
         """All metrics of the task; the first is the headline."""
 
     # What most kinds agree on
+
+    def baselines(self, train: Rows) -> dict[str, Answering]:
+        """What a network must be better than, by the names in `baselines`."""
+        return {}
 
     def problems(self, splits: Splits) -> list[Problem]:
         """Everything wrong with the rows: split by split, then together, then those of train that are elsewhere too."""

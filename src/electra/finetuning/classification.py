@@ -7,7 +7,7 @@ not always, makes the same.
 """
 
 from array import array
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.data.tables import Row, column_of, label_list, label_name, number, read_label
 from electra.finetuning import (
+    Answering,
     Example,
     Examples,
     LabelOutputs,
@@ -285,6 +286,41 @@ class Classification(Task):
         gold, predicted = (np.array([self.target(row) for row in table]) for table in (rows, answers))
         scale = self.settings.scale
         return (gold * scale, predicted * scale) if self.settings.kind == "regression" else (gold, predicted)
+
+    def baselines(self, train: Rows) -> dict[str, Answering]:
+        """Always the most frequent class, every label that most rows have, or the mean; and the words."""
+        from electra.finetuning.baselines import MAJORITY, WORDS, WordModel
+
+        texts, targets = list(map(self.settings.texts, train)), np.array([self.target(row) for row in train])
+        match self.settings.kind:
+            case "classification":
+                constant = np.bincount(targets).argmax()
+            case "multilabel":
+                constant = (targets.mean(0) > 0.5).astype(float)
+            case "regression":
+                constant = targets.mean()
+        words = WordModel(self.settings.kind, texts, targets) if len(np.unique(targets, axis=0)) > 1 else None
+
+        def answers(values: Iterable[Any]) -> list[Prediction]:
+            return [{"prediction": self.answer(value)} for value in values]
+
+        def constants(rows: Rows) -> list[Prediction]:
+            return answers([constant] * len(rows))
+
+        def by_words(rows: Rows) -> list[Prediction]:
+            return answers(words.predict(list(map(self.settings.texts, rows)))) if words else constants(rows)
+
+        return {MAJORITY: constants, WORDS: by_words}
+
+    def answer(self, target: Any) -> Any:
+        """The inverse of `target`."""
+        match self.settings.kind:
+            case "regression":
+                return float(target) * self.settings.scale
+            case "multilabel":
+                return [name for name, value in zip(self.labels, target, strict=True) if value]
+            case "classification":
+                return self.labels[int(target)]
 
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Metrics of each class and, for single labels, the confusion matrix: rows are the true classes."""

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from electra.base.errors import DataError, SettingsError
 from electra.data.tables import Row, is_missing, open_table
 from electra.finetuning import (
+    Answering,
     Example,
     Examples,
     Layout,
@@ -271,6 +272,13 @@ class SpanTask(Task):
             if self.settings.null_threshold == "dev":
                 scores = squad2(*answers, self.fitted(scores).threshold)
         return {self.settings.metric: scores[self.settings.metric], **scores}
+
+    def baselines(self, train: Rows) -> dict[str, Answering]:
+        """No answer to any question, where that can be right. Nothing simple finds spans."""
+        from electra.finetuning.baselines import MAJORITY
+
+        nothing = {"prediction": "", "span": "", "null_score_difference": question_heads.NOTHING_FOUND}
+        return {MAJORITY: lambda rows: [nothing for _ in rows]} if self.settings.has_unanswerable else {}
 
     @property
     def threshold(self) -> float:

@@ -17,6 +17,7 @@ from electra.base.files import read_json, write_atomically, write_json
 from electra.base.progress import Table
 from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Task
+from electra.finetuning.baselines import MEANINGS
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
@@ -97,7 +98,7 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
 
 
 def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded], model: str) -> dict[str, Any]:
-    """Over all finished seeds of a task: scores, those of the ensemble, curves and submissions. `others` are the splits that
+    """Over all finished seeds of a task: scores, those of the ensemble, submissions. `others` are the splits that
     were not trained on, dev the first. `best` was chosen on the dev set that it is a score of."""
     seeds = sorted(int(path.parent.name[5:]) for path in (out / plan.name).glob(f"seed-*/{RESULT}"))
     folders = {seed: run_folder(out, plan.name, seed) for seed in seeds}
@@ -124,8 +125,6 @@ def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded]
                 with TableWriter(path) as writer:
                     writer.write(content, answers={"prediction"})
     headline = next(iter(first["scores"]["dev"]))
-    curves = {seed: run["curve"] for seed, run in runs.items()}
-    plot_scores(curves, headline, f"{plan.name}: dev {headline}", out / plan.name / "curves.png")
     values = [run["scores"]["dev"][headline] for run in runs.values()]
     return {
         "model": model,
@@ -157,10 +156,27 @@ def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]
             results[name] = {"model": earlier["model"], **earlier["tasks"][name]}
         else:
             log.info("%s: its finished runs are not in the results yet. Repeat its command to the end.", name)
+    for name, result in results.items():
+        plot_task(out / name, result)
     whole = {"model": model, "tasks": results, "glue": glue_mean(results)}
     write_atomically(out / "results.md", results_page(whole).encode())
     write_json(path, whole)
     return whole
+
+
+def baselines_of(result: Mapping[str, Any], split: str = "dev") -> dict[str, dict[str, float]]:
+    """By name; none where the results are older than baselines."""
+    by_name: dict[str, dict[str, float]] = result.get("baselines", {}).get(split, {})
+    return by_name
+
+
+def plot_task(folder: Path, result: Mapping[str, Any]) -> None:
+    """The dev score of every seed against the steps, with the baselines as levels."""
+    metric = result["metric"]
+    runs = {int(path.parent.name[5:]): read_json(path) for path in folder.glob(f"seed-*/{RESULT}")}
+    curves = {f"seed {seed}": runs[seed]["curve"] for seed in sorted(runs)}
+    levels = {name: scores[metric] for name, scores in baselines_of(result).items()}
+    plot_scores(curves, levels, metric, f"{folder.name}: dev {metric}", folder / "curves.png")
 
 
 def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -180,7 +196,7 @@ def unofficial(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def results_page(whole: Mapping[str, Any]) -> str:
     model, results, glue = whole["model"], whole["tasks"], whole["glue"]
-    paragraphs = [f"# Fine-tuning {model}", summary_table(results).markdown()]
+    paragraphs = [f"# Fine-tuning {model}", summary_table(results).markdown(), *baseline_lines(results)]
     if any(map(unofficial, results.values())):
         paragraphs.append("\\* not the official files: see below which and how many rows.")
     if glue:
@@ -194,7 +210,8 @@ def results_page(whole: Mapping[str, Any]) -> str:
             lines += [f"{split}: {count:,} of {of:,} rows {result['cut_words']}"] if count else []
         paragraphs += [f"## {name}", "\n".join(f"- {line}" for line in lines)]
         for split, by_seed in result["scores"].items():  # every metric of every seed and of the ensemble
-            rows = [[seed, *map(shown, scores.values())] for seed, scores in by_seed.items()]
+            listed = {**by_seed, **baselines_of(result, split)}
+            rows = [[name, *map(shown, scores.values())] for name, scores in listed.items()]
             paragraphs.append(Table([split, *next(iter(by_seed.values()))], rows).markdown())
         if result.get("confusion"):
             pairs = zip(result["labels"], result["confusion"], strict=True)
@@ -210,15 +227,31 @@ def results_page(whole: Mapping[str, Any]) -> str:
 
 
 def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    header = ["task", "metric", "median", "mean", "sd", "best (chosen on dev)", "ensemble", "runs", "dev"]
+    names = baseline_names(results)
+    header = ["task", "metric", "median", "mean", "sd", "best (chosen on dev)", "ensemble", *names, "runs", "dev"]
     rows = []
     for name, result in results.items():
         dev = next(entry for entry in result["files"] if entry["split"] == "dev")
         cells = [name + "*" * bool(unofficial(result)), result["metric"]]
         cells += [shown(result[key]) for key in ("median", "mean", "sd")]
         cells += [f"{shown(result['best'])} (seed {result['best_seed']})", shown(result["ensemble"][result["metric"]])]
+        cells += [baseline_cell(result, baseline) for baseline in names]
         rows.append([*cells, str(result["runs"]), f"{dev['file']} ({dev['rows']:,} rows)"])
     return Table(header, rows)
+
+
+def baseline_names(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Those that some task has."""
+    return [name for name in MEANINGS if any(name in baselines_of(result) for result in results.values())]
+
+
+def baseline_cell(result: Mapping[str, Any], name: str) -> str:
+    return shown(baselines_of(result).get(name, {}).get(result["metric"]))
+
+
+def baseline_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the names mean."""
+    return [f"{name}: {MEANINGS[name]}" for name in baseline_names(results)]
 
 
 def shown(value: float | None) -> str:

@@ -23,6 +23,7 @@ from electra.base.progress import duration
 from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
+from electra.finetuning.baselines import baseline_scores
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
 from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, plan_problems, refuse, size_defaults
 from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, train_task
@@ -80,7 +81,15 @@ class PlannedTask:
     @property
     def fingerprint(self) -> str:
         """Of all settings that a run must not change on the way."""
-        return hashlib.sha256(json.dumps(report.bound(self.settings), sort_keys=True).encode()).hexdigest()
+        return sha256_of(report.bound(self.settings))
+
+    @property
+    def data_sha256(self) -> str:
+        return sha256_of({key: self.settings[key] for key in ("task", "files", "rows")})
+
+
+def sha256_of(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
@@ -234,7 +243,9 @@ def finetune(
         results = {}
         for name, it in planned.items():
             others = run_in_turn(it, todo.get(name, []), out, start, signals)
-            results[name] = report.task_result(out, it.plan, it.task, others, start.path)
+            labelled = {split: part.rows for split, part in others.items() if part.is_labelled}
+            baselines = baseline_scores(out / name, it.data_sha256, it.task, it.plan.splits["train"], labelled)
+            results[name] = report.task_result(out, it.plan, it.task, others, start.path) | {"baselines": baselines}
         return report.write_results(out, start.path, results)
 
 

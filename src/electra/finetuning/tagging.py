@@ -17,7 +17,7 @@ starts one. `legal(tags)`, which reads and writes them again, is therefore also 
 found. A tag without a type (B, I, O) is a span whose type is empty.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice, pairwise
@@ -35,6 +35,7 @@ from electra.base.errors import DataError, SettingsError
 from electra.data.tables import Row, is_table, read_conll, table_format
 from electra.finetuning import (
     SURROGATE,
+    Answering,
     Example,
     Examples,
     LabelOutputs,
@@ -274,6 +275,27 @@ class Tagging(Task):
             gold, predicted = ([[f"S-{tag}" for tag in tags] for tags in split] for split in (gold, predicted))
         _, by_type = count_spans(gold, predicted)
         return {"per_class": [{"label": kind, **it.metrics, "rows": it.gold} for kind, it in by_type.items()]}
+
+    def baselines(self, train: Rows) -> dict[str, Answering]:
+        """Always the most frequent tag; and of every word the tag that it has most often, where train has the word."""
+        from electra.finetuning.baselines import MAJORITY, WORDS
+
+        words, scheme = self.settings.tokens, self.settings.spans
+        by_word: dict[str, Counter[str]] = defaultdict(Counter)
+        for row in train:
+            for word, tag in zip(row[words], row[self.settings.tags], strict=True):
+                by_word[word][tag] += 1
+        ((constant, _),) = sum(by_word.values(), Counter()).most_common(1)
+        likely = {word: tags.most_common(1)[0][0] for word, tags in by_word.items()}
+
+        def answering(known: Mapping[str, str]) -> Answering:
+            def answers(rows: Rows) -> list[Prediction]:
+                tags = ([known.get(word, constant) for word in row[words]] for row in rows)
+                return [{"prediction": legal(its, scheme) if scheme else its} for its in tags]
+
+            return answers
+
+        return {MAJORITY: answering({}), WORDS: answering(likely)}
 
     def _tags(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[list[list[str]], list[list[str]]]:
         return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]

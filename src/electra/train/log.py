@@ -130,11 +130,15 @@ def plot_run(folder: Path, out: Path) -> Path | None:
     return out
 
 
-def plot_scores(curves: Mapping[int, Sequence[Mapping[str, Any]]], key: str, title: str, out: Path) -> Path:
-    """A line for each seed: a score against the step."""
+def plot_scores(
+    curves: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, float], key: str, title: str, out: Path
+) -> Path:
+    """A line for each curve, a score against the step; and one across for each level to compare it with."""
     with panels(out, title, [key], (7, 4.2)) as (axis,):
-        for seed, records in curves.items():
-            axis.plot(*series(records, key), marker="o", markersize=3, label=f"seed {seed}")
+        for name, records in curves.items():
+            axis.plot(*series(records, key), marker="o", markersize=3, label=name)
+        for (name, level), style in zip(levels.items(), (":", "--", "-."), strict=False):
+            axis.axhline(level, color="0.4", linestyle=style, linewidth=1, label=name)
     return out
 
 

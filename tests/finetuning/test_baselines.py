@@ -1,0 +1,129 @@
+"""What a score is held against, each checked against scikit-learn or by counting."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from sklearn.dummy import DummyClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+
+from electra.data.tokenizer import load_tokenizer
+from electra.finetuning.baselines import WordModel, baseline_scores
+from electra.finetuning.classification import ClassificationSettings
+from electra.finetuning.questions import SpanSettings
+from electra.finetuning.tagging import TaggingSettings
+from helpers import electra
+
+WORDS = ["barak", "lonute", "timin", "gorowa", "sele", "walks", "jumps", "reads", "cooks"]
+
+
+def sentences(count, seed=0):
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(3, 9))) for _ in range(count)]
+
+
+def baselines(tokenizer, settings, train, dev):
+    task = settings.build(tokenizer, 32, {"train": train})
+    return {name: answers(dev) for name, answers in task.baselines(train).items()}, task
+
+
+@pytest.fixture(scope="module")
+def tokenizer(toy_model):
+    return load_tokenizer(toy_model)
+
+
+def test_classes_are_what_sklearn_says(tokenizer):
+    texts = sentences(160)
+    rows = [{"text": it, "label": "yes" if "walks" in it or it.startswith("b") else "no"} for it in texts]
+    train, dev = rows[:120], rows[120:]
+    said, task = baselines(tokenizer, ClassificationSettings(), train, dev)
+    labels = [row["label"] for row in train]
+    theirs = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(C=10.0, max_iter=200))
+    expected = theirs.fit(texts[:120], labels).predict(texts[120:])
+    assert [it["prediction"] for it in said["words"]] == expected.tolist()
+    majority = DummyClassifier().fit(texts[:120], labels).predict(texts[120:])
+    assert [it["prediction"] for it in said["majority"]] == majority.tolist()
+    assert task.scores(dev, said["words"])["accuracy"] > task.scores(dev, said["majority"])["accuracy"] + 0.1
+
+
+def test_several_labels_are_told_apart_and_a_label_of_half_the_rows_is_the_majority(tokenizer):
+    rows = [{"text": it, "label": [*(w for w in ("walks", "sele") if w in it), "any"]} for it in sentences(200)]
+    said, _ = baselines(tokenizer, ClassificationSettings(kind="multilabel"), rows[:150], rows[150:])
+    assert all(it["prediction"] == said["majority"][0]["prediction"] for it in said["majority"])
+    assert "any" in said["majority"][0]["prediction"]
+    right = [set(it["prediction"]) == set(row["label"]) for it, row in zip(said["words"], rows[150:], strict=True)]
+    assert np.mean(right) > 0.8
+
+
+def test_words_know_whether_two_texts_are_alike(tokenizer):
+    """Random pairs: either text alone says little about how many words they share."""
+    pairs = zip(sentences(300), sentences(300, seed=1), strict=True)
+    rows = [{"a": a, "b": b, "label": 5.0 * len({*a.split()} & {*b.split()}) / 9} for a, b in pairs]
+    settings = ClassificationSettings(kind="regression", text=("a", "b"), scale=5.0)
+    said, _ = baselines(tokenizer, settings, rows[:200], rows[200:])
+    truth = [row["label"] for row in rows[200:]]
+    assert spearmanr(truth, [it["prediction"] for it in said["words"]]).statistic > 0.6
+    assert said["majority"][0]["prediction"] == pytest.approx(np.mean([row["label"] for row in rows[:200]]))
+
+
+def test_every_word_gets_the_tag_it_has_most_often_and_spans_are_legal(tokenizer):
+    train = [
+        {"tokens": ["Ada", "met", "May"], "tags": ["B-PER", "O", "O"]},
+        {"tokens": ["in", "May", "Smith"], "tags": ["O", "O", "I-PER"]},
+        {"tokens": ["May"], "tags": ["B-PER"]},
+    ]
+    dev = [{"tokens": ["Ada", "Smith", "met", "May", "Eve"], "tags": ["B-PER", "I-PER", "O", "O", "B-PER"]}]
+    dev += [{"tokens": ["Smith"], "tags": ["B-PER"]}]
+    said, task = baselines(tokenizer, TaggingSettings(), train, dev)
+    assert [it["prediction"] for it in said["words"]] == [["B-PER", "I-PER", "O", "O", "O"], ["B-PER"]]
+    assert [it["prediction"] for it in said["majority"]] == [["O"] * 5, ["O"]]
+    assert task.scores(dev, said["words"])["f1"] == pytest.approx(0.8)
+
+
+def test_no_answer_at_all_is_the_baseline_of_squad_2_alone(tokenizer):
+    rows = [{"id": str(n), "question": "who", "context": "barak walks", "answers": []} for n in range(3)]
+    rows[0]["answers"] = [{"text": "barak", "answer_start": 0}]
+    said, task = baselines(tokenizer, SpanSettings(has_unanswerable=True, max_query_length=6), rows, rows)
+    assert task.scores(rows, said["majority"])["exact"] == pytest.approx(2 / 3)
+    assert baselines(tokenizer, SpanSettings(max_query_length=6), rows, rows)[0] == {}
+
+
+def test_scripts_without_spaces_have_words_too():
+    texts = [("犬が好き",), ("猫が好き",), ("この犬だ",), ("その猫だ",)] * 5
+    model = WordModel("classification", texts, np.array([0, 1, 0, 1] * 5))
+    assert model.predict([("犬",), ("猫",)]).tolist() == [0, 1]
+
+
+def test_texts_without_a_word_and_one_class_in_train_are_no_error(tokenizer):
+    rows = [{"text": "!", "label": "a"}, {"text": "?", "label": "b"}]
+    assert set(baselines(tokenizer, ClassificationSettings(), rows, rows)[0]) == {"majority", "words"}
+    one = [{"text": it, "label": "a"} for it in sentences(4)]
+    said, _ = baselines(tokenizer, ClassificationSettings(labels=("a", "b")), one, one)
+    assert {it["prediction"] for it in said["words"]} == {"a"}
+
+
+def test_they_are_computed_once_for_the_same_data(tokenizer, tmp_path, monkeypatch):
+    rows = [{"text": it, "label": it[0]} for it in sentences(40)]
+    task = ClassificationSettings().build(tokenizer, 32, {"train": rows})
+    first = baseline_scores(tmp_path, "one", task, rows, {"dev": rows})
+    monkeypatch.setattr(task, "baselines", lambda train: {})
+    assert baseline_scores(tmp_path, "one", task, rows, {"dev": rows}) == first
+    assert baseline_scores(tmp_path, "other", task, rows, {"dev": rows}) == {"dev": {}}
+
+
+def test_they_stand_beside_every_score(toy_model, tmp_path):
+    rows = [{"text": it, "label": "yes" if "walks" in it else "no"} for it in sentences(120)]
+    table = tmp_path / "my.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out"
+    done = electra("finetune", toy_model, table, "epochs=1", "evaluations=1", "--out", out)
+    assert done.returncode == 0, done.stderr
+    dev = json.loads((out / "results.json").read_text())["tasks"]["my"]["baselines"]["dev"]
+    majority, words = (f"{dev[name]['accuracy']:.4f}" for name in ("majority", "words"))
+    assert f"{majority} │ {words}" in done.stdout and "words: TF-IDF with logistic regression" in done.stdout
+    page = (out / "results.md").read_text()
+    assert f"| {majority} | {words} |" in page and f"| majority | {majority}" in page and f"| words | {words}" in page
