@@ -157,7 +157,9 @@ def test_checking_leaves_dropout_as_it_was(tokenizer):
     [
         ({"attention_bias": True, "norm_eps": 1e-6}, "norm_eps=1e-06, attention_bias=True is not supported"),
         ({"hidden_activation": "silu"}, "hidden_activation=silu is not supported"),
-        ({"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, r"layers \[3\] attend"),
+        ({"layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 2}, r"layers \[0, 1\] attend"),
+        ({"layer_types": ["sliding_attention", "full_attention"] + ["sliding_attention"] * 2}, r"layers \[1\] attend"),
+        ({"layer_types": ["sliding_attention"] * 4}, r"layers \[\] attend"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "'rope_type': 'yarn'.* is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'rope_type': 'yarn'.* is not supported"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "'rope_theta': 5.0} is not supp"),

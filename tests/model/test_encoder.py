@@ -78,7 +78,7 @@ def test_token_logits_equal_electra_for_masked_lm():
     assert missing.missing_keys == ["generator_lm_head.weight"] and not missing.unexpected_keys
     theirs.tie_weights()
     with torch.no_grad():
-        ours = head(encoder(batch.ids, batch.segments, batch.is_real), encoder.embeddings.words.weight)
+        ours = head(encoder(batch.ids, batch.segments, batch.is_real), encoder)
         expected = theirs(batch.ids, batch.is_real.long(), batch.segments).logits
     assert largest_difference(ours, expected, batch.is_real) <= 1e-5
 

@@ -1,12 +1,16 @@
 """The ModernBERT encoder against transformers' own classes; what a local layer sees; first weights."""
 
+from itertools import product
+
+import numpy as np
 import pytest
 import torch
 
-from conftest import SPECIAL, VOCABULARY, make_batch
+from conftest import SPECIAL, VOCABULARY, inputs_for, make_batch
 from electra.interop import formats as export
 from electra.interop.formats import network_tensors
-from electra.model import build_token_head, encoder_alone, initialise
+from electra.model import build_token_head, compatibility_settings, encoder_alone, gather_rows, initialise
+from electra.model.generators import GeneratorSettings
 from electra.model.modern import (
     ModernDetectionHead,
     ModernEncoder,
@@ -15,6 +19,9 @@ from electra.model.modern import (
     rotate,
     rotation,
 )
+from electra.objectives import build
+from electra.objectives.electra import ElectraSettings
+from electra.objectives.electric import ElectricSettings
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
@@ -22,6 +29,7 @@ SMALL = ModernEncoderSettings(
     layers=5, hidden=32, heads=2, intermediate=48, embedding=32, positions=40, window=8, global_every=3
 )
 PROJECTED = SMALL.model_copy(update={"embedding": 12})
+TIED = PROJECTED.model_copy(update={"token_head": "tied"})
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 SETTINGS = pytest.mark.parametrize(
@@ -33,6 +41,7 @@ SETTINGS = pytest.mark.parametrize(
         SMALL.model_copy(update={"window": 4, "global_every": 2, "local_theta": 500.0, "global_theta": 3e4}),
         SMALL.model_copy(update={"window": 44}),
         SMALL.model_copy(update={"window": 100}),
+        SMALL.model_copy(update={"global_from": "last"}),
     ],
     ids=[
         "local and global",
@@ -41,6 +50,7 @@ SETTINGS = pytest.mark.parametrize(
         "other window, other angles",
         "all but the ends",
         "beyond the row",
+        "the last is global",
     ],
 )
 
@@ -107,19 +117,113 @@ def test_gradients_equal_transformers(implementation):
         assert (renamed[name] - parameter.grad).abs().max().item() <= 1e-5 * max(1.0, scale), name
 
 
-def test_token_logits_equal_modernbert_for_masked_lm():
-    encoder, head, batch = ours(SMALL), noisy(build_token_head(SMALL, VOCABULARY)), make_batch()
-    config = export.config_json(SMALL, VOCABULARY, SPECIAL, "ModernBertForMaskedLM")
+def their_token_logits(encoder, head, batch):
+    config = export.config_json(encoder.settings, VOCABULARY, SPECIAL, "ModernBertForMaskedLM")
     config = transformers.ModernBertConfig(**{k: v for k, v in config.items() if k != "model_type"})
     model = transformers.ModernBertForMaskedLM(config).eval()
     missing = model.load_state_dict(network_tensors(encoder, head, "ModernBertForMaskedLM"), strict=False)
     assert missing.missing_keys == ["decoder.weight"] and not missing.unexpected_keys
     model.tie_weights()
     with torch.no_grad():
-        hidden = encoder(batch.ids, batch.segments, batch.is_real)
-        logits = head(hidden, encoder.embeddings.words.weight)
-        expected = model(batch.ids, batch.is_real.long()).logits
-    assert (logits - expected)[batch.is_real].abs().max() <= 1e-5
+        return model(batch.ids, batch.is_real.long()).logits
+
+
+@pytest.mark.parametrize("settings", [SMALL, TIED], ids=["words as wide as layers", "tied to narrower words"])
+def test_token_logits_equal_modernbert_for_masked_lm(settings):
+    encoder, head, batch = ours(settings), noisy(build_token_head(settings, VOCABULARY)), make_batch()
+    with torch.no_grad():
+        logits = head(encoder(batch.ids, batch.segments, batch.is_real), encoder)
+    expected = their_token_logits(encoder, head, batch)
+    assert (logits - expected)[batch.is_real].abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("sharing", ["none", "tied", "gdes", "all"])
+def test_a_generator_with_a_tied_head_is_modernbert_however_it_shares(sharing):
+    """Also where likelihoods come without logits."""
+    scale = {"width": 1.0, "depth": 1.0} if sharing == "all" else {"width": 0.5, "depth": 0.4}
+    objective = build(ElectraSettings(), inputs_for(VOCABULARY, TIED, GeneratorSettings(sharing=sharing, **scale)))
+    encoder, head, _ = noisy(objective).networks()["generator"]
+    assert (encoder.settings.hidden != TIED.hidden) == (sharing != "all")
+    assert encoder.settings.embedding != encoder.settings.hidden
+    batch, positions = make_batch(), torch.tensor([[1, 2, 7]] * 6)
+    targets = batch.ids.gather(1, positions)
+    noise = torch.rand(targets.numel(), 2, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        generator = objective.corruptor.generator
+        logits = generator(batch, positions)
+        filled = generator.fill(batch, positions, targets, noise, 1.0, False)
+    expected = gather_rows(their_token_logits(encoder, head, batch), positions)
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    likelihood = expected.log_softmax(2).gather(2, targets[:, :, None]).flatten()
+    assert (filled.log_likelihood - likelihood).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["two_tower", "autoregressive"])
+def test_generators_that_score_every_position_have_a_tied_head_too(kind):
+    generator = GeneratorSettings(kind=kind, width=0.5)
+    objective = noisy(build(ElectricSettings(), inputs_for(VOCABULARY, TIED, generator)))
+    objective(make_batch()).total.backward()
+    tower = objective.corruptor.generator.left if kind == "two_tower" else objective.corruptor.generator.encoder
+    assert tower.project.weight.grad.abs().max() > 0
+    assert objective.corruptor.generator.head.dense.out_features == 16
+
+
+@pytest.mark.parametrize("settings", [SMALL, PROJECTED], ids=["not projected", "projected"])
+def test_under_autocast_the_residual_stream_is_float32_and_as_exact_as_transformers(settings):
+    encoder, batch = ours(settings), make_batch()
+    model = theirs(settings)
+    model.load_state_dict(export.encoder_to_transformers(settings, encoder.state_dict()))
+    kinds = []
+    for layer in encoder.layers:
+        layer.register_forward_hook(lambda layer, given, result: kinds.extend((given[0].dtype, result.dtype)))
+
+    def error(network, *given):
+        with torch.no_grad():
+            exact = network(*given)
+            with torch.autocast("cpu", torch.bfloat16):
+                rounded = network(*given)
+        return (rounded - exact)[batch.is_real].square().mean().sqrt().item()
+
+    ours_error = error(encoder, batch.ids, batch.segments, batch.is_real)
+    assert kinds == [torch.float32] * 4 * settings.layers
+    theirs_error = error(lambda *given: model(*given).last_hidden_state, batch.ids, batch.is_real.long())
+    assert 0 < ours_error < 1.5 * theirs_error
+
+
+def test_a_float64_encoder_is_float64_throughout():
+    """Finite differences find any rounding on the way."""
+    settings = SMALL.model_copy(update={"layers": 2, "hidden": 8, "embedding": 4, "intermediate": 6, "global_every": 2})
+    encoder = noisy(encoder_alone(settings, 12)).double()
+    ids = torch.tensor([[2, 9, 8, 7, 6, 5, 11, 3]])
+
+    def states(words):
+        tensors = {"embeddings.words.weight": words}
+        return torch.func.functional_call(encoder, tensors, (ids, torch.zeros_like(ids), None))
+
+    assert torch.autograd.gradcheck(states, encoder.embeddings.words.weight.detach().clone().requires_grad_())
+    cos, sin = rotation(torch.tensor([1_000_000]), 8, 100.0, torch.float64)
+    angles = 1e6 / 100.0 ** (np.arange(0, 8, 2) / 8)
+    np.testing.assert_allclose(cos[0, 0, :4].numpy(), np.cos(angles), atol=1e-9)
+    np.testing.assert_allclose(sin[0, 0, 4:].numpy(), np.sin(angles), atol=1e-9)
+
+
+def test_layers_count_from_the_first_or_from_the_last():
+    def whole(**more):
+        settings = ModernEncoderSettings(**more)
+        return [layer for layer in range(settings.layers) if not settings.is_local(layer)]
+
+    assert whole() == [0, 3, 6, 9]
+    assert whole(global_from="last") == [2, 5, 8, 11]
+    assert whole(layers=13) == whole(layers=13, global_from="last") == [0, 3, 6, 9, 12]
+    assert whole(layers=2, global_from="last") == [1]
+
+
+def test_every_pattern_of_layers_is_read_back_from_the_config():
+    for layers, every, start in product(range(1, 8), range(1, 6), ("first", "last")):
+        settings = SMALL.model_copy(update={"layers": layers, "global_every": every, "global_from": start})
+        again = export.settings_from_config(export.config_json(settings, VOCABULARY, SPECIAL, "ModernBertModel"))
+        assert compatibility_settings(again) == compatibility_settings(settings)
+        assert [*map(again.is_local, range(layers))] == [*map(settings.is_local, range(layers))]
 
 
 @pytest.mark.parametrize("padded", [True, False])

@@ -3,8 +3,8 @@
 Names are tables of patterns, ours on the left: `{n}` is the layer, `{p}` weight or bias. Two things are not one to one.
 Our queries, keys and values are one matrix; transformers' ELECTRA has three. And an encoder whose word table is of another
 width than its layers has a projection that ModernBERT lacks; it goes into the table: words * projection is a table of
-ModernBERT's width with the same states. Reading that back gives an encoder without a projection. A token head on a table
-of another width has no such form (`has_form`).
+ModernBERT's width with the same states, and a tied token head is one on that table. Reading that back gives an encoder
+without a projection. A narrow token head on a table of another width has no such form (`has_form`).
 """
 
 import re
@@ -168,9 +168,13 @@ def network_class(settings: EncoderSettings, kind: NetworkKind) -> str:
 
 
 def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:
-    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one on a word table
-    of another width has no place there."""
-    return kind != "generator" or settings.kind == "electra" or settings.embedding == settings.hidden
+    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one as wide as a
+    narrower word table has no place there."""
+    return (
+        kind != "generator"
+        or settings.kind == "electra"
+        or (settings.token_head == "tied" or settings.embedding == settings.hidden)
+    )
 
 
 def task_class(settings: EncoderSettings, suffix: str, pooling: Pooling) -> str:
@@ -257,9 +261,12 @@ def modernbert_settings(
         values["local_theta"] = values.get("global_theta", 160_000.0)
     if layer_types:
         whole = [number for number, kind in enumerate(layer_types) if kind == "full_attention"]
-        every = values["global_every"] = whole[1] if len(whole) > 1 else values["layers"]
-        if whole != list(range(0, values["layers"], every)):
-            raise DataError(f"layers {whole} attend to whole rows: only every n-th, the first included, can here.")
+        every = values["global_every"] = whole[1] - whole[0] if len(whole) > 1 else values["layers"]
+        values["global_from"] = "first" if whole[:1] == [0] else "last"
+        first = 0 if whole[:1] == [0] else (values["layers"] - 1) % every
+        if whole != list(range(first, values["layers"], every)):
+            which = "only every n-th, the first or the last included, can here"
+            raise DataError(f"layers {whole} attend to whole rows: {which}.")
     return ModernEncoderSettings(**values)
 
 

@@ -184,7 +184,7 @@ def our_logits(encoder: Encoder, head: nn.Module | None, batch: Batch) -> Tensor
     with without_dropout(*(part for part in (encoder, head) if part is not None)):
         hidden = encode(encoder, batch.to(encoder.embeddings.table.device))
         if isinstance(head, TokenHead):
-            return head(hidden, encoder.embeddings.table).cpu()
+            return head(hidden, encoder).cpu()
         return (hidden if head is None else head(hidden)).cpu()
 
 

@@ -46,7 +46,8 @@ def compatibility_settings(settings: EncoderSettings) -> dict[str, str | float]:
         return sizes | {"positions": settings.positions}
     every = min(settings.global_every, settings.layers)
     local = {"window": settings.window, "local_theta": settings.local_theta} if every > 1 else {}
-    return sizes | {"global_every": every, "global_theta": settings.global_theta} | local
+    counted = settings.global_from if (settings.layers - 1) % every else "first"
+    return sizes | {"global_every": every, "global_from": counted, "global_theta": settings.global_theta} | local
 
 
 def build_embeddings(
@@ -69,10 +70,14 @@ def encoder_alone(settings: EncoderSettings, vocab_size: int) -> Encoder:
     return build_encoder(settings, build_embeddings(settings, vocab_size))
 
 
-def build_token_head(settings: EncoderSettings, vocab_size: int) -> TokenHead:
-    """ModernBertForMaskedLM has no biases but the last, and the same norm as everywhere else."""
-    sizes = settings.hidden, settings.embedding, vocab_size
-    return TokenHead(*sizes) if settings.kind == "electra" else TokenHead(*sizes, NORM_EPS, has_biases=False)
+def build_token_head(settings: EncoderSettings, vocab_size: int, towers: int = 1) -> TokenHead:
+    """ModernBertForMaskedLM has no biases but the last, and the same norm as everywhere else. With `towers` it reads the
+    states of so many encoders side by side."""
+    inputs = towers * settings.hidden
+    if isinstance(settings, ElectraEncoderSettings):
+        return TokenHead(inputs, settings.embedding, vocab_size)
+    width = settings.embedding if settings.token_head == "narrow" else settings.hidden
+    return TokenHead(inputs, width, vocab_size, NORM_EPS, has_biases=False)
 
 
 def build_detection_head(settings: EncoderSettings) -> DetectionHead:

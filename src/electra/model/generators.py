@@ -86,7 +86,7 @@ class TransformerGenerator(nn.Module):
         return gather_rows(encode(self.encoder, batch), positions)
 
     def logits(self, states: Float[Tensor, "batch count hidden"]) -> Float[Tensor, "batch count vocab"]:
-        return self.head(states, self.encoder.embeddings.table)
+        return self.head(states, self.encoder)
 
     def forward(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
         return self.logits(self.states(batch, positions))
@@ -101,7 +101,7 @@ class TransformerGenerator(nn.Module):
         forbid_target: bool,
     ) -> Filled:
         """Likelihood and draw in one, for `slots` = batch * count positions, without logits that anybody sees."""
-        states = self.head.states(self.states(batch, positions)).flatten(0, 1)
+        states = self.head.states(self.states(batch, positions), self.encoder).flatten(0, 1)
         table, bias = self.encoder.embeddings.table, self.head.bias
         return masked_head(states, table, bias, targets.flatten(), noise, temperature, forbid_target)
 
@@ -136,7 +136,7 @@ class TwoTowerGenerator(nn.Module):
         before = F.pad(encode(self.left, batch)[:, :-1], (0, 0, 1, 0))
         after = F.pad(encode(self.right, batch)[:, 1:], (0, 0, 0, 1))
         both = gather_rows(torch.cat([before, after], dim=2), positions)
-        return self.head(both, self.left.embeddings.table)
+        return self.head(both, self.left)
 
 
 class AutoregressiveGenerator(nn.Module):
@@ -151,7 +151,7 @@ class AutoregressiveGenerator(nn.Module):
 
     def forward(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
         before = F.pad(encode(self.encoder, batch)[:, :-1], (0, 0, 1, 0))
-        return self.head(gather_rows(before, positions), self.encoder.embeddings.table)
+        return self.head(gather_rows(before, positions), self.encoder)
 
 
 Generator = TransformerGenerator | TableGenerator | TwoTowerGenerator | AutoregressiveGenerator
@@ -177,7 +177,6 @@ def build_pair(
             return discriminator, TableGenerator(token_counts.float().log1p())
         case "two_tower":
             towers = build_encoder(small, theirs, "left"), build_encoder(small, theirs, "right")
-            wide = build_token_head(small.model_copy(update={"hidden": 2 * small.hidden}), vocab_size)
-            return discriminator, TwoTowerGenerator(*towers, wide)
+            return discriminator, TwoTowerGenerator(*towers, build_token_head(small, vocab_size, towers=2))
         case "autoregressive":
             return discriminator, AutoregressiveGenerator(build_encoder(small, theirs, "left"), head)

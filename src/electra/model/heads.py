@@ -1,6 +1,6 @@
 """What stands on top of an encoder: the generator's distribution over tokens and its draws, the discriminator's logit."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from electra.kernels import product_dtype, usable
-from electra.model.electra import LAYER_NORM_EPS, ElectraEncoderSettings, Linear
+from electra.model.electra import LAYER_NORM_EPS, ElectraEncoderSettings, Linear, WordEmbeddings
 
 Pooling = Literal["cls", "mean"]
 WIDEST = 128
@@ -34,25 +34,35 @@ def pool(
     return (hidden * is_real[:, :, None]).sum(1) / is_real.sum(1, keepdim=True)
 
 
-class TokenHead(nn.Module):
-    """p_G(x_t | x) ∝ exp(e(x_t)ᵀ h(x)_t): dense to the embedding size, GELU, LayerNorm, then the word table (passed in,
-    because it belongs to the embeddings) and a bias of its own."""
+@runtime_checkable
+class Words(Protocol):
+    """An encoder, as a token head sees it: its word table, and what leads from words to its layers."""
 
-    def __init__(
-        self, hidden: int, embedding: int, vocab_size: int, eps: float = LAYER_NORM_EPS, has_biases: bool = True
-    ):
+    @property
+    def embeddings(self) -> WordEmbeddings: ...
+    @property
+    def project(self) -> nn.Module: ...
+
+
+class TokenHead(nn.Module):
+    """p_G(x_t | x) ∝ exp(e(x_t)ᵀ h(x)_t): dense to `width`, GELU, LayerNorm, then the word table and a bias of its own. The
+    table is the encoder's, which is passed in. Where the words are not as wide as that, the encoder's projection P leads
+    back to them: Pᵀ. Then e(x_t)ᵀ Pᵀ is a row of the table P e, so that the head is one on words as wide as the layers."""
+
+    def __init__(self, hidden: int, width: int, vocab_size: int, eps: float = LAYER_NORM_EPS, has_biases: bool = True):
         super().__init__()
-        self.dense = nn.Linear(hidden, embedding, bias=has_biases)
-        self.norm = nn.LayerNorm(embedding, eps, bias=has_biases)
+        self.dense = nn.Linear(hidden, width, bias=has_biases)
+        self.norm = nn.LayerNorm(width, eps, bias=has_biases)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def states(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows embedding"]:
-        return self.norm(F.gelu(self.dense(hidden)))
+    def states(self, hidden: Float[Tensor, "*rows hidden"], encoder: Words) -> Float[Tensor, "*rows embedding"]:
+        states = self.norm(F.gelu(self.dense(hidden)))
+        if isinstance(project := encoder.project, nn.Linear) and self.dense.out_features != project.in_features:
+            return F.linear(states, project.weight.T)
+        return states
 
-    def forward(
-        self, hidden: Float[Tensor, "*rows hidden"], words: Float[Tensor, "vocab embedding"]
-    ) -> Float[Tensor, "*rows vocab"]:
-        return F.linear(self.states(hidden), words, self.bias)
+    def forward(self, hidden: Float[Tensor, "*rows hidden"], encoder: Words) -> Float[Tensor, "*rows vocab"]:
+        return F.linear(self.states(hidden, encoder), encoder.embeddings.table, self.bias)
 
 
 class ElectraDetectionHead(nn.Module):

@@ -25,9 +25,11 @@ FUSED_LENGTH, FUSED_SIZES = 128, (32, 64)  # what our attention holds in one til
 
 
 class ModernEncoderSettings(Settings):
-    """Every `global_every`-th layer, the first included, sees the whole row; the others see `window` tokens, half of
-    them on either side. `positions` is a promise, not a table: rotary positions have none. `dropout` is on embeddings
-    and between the feed-forward products, `attention_dropout` on attention weights and on what attention adds."""
+    """Every `global_every`-th layer, counted from the first or the last one included (`global_from`), sees the whole row;
+    the others see `window` tokens, half of them on either side. `positions` is a promise, not a table: rotary positions
+    have none. `dropout` is on embeddings and between the feed-forward products, `attention_dropout` on attention weights
+    and on what attention adds. `token_head`: a generator's ends as wide as the words ("narrow", ELECTRA's), or as wide as
+    the layers and goes back to the words through their projection ("tied"), which is ModernBERT's at every width."""
 
     kind: Literal["modernbert"] = "modernbert"
     layers: int = Field(12, ge=1)
@@ -40,8 +42,10 @@ class ModernEncoderSettings(Settings):
     attention_dropout: float = Field(0.0, ge=0, lt=1)
     window: int = Field(128, ge=2)
     global_every: int = Field(3, ge=1)
+    global_from: Literal["first", "last"] = "first"
     global_theta: float = Field(160_000.0, gt=0)
     local_theta: float = Field(10_000.0, gt=0)
+    token_head: Literal["narrow", "tied"] = "narrow"
 
     @model_validator(mode="after")
     def sizes_divide(self) -> "ModernEncoderSettings":
@@ -64,7 +68,8 @@ class ModernEncoderSettings(Settings):
         )
 
     def is_local(self, layer: int) -> bool:
-        return layer % self.global_every != 0
+        distance = layer if self.global_from == "first" else self.layers - 1 - layer
+        return distance % self.global_every != 0
 
 
 Rotation = tuple[Float[Tensor, "seq 1 size"], Float[Tensor, "seq 1 size"]]
@@ -82,18 +87,20 @@ def nearby_mask(
     return near if attend is None else (near & attend) | torch.eye(length, dtype=torch.bool, device=device)
 
 
-def rotation(positions: Int[Tensor, "seq"], size: int, theta: float) -> Rotation:
-    """cos and sin of position * theta^(-2i / size), in float32, for the pairs of units (i, i + size / 2)."""
-    exponents = torch.arange(0, size, 2, device=positions.device, dtype=torch.float) / size
-    angles = positions[:, None, None].float() * (1.0 / theta**exponents)
+def rotation(positions: Int[Tensor, "seq"], size: int, theta: float, dtype: torch.dtype = torch.float) -> Rotation:
+    """cos and sin of position * theta^(-2i / size) for the pairs of units (i, i + size / 2). Half precision is no `dtype` for
+    angles."""
+    exponents = torch.arange(0, size, 2, device=positions.device, dtype=dtype) / size
+    angles = positions[:, None, None].to(dtype) * (1.0 / theta**exponents)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Float[Tensor, "batch seq heads size"], by: Rotation) -> Float[Tensor, "batch seq heads size"]:
-    first, second = x.float().chunk(2, dim=-1)
     cos, sin = by
-    return (x.float() * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+    wide = x.to(cos.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
 class ModernLayer(nn.Module):
@@ -173,9 +180,10 @@ class ModernEncoder(nn.Module):
         positions, size = torch.arange(length, device=ids.device), settings.hidden // settings.heads
         everywhere = attention_mask(length, is_real, self.direction, ids.device)
         nearby = nearby_mask(everywhere, length, settings.window // 2, ids.device)
-        whole = rotation(positions, size, settings.global_theta)
-        near = rotation(positions, size, settings.local_theta)
-        x = self.dropout(self.norm(self.project(self.embeddings(ids, segments))))
+        wide = torch.promote_types(self.norm.weight.dtype, torch.float)
+        whole = rotation(positions, size, settings.global_theta, wide)
+        near = rotation(positions, size, settings.local_theta, wide)
+        x = self.dropout(self.norm(self.projected(self.embeddings(ids, segments))))
         first, last = 0, len(self.layers) - 1
         if self.direction == "both" and usable(x) and self.holds(length, size):
             first = last if first_only else last + 1
@@ -187,6 +195,13 @@ class ModernEncoder(nn.Module):
             by, attend = (near, nearby) if layer.is_local else (whole, everywhere)
             x = layer(x, by, attend, first_only and number == last)
         return self.final_norm(x)
+
+    def projected(self, words: Float[Tensor, "batch seq embedding"]) -> Float[Tensor, "batch seq hidden"]:
+        """On the CPU in float32 also under autocast: norms and sums keep what they are given there, so the whole residual
+        stream would be in half precision. CUDA's norms give float32 themselves."""
+        if isinstance(self.project, nn.Linear) and words.device.type == "cpu":
+            return in_float32(self.project, words)
+        return self.project(words)
 
     def holds(self, length: int, size: int) -> bool:
         """Whether our kernels hold such rows and heads in one tile. They drop nothing."""

@@ -66,7 +66,7 @@ class MaskedLM(nn.Module):
         if self.settings.random_share:
             masked = self.insert_random_words(masked, chosen)
         states = gather_rows(encode(self.encoder, masked), chosen.positions)
-        logits = self.token_head(states, self.encoder.embeddings.table)
+        logits = self.token_head(states, self.encoder)
         loss = masked_lm_loss(logits, chosen.targets, chosen.used)
         return Loss(loss, generator_sums(logits.detach().argmax(2) == chosen.targets, chosen.used, loss))
 

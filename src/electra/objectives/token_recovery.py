@@ -71,7 +71,7 @@ class TokenRecovery(nn.Module):
             positions, asked, targets, _ = corrupted.chosen
             hidden, input_ids = gather_rows(hidden, positions), input_ids.gather(1, positions)
             replaced = None if replaced is None else replaced.gather(1, positions)
-        logits = self.token_head(hidden, self.discriminator.embeddings.table)
+        logits = self.token_head(hidden, self.discriminator)
         if replaced is None:
             recovery = masked_lm_loss(logits, targets, asked)
         else:

@@ -90,7 +90,8 @@ def export_networks(
     for name, parts in networks.items():
         network, note = pretrained(settings, parts, run), ""
         if not has_form(network.encoder.settings, network.kind):
-            note = f" (the encoder alone: ModernBERT has no token head on words of {network.encoder.settings.embedding} units)"
+            size = network.encoder.settings.embedding
+            note = f" (the encoder alone: ModernBERT has no token head of {size} units; encoder.token_head=tied makes one it has)"
             network = replace(network, kind="encoder", head=None)
         card = model_card(network.kind, settings.encoder.kind, config.to_toml(settings), metrics)
         target = out if len(networks) == 1 else out / name
@@ -128,7 +129,7 @@ def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled
     if "kind" in other:
         other = ["kind"]
     if "layers" in other:  # which of them are local can be compared once there are as many
-        other = [key for key in other if key != "global_every"]
+        other = [key for key in other if key not in ("global_every", "global_from")]
     if not other:
         return
     names = {key: key if key in scaled else f"encoder.{key} is" for key in other}
