@@ -127,3 +127,20 @@ def test_they_stand_beside_every_score(toy_model, tmp_path):
     assert f"{majority} │ {words}" in done.stdout and "words: TF-IDF with logistic regression" in done.stdout
     page = (out / "results.md").read_text()
     assert f"| {majority} | {words} |" in page and f"| majority | {majority}" in page and f"| words | {words}" in page
+
+
+def test_the_same_network_untrained_is_a_baseline_at_its_own_best_rate(toy_model, tmp_path):
+    rows = [{"text": it, "label": "yes" if "walks" in it else "no"} for it in sentences(120)]
+    table, out = tmp_path / "my.jsonl", tmp_path / "out"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("epochs=2", "evaluations=1", "reinitialise=1", "length=16", "--untrained")
+    done = electra("finetune", toy_model, table, *words, "--out", out)
+    assert done.returncode == 0, done.stderr
+    folders = list((out / "untrained").glob("lr-*"))
+    scores = [json.loads((it / "results.json").read_text())["tasks"]["my"]["median"] for it in folders]
+    methods = [json.loads((it / "my" / "settings.json").read_text())["method"] for it in folders]
+    assert [it["pretrained"] for it in methods] == [False] * 3 and {it["layer_decay"] for it in methods} == {1.0}
+    assert len({it["lr"] for it in methods}) == 3
+    task = json.loads((out / "results.json").read_text())["tasks"]["my"]
+    assert task["baselines"]["dev"]["untrained"]["accuracy"] == max(scores)
+    assert f"{max(scores):.4f} │\n" in done.stdout and "untrained: the same network" in done.stdout

@@ -32,6 +32,9 @@ def finetune_command(
     dev: Annotated[str | None, typer.Option(help="table to score on", show_default="a tenth of the table")] = None,
     seeds: Annotated[int, typer.Option(help="runs of each task", min=1)] = 1,
     jobs: Jobs = 1,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="also the same network from random weights, to compare with")
+    ] = False,
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),
 ) -> None:
     """Fine-tune on tasks and tables, over seeds. The same command again keeps what is finished."""
@@ -47,7 +50,7 @@ def finetune_command(
     for name in sorted(overrides.keys() & {"seeds", "jobs", "out"}):
         raise SettingsError(f"{name} is an option of the command, not a setting: --{name} {overrides[name]}")
     with resume_hint(context.obj):
-        results = electra.finetune(model, tasks, out, seeds, jobs, **overrides).results
+        results = electra.finetune(model, tasks, out, seeds, jobs, untrained, **overrides).results
     print_results(results)
     first = out / next(iter(results["tasks"])) / "seed-0"
     print(f"{out / 'results.md'} · {out / 'results.json'}")
@@ -72,6 +75,8 @@ def print_results(results: dict[str, Any]) -> None:
     for line in baseline_lines(results["tasks"]):
         print(line)
     for name, result in tasks:
+        for text in result.get("alarms", ()):
+            print(f"look out: {name}: {text}")
         lines = [file_line(entry) for entry in result["files"]]
         lines += [f"started from {result['model']}"] if result["model"] != results["model"] else []
         print(f"{name}: {' · '.join(lines)}")

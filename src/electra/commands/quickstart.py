@@ -170,7 +170,7 @@ def labels_table(folder: Path, text: Path, epochs: int) -> Table:
         if not path.is_file():
             write_rows(path, part)
     data: dict[str, Any] = {"text": "text", "label": "library", "kind": "classification"}
-    method = {"length": 64, "batch": 16, "bias_correction": True, "epochs": epochs, "evaluations": 1}
+    method: dict[str, Any] = {"length": 64, "batch": 16, "bias_correction": True, "epochs": epochs, "evaluations": 1}
     rates: dict[tuple[str, str], dict[str, Any]] = {
         ("pre-trained", "the pre-trained encoder"): {"lr": 2e-3},
         ("untrained", "the same network, untrained"): {"lr": 1e-3, "layer_decay": 1.0, "pretrained": False},

@@ -236,6 +236,15 @@ class Task(Protocol):
         """What a network must be better than, by the names in `baselines`."""
         return {}
 
+    def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
+        """What all rows are answered with, where that is one thing; "" where it is not."""
+        answers = {repr(it["prediction"]) for it in predictions}
+        return answers.pop() if len(predictions) > 1 and len(answers) == 1 else ""
+
+    def unlearnable(self, shown: Collection[str]) -> list[str]:
+        """Labels that no row of train shows."""
+        return [label for label in self.labels if label not in shown]
+
     def problems(self, splits: Splits) -> list[Problem]:
         """Everything wrong with the rows: split by split, then together, then those of train that are elsewhere too."""
         found: list[Problem] = []

@@ -312,6 +312,13 @@ class Classification(Task):
 
         return {MAJORITY: constants, WORDS: by_words}
 
+    def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
+        """Numbers are one where they hardly vary beside the true ones."""
+        if self.settings.kind != "regression":
+            return super().one_answer(rows, predictions)
+        gold, predicted = self.gold_and_predicted(rows, predictions)
+        return f"about {predicted.mean():.3g}" if np.std(predicted) < 0.05 * np.std(gold) else ""
+
     def answer(self, target: Any) -> Any:
         """The inverse of `target`."""
         match self.settings.kind:

@@ -17,7 +17,8 @@ from electra.base.files import read_json, write_atomically, write_json
 from electra.base.progress import Table
 from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Task
-from electra.finetuning.baselines import MEANINGS
+from electra.finetuning.alarms import label_alarms, result_alarms
+from electra.finetuning.baselines import MEANINGS, Scores
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
@@ -97,7 +98,9 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
 # Results
 
 
-def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded], model: str) -> dict[str, Any]:
+def task_result(
+    out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded], model: str, baselines: Scores
+) -> dict[str, Any]:
     """Over all finished seeds of a task: scores, those of the ensemble, submissions. `others` are the splits that
     were not trained on, dev the first. `best` was chosen on the dev set that it is a score of."""
     seeds = sorted(int(path.parent.name[5:]) for path in (out / plan.name).glob(f"seed-*/{RESULT}"))
@@ -126,7 +129,7 @@ def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded]
                     writer.write(content, answers={"prediction"})
     headline = next(iter(first["scores"]["dev"]))
     values = [run["scores"]["dev"][headline] for run in runs.values()]
-    return {
+    result = {
         "model": model,
         "metric": headline,
         "runs": len(values),
@@ -142,8 +145,11 @@ def task_result(out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded]
         "notes": plan.notes,
         "cut": first["cut"],
         "cut_words": plan.task.cut_words(task.length),
+        "baselines": baselines,
         **tables,
     }
+    of_seeds = [f"seed {seed}: {text}" for seed, run in runs.items() for text in run.get("alarms", ())]
+    return result | {"alarms": [*label_alarms(task, plan.splits), *of_seeds, *result_alarms(result)]}
 
 
 def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -204,7 +210,8 @@ def results_page(whole: Mapping[str, Any]) -> str:
         if glue["not_official"]:
             paragraphs.append(f"Not comparable with published means: {'; '.join(glue['not_official'])}.")
     for name, result in results.items():
-        lines = [f"started from {result['model']}"] if result["model"] != model else []
+        lines = [f"**look out**: {text}" for text in result.get("alarms", ())]
+        lines += [f"started from {result['model']}"] if result["model"] != model else []
         lines += [*map(file_line, result["files"]), *result["notes"]]
         for split, (count, of) in result["cut"].items():
             lines += [f"{split}: {count:,} of {of:,} rows {result['cut_words']}"] if count else []

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import shutil
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from electra.base.progress import duration
 from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
-from electra.finetuning.baselines import baseline_scores
+from electra.finetuning.alarms import label_alarms, run_alarms
+from electra.finetuning.baselines import UNTRAINED, baseline_scores
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
 from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, plan_problems, refuse, size_defaults
 from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, train_task
@@ -38,6 +40,7 @@ from electra.train.loop import Run
 
 log = logging.getLogger(__name__)
 TRAINING = "training"
+UNTRAINED_RATES = (3e-4, 1e-3, 3e-3)
 
 
 # What a run starts from
@@ -162,13 +165,19 @@ def run_one(
             split: infer(model, task, part.examples, method, prepared.pad) for split, part in prepared.others.items()
         }
     scores: dict[str, dict[str, float]] = {}
+    alarms: list[str] = []
     for split, part in prepared.others.items():  # dev is the first
         if part.is_labelled:
-            scores[split] = task.scores(part.rows, task.predict(part.rows, part.examples, outputs[split]))
-            task = task.fitted(scores[split]) if split == "dev" else task
+            predictions = task.predict(part.rows, part.examples, outputs[split])
+            scores[split] = task.scores(part.rows, predictions)
+            if split == "dev":
+                losses = [loss for _, loss in history.losses]
+                alarms = run_alarms(task, part.rows, predictions, scores[split], losses)
+                task = task.fitted(scores[split])
     encoded = {"train": prepared.train, **prepared.others}
     cut = {split: (part.cut, len(part.rows)) for split, part in encoded.items()}
     result = {"task": plan.name, "seed": seed, "scores": scores, **vars(history), "kept": method.keep, "cut": cut}
+    result["alarms"] = alarms
     card = task_card(plan.name, architecture(start.settings, task), scores["dev"], config.to_toml(method))
     more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
     more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
@@ -195,10 +204,16 @@ def work(
 
 
 def finetune(
-    model: Path, items: Sequence[str], overrides: Mapping[str, Any], out: Path, seeds: int = 1, jobs: int = 1
+    model: Path,
+    items: Sequence[str],
+    overrides: Mapping[str, Any],
+    out: Path,
+    seeds: int = 1,
+    jobs: int = 1,
+    untrained: bool = False,
 ) -> dict[str, Any]:
     """Every task with every seed; returns what results.json holds. Nothing is written before all tables are known to be
-    fine."""
+    fine. With `untrained` the same network from random weights stands beside the result."""
     start = load_start(model)
     planned: dict[str, PlannedTask] = {}
     problems: list[str] = []
@@ -217,6 +232,8 @@ def finetune(
         for name, it in planned.items():
             for line in (*it.plan.notes, *map(file_line, describe_files(it.plan))):
                 log.info("%s: %s", name, line)
+            for text in label_alarms(it.task, it.plan.splits):
+                log.warning("%s: %s", name, text)
             if not architecture(start.settings, it.task):
                 log.info("%s: transformers has no class for this head; it reads the encoder, electra reads all", name)
             report.refuse_other_runs(out / name, it.settings)
@@ -240,13 +257,43 @@ def finetune(
                     folder = str(report.run_folder(out, it.plan.name, seed))
                     arguments.append((start.path, it.plan.item, words, seed, folder, it.fingerprint, threads))
             run_together(arguments, jobs, signals)
+        others = {name: run_in_turn(it, todo.get(name, []), out, start, signals) for name, it in planned.items()}
+        random = finetune_untrained(planned, overrides, out, seeds, jobs) if untrained else {}
         results = {}
         for name, it in planned.items():
-            others = run_in_turn(it, todo.get(name, []), out, start, signals)
-            labelled = {split: part.rows for split, part in others.items() if part.is_labelled}
+            labelled = {split: part.rows for split, part in others[name].items() if part.is_labelled}
             baselines = baseline_scores(out / name, it.data_sha256, it.task, it.plan.splits["train"], labelled)
-            results[name] = report.task_result(out, it.plan, it.task, others, start.path) | {"baselines": baselines}
+            if name in random:
+                baselines["dev"][UNTRAINED] = random[name]
+            results[name] = report.task_result(out, it.plan, it.task, others[name], start.path, baselines)
         return report.write_results(out, start.path, results)
+
+
+def finetune_untrained(
+    planned: Mapping[str, PlannedTask], overrides: Mapping[str, Any], out: Path, seeds: int, jobs: int
+) -> dict[str, dict[str, float]]:
+    """task -> the dev metrics of the same network from random weights, their mean over the seeds. Every rate is tried with one
+    seed, and the best goes on; layer-wise decay would hold random weights near where they began."""
+
+    def results_at(rate: float, names: Sequence[str], seeds: int) -> dict[str, Any]:
+        log.info("from random weights, at lr %g:", rate)
+        words = {**overrides, "pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
+        items = [planned[name].plan.item for name in names]
+        model = Path(planned[names[0]].settings["model"])
+        results: dict[str, Any] = finetune(model, items, words, out / UNTRAINED / f"lr-{rate:g}", seeds, jobs)["tasks"]
+        return results
+
+    tried = {rate: results_at(rate, list(planned), 1) for rate in UNTRAINED_RATES}
+    best: dict[float, list[str]] = {}
+    for name in planned:
+        best.setdefault(max(tried, key=lambda rate: tried[rate][name]["median"]), []).append(name)
+    scores = {}
+    for rate, names in best.items():
+        for name, result in results_at(rate, names, seeds).items():
+            if name in names:
+                runs = [result["scores"]["dev"][f"seed {seed}"] for seed in range(seeds)]
+                scores[name] = {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
+    return scores
 
 
 def run_together(arguments: Sequence[tuple[Any, ...]], jobs: int, signals: Signals) -> None:
@@ -255,6 +302,7 @@ def run_together(arguments: Sequence[tuple[Any, ...]], jobs: int, signals: Signa
     for done, result in enumerate(run_jobs(work, arguments, jobs, signals), 1):
         left = (time.monotonic() - began) / done * (len(arguments) - done)
         log.info("%s; %d of %d done, ETA %s", result_line(result), done, len(arguments), duration(left))
+        warn_of(result)
 
 
 def run_in_turn(
@@ -271,10 +319,17 @@ def run_in_turn(
             log.info("%s: %s of %s %s rows %s", plan.name, f"{part.cut:,}", f"{len(part.rows):,}", split, meaning)
     for seed in seeds:
         folder = report.run_folder(out, plan.name, seed)
-        log.info(result_line(run_one(plan, prepared, start, seed, folder, planned.fingerprint, signals)))
+        result = run_one(plan, prepared, start, seed, folder, planned.fingerprint, signals)
+        log.info(result_line(result))
+        warn_of(result)
     return prepared.others
 
 
 def result_line(result: Mapping[str, Any]) -> str:
     name, value = next(iter(result["scores"]["dev"].items()))
     return f"{result['task']} seed {result['seed']}: dev {name} {value:.4f} ({duration(result['seconds'])})"
+
+
+def warn_of(result: Mapping[str, Any]) -> None:
+    for text in result["alarms"]:
+        log.warning("%s seed %d: %s", result["task"], result["seed"], text)

@@ -18,7 +18,7 @@ found. A tag without a type (B, I, O) is a span whose type is empty.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -296,6 +296,17 @@ class Tagging(Task):
             return answers
 
         return {MAJORITY: answering({}), WORDS: answering(likely)}
+
+    def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
+        tags = {tag for it in predictions for tag in it["prediction"]}
+        return repr(tags.pop()) if len(tags) == 1 else ""
+
+    def unlearnable(self, shown: Collection[str]) -> list[str]:
+        """Of spans, types: which of their tags a set happens to have is its own affair."""
+        if not self.settings.spans:
+            return super().unlearnable(shown)
+        types, known = ({tag.partition("-")[2] for tag in tags} - {""} for tags in (self.labels, shown))
+        return sorted(types - known)
 
     def _tags(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[list[list[str]], list[list[str]]]:
         return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]

@@ -1,0 +1,133 @@
+"""Results that look ordinary and are not are said aloud; ordinary ones are left in peace."""
+
+import json
+import random
+
+import pytest
+
+from electra.data.tokenizer import load_tokenizer
+from electra.finetuning.alarms import label_alarms, result_alarms, run_alarms
+from electra.finetuning.classification import ClassificationSettings
+from electra.finetuning.tagging import TaggingSettings
+from helpers import electra
+
+FALLING = [1.0 - 0.01 * step for step in range(40)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(toy_model):
+    return load_tokenizer(toy_model)
+
+
+def rows_of(labels):
+    return [{"text": f"the barak walks {n}", "label": label} for n, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize("other", ["pos ", "Pos", "ｐｏｓ", " pos"])
+def test_two_spellings_of_a_label_are_noticed(tokenizer, other):
+    splits = {"train": rows_of(["pos", "neg", other])}
+    task = ClassificationSettings().build(tokenizer, 24, splits)
+    (text,) = label_alarms(task, splits)
+    assert repr("pos") in text and repr(other) in text and "neg" not in text
+
+
+@pytest.mark.parametrize("labels", [["pos", "neg"], ["a b", "ab"], ["1", "1.5"], ["é", "e"]])
+def test_labels_that_differ_are_left_in_peace(tokenizer, labels):
+    splits = {"train": rows_of(labels)}
+    assert not label_alarms(ClassificationSettings().build(tokenizer, 24, splits), splits)
+
+
+def test_a_class_without_a_row_in_train_is_named(tokenizer):
+    splits = {"train": rows_of(["a", "b", "a"]), "dev": rows_of(["c", "a"])}
+    task = ClassificationSettings(labels=("a", "b", "c")).build(tokenizer, 24, splits)
+    (text,) = label_alarms(task, splits)
+    assert "'c'" in text and "'a'" not in text
+    many = ClassificationSettings(kind="multilabel", labels=("a", "b", "c")).build(tokenizer, 24, splits)
+    assert "'c'" in label_alarms(many, {"train": rows_of([["a"], ["a", "b"], []])})[0]
+
+
+def test_a_type_of_span_without_a_row_in_train_is_named_and_a_missing_tag_is_not(tokenizer):
+    splits = {"train": [{"tokens": ["a", "b"], "tags": ["B-X", "O"]}]}  # no I-X, which is nothing to speak of
+    assert not label_alarms(TaggingSettings().build(tokenizer, 24, splits), splits)
+    task = TaggingSettings(labels=("O", "B-X", "I-X", "B-Y", "I-Y")).build(tokenizer, 24, splits)
+    (text,) = label_alarms(task, splits)
+    assert "'Y'" in text and "'X'" not in text
+
+
+def alarms_of(task, rows, answers, losses=FALLING):
+    predictions = [{"prediction": answer} for answer in answers]
+    return run_alarms(task, rows, predictions, task.scores(rows, predictions), losses)
+
+
+def test_one_class_for_everything_is_an_alarm_unless_it_is_right(tokenizer):
+    rows = rows_of("abab")
+    task = ClassificationSettings().build(tokenizer, 24, {"train": rows})
+    (text,) = alarms_of(task, rows, "aaaa")
+    assert "every dev row is 'a'" in text
+    assert not alarms_of(task, rows, "aaab") and not alarms_of(task, rows_of("aa"), "aa")
+
+
+def test_numbers_that_hardly_vary_and_one_tag_for_every_word_are_that_too(tokenizer):
+    rows = rows_of([0.0, 2.5, 5.0])
+    task = ClassificationSettings(kind="regression", scale=5.0).build(tokenizer, 24, {})
+    assert "about 2.5" in alarms_of(task, rows, [2.50, 2.51, 2.49])[0] and not alarms_of(task, rows, [2.0, 2.5, 3.0])
+    words = [{"tokens": ["a", "b"], "tags": ["B-X", "O"]}, {"tokens": ["c"], "tags": ["O"]}]
+    tagging = TaggingSettings().build(tokenizer, 24, {"train": words})
+    assert "is 'O'" in alarms_of(tagging, words, [["O", "O"], ["O"]])[0]
+    assert not alarms_of(tagging, words, [["B-X", "O"], ["O"]])
+
+
+def test_a_loss_that_does_not_fall_is_an_alarm_once_there_are_enough_of_them(tokenizer):
+    rows = rows_of("abab")
+    task = ClassificationSettings().build(tokenizer, 24, {"train": rows})
+    noisy = [0.69 + 0.02 * (step % 3 - 1) for step in range(40)]
+    (text,) = alarms_of(task, rows, "abab", noisy)
+    assert "does not fall" in text and "0.69" in text
+    assert not alarms_of(task, rows, "abab", noisy[:9]) and not alarms_of(task, rows, "abab", FALLING)
+
+
+def result(median, sd=None, cut=0, **levels):
+    dev = {name: {"accuracy": level} for name, level in levels.items()}
+    counts = {"metric": "accuracy", "median": median, "sd": sd, "cut": {"dev": (cut, 100)}, "cut_words": "cut"}
+    return {**counts, "baselines": {"dev": dev}}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (result(0.40, majority=0.5, words=0.3), ["worse than majority 0.5000: as good as nothing"]),
+        (result(0.60, majority=0.5, words=0.7), ["worse than words 0.7000: a count of words"]),
+        (result(0.60, 0.02, majority=0.5, words=0.7, untrained=0.65), ["words 0.7000 and untrained 0.6500: pre-train"]),
+        (result(0.60, 0.10, majority=0.5, words=0.5, untrained=0.65), []),  # within one spread
+        (result(0.80, majority=0.5, words=0.7), []),
+        (result(0.80, cut=1), []),
+        (result(0.80, cut=2), ["2 of 100 dev rows cut"]),
+    ],
+)
+def test_a_baseline_that_is_better_and_rows_that_were_cut_are_said(given, words):
+    texts = result_alarms(given)
+    assert len(texts) == len(words) and all(word in text for word, text in zip(words, texts, strict=True))
+
+
+def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
+    rng = random.Random(0)
+    table = tmp_path / "my.jsonl"
+    rows = [
+        {"text": " ".join(rng.choices(["barak", "sele", "walks"], k=30)), "label": rng.choice(["p", "p", "p "])}
+        for _ in range(120)
+    ]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = electra("finetune", toy_model, table, "epochs=1", "lr=1e-6", "length=16", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    texts = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]["my"]["alarms"]
+    for word in (
+        "'p' and 'p ' look like one",
+        "seed 0: the answer to every dev row is 'p'",
+        "rows longer than 16 tokens",
+    ):
+        (text,) = (text for text in texts if word in text)
+        assert (
+            f"look out: my: {text}" in done.stdout
+            and f"**look out**: {text}" in (tmp_path / "out" / "results.md").read_text()
+        )
+    assert "look like one" in done.stderr and "my seed 0: the answer" in done.stderr
