@@ -17,7 +17,7 @@ import pytest
 from electra.base.errors import DataError
 from electra.data import corpus as corpus_module
 from electra.data import files as files_module
-from electra.data.corpus import Corpus, CorpusSettings
+from electra.data.corpus import Corpus, CorpusSettings, drop_copies
 
 TEXT = "Café one.\nStill one.\n\nDocument two.\n"
 DOCUMENTS = ["Café one.\nStill one.", "Document two."]
@@ -268,3 +268,18 @@ def test_empty_files_among_others_are_counted(tmp_path: Path) -> None:
 def test_archives_with_long_windows_open(shared_data: Path) -> None:
     for path in sorted((shared_data / "pretrain_en").glob("*.zst")):
         assert len(next(iter(Corpus([path]).read())).text) > 100
+
+
+def test_paragraphs_that_repeat_earlier_ones_are_dropped_and_others_stay():
+    sentence = "one two three four five six seven eight nine ten"
+    other = "this paragraph has nine words and none of before"
+    changed = sentence.replace("ten", "eleven")  # two of its three runs of eight words stood there before
+    assert list(drop_copies([f"{sentence}\n{other}", f"{sentence.upper()}!\nshort one", changed, "short one"])) == [
+        f"{sentence}\n{other}",
+        "short one",
+        "",
+        "",
+    ]
+    words = [f"w{number}" for number in range(100)]
+    mostly_new = [*words[:10], *(f"new{number}" for number in range(90))]  # 3 of its 93 runs
+    assert list(drop_copies([" ".join(words), " ".join(mostly_new)])) == [" ".join(words), " ".join(mostly_new)]

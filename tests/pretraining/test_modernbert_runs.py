@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import resources
 
 import pytest
 import torch
@@ -270,14 +271,42 @@ def test_modernbert_small_is_electra_small_but_for_its_layers():
     assert modern.model_copy(update={"encoder": small.encoder}) == small
 
 
-def test_modernbert_small_has_the_parameters_it_says():
+# of ours, in millions with BERT's vocabulary: the discriminator, what the generator adds, ELECTRA's discriminator of that size
+PARAMETERS = {
+    "modernbert-small": (13.6, 0.65, "electra-small"),
+    "modern-small": (13.6, 0.65, "electra-small"),
+    "modern-base": (109.0, 7.7, "electra-base"),
+    "modern-large": (331.2, 19.8, "electra-large"),
+}
+
+
+def discriminator_and_generator(recipe: str) -> tuple[float, float]:
+    """Parameters in millions: of encoder and detection head, and those that the generator has for itself."""
     from electra.model import build_detection_head
     from electra.model.generators import build_pair
 
-    settings, _ = resolve("modernbert-small", ["data=x"])
-    discriminator, generator = build_pair(settings.encoder, settings.generator, 30522, torch.zeros(30522))
-    own = {id(p): p.numel() for p in discriminator.parameters()}
-    head = sum(p.numel() for p in build_detection_head(settings.encoder).parameters())
-    assert (sum(own.values()) + head) / 1e6 == pytest.approx(13.6, abs=0.05)
-    more = sum(p.numel() for p in generator.parameters() if id(p) not in own)
-    assert more / 1e6 == pytest.approx(0.65, abs=0.01)
+    settings, _ = resolve(recipe, ["data=x"])
+    with torch.device("meta"):
+        discriminator, generator = build_pair(settings.encoder, settings.generator, 30522, torch.zeros(30522))
+        head = build_detection_head(settings.encoder)
+    own = {id(p): p.numel() for part in (discriminator, head) for p in part.parameters()}
+    return sum(own.values()) / 1e6, sum(p.numel() for p in generator.parameters() if id(p) not in own) / 1e6
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_our_sizes_have_the_parameters_they_say_and_not_more_than_the_papers(name):
+    *said, paper = PARAMETERS[name]
+    assert discriminator_and_generator(name) == pytest.approx(said, rel=0.01)
+    assert said[0] <= discriminator_and_generator(paper)[0] + 0.1
+    comment = (resources.files("electra") / "recipes" / f"{name}.toml").read_text().partition("[")[0]
+    assert f"{said[0]:.3g} M parameters and {said[1]:.3g} M" in comment.replace("more ", "")
+
+
+@pytest.mark.parametrize("name", ["modern-tiny", "modern-small", "modern-base", "modern-large"])
+def test_our_own_recipes_name_their_block_and_are_as_good_at_any_length(name):
+    """Without the kind a recipe is the paper's, and a warm-up in steps would swallow a short run."""
+    tree = config.read_recipe(name)
+    assert tree["encoder"]["kind"] == "modernbert" and tree["schedule"]["kind"] == "linear"
+    assert 0 < tree["schedule"]["warmup"] < 1 and tree["optimizer"]["bias_correction"]
+    settings, _ = resolve(name, ["data=x"])
+    assert (settings.encoder.dropout, settings.encoder.attention_dropout, settings.rows.kind) == (0, 0, "packed")

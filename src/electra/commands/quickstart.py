@@ -43,7 +43,7 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
             typer.secho(f"$ electra {command}", dim=True)
 
     begin("1. Text: the documentation inside the packages on this machine")
-    text = collect_text(folder / "documentation.jsonl")
+    text = collect_text(folder)
 
     tokenizer, shards, run = folder / "tokenizer", folder / "shards", folder / "run"
     begin("2. Tokenizer", f"tokenizer {tokenizer} {text} --vocab-size 4096")
@@ -84,9 +84,13 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
     )
 
 
-def collect_text(path: Path) -> Path:
-    from electra.data.corpus import docstrings, libraries
+def collect_text(folder: Path) -> Path:
+    """documentation.jsonl, the text for pre-training, and beside it labels/: dev texts are in no other file. Which go there
+    depends on each text alone."""
+    from electra.base.randomness import mix
+    from electra.data.corpus import SHORTEST_DOCSTRING, docstrings, drop_copies, libraries
 
+    path = folder / "documentation.jsonl"
     if not path.is_file():
         texts: dict[str, str] = {}
         for library, place in libraries().items():
@@ -94,7 +98,14 @@ def collect_text(path: Path) -> Path:
             for text in docstrings(place):
                 texts.setdefault(text, library)
             print(f"{library}: {len(texts) - before:,} docstrings")
-        write_rows(path, ({"text": text, "library": library} for text, library in texts.items()))
+        pairs = zip(drop_copies(texts), texts.values(), strict=True)
+        rows = [{"text": text, "library": library} for text, library in pairs if len(text) >= SHORTEST_DOCSTRING]
+        kept = sum(len(row["text"]) for row in rows) / sum(map(len, texts))
+        print(f"{len(rows):,} documents; {1 - kept:.0%} of the text repeated other text and is left out")
+        rows.sort(key=lambda row: mix("label", row["text"]))
+        write_rows(folder / "labels" / "dev.jsonl", rows[:LABELLED_DEV])
+        write_rows(folder / "labels" / "train.jsonl", rows[LABELLED_DEV : LABELLED_DEV + LABELLED])
+        write_rows(path, rows[LABELLED_DEV:])
     print(f"{path.stat().st_size / 1e6:.1f} MB in {path}")
     return path
 

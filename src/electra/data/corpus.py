@@ -9,7 +9,7 @@ import codecs
 import inspect
 import re
 import sysconfig
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,6 +28,8 @@ _ODD_SEPARATOR = re.compile("[\r\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 _TRIPLE_QUOTED = re.compile(r"""("{3}|'{3})(.*?)\1""", re.DOTALL)
 DOCUMENTED_PACKAGES = ("torch", "numpy", "sympy", "networkx")
 SHORTEST_DOCSTRING = 80
+SHINGLE_WORDS = 8
+COPIED_SHARE = 0.1
 _REMEDY = "Repair it, or set on_bad to skip or replace"
 
 
@@ -270,3 +272,24 @@ def prose(text: str) -> str:
         if len(joined) >= 20 and letters >= 0.8 * len(joined):
             paragraphs.append(joined)
     return "\n".join(paragraphs)
+
+
+def drop_copies(texts: Iterable[str]) -> Iterator[str]:
+    """Each text without the paragraphs that repeat earlier ones: more than a tenth of the runs of eight words stood there
+    before, in this text or another. Empty where nothing is left. However the texts are divided afterwards, no paragraph of
+    one part has a near-copy in another."""
+    seen: set[int] = set()
+    for text in texts:
+        paragraphs = []
+        for paragraph in text.split("\n"):
+            shingles = word_shingles(paragraph)
+            if len(shingles & seen) <= COPIED_SHARE * len(shingles):
+                paragraphs.append(paragraph)
+            seen |= shingles
+        yield "\n".join(paragraphs)
+
+
+def word_shingles(text: str) -> set[int]:
+    """A hash of every run of eight words, whatever their case and punctuation; of all of them where they are fewer."""
+    words = re.findall(r"\w+", text.lower())
+    return {hash(tuple(words[n : n + SHINGLE_WORDS])) for n in range(max(1, len(words) - SHINGLE_WORDS + 1))}
