@@ -239,3 +239,21 @@ def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path):
     again = electra("quickstart", tmp_path / "q", "--steps", 8)
     assert again.returncode == 0 and len(before) == 3
     assert before == {path: path.stat().st_mtime_ns for path in weights}
+
+    texts = {
+        name: read_texts(tmp_path / "q" / f"{name}.jsonl") for name in ("documentation", "labels/train", "labels/dev")
+    }
+    assert set(texts["labels/train"]) < set(texts["documentation"]) and len(texts["labels/dev"]) == 1000
+    known = set().union(*map(shingles, texts["documentation"]))
+    copied = [len(shingles(text) & known) / max(1, len(shingles(text))) for text in texts["labels/dev"]]
+    assert max(copied) < 0.5 and sum(copied) / len(copied) < 0.02
+
+
+def read_texts(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    """Runs of eight words."""
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[n : n + 8]) for n in range(len(words) - 7)}

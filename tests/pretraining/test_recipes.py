@@ -17,7 +17,7 @@ MINUTES = ["train.steps=200", "schedule.warmup=20", "train.log_every=10", "train
 @pytest.fixture(scope="module")
 def documentation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documentation")
-    text = collect_text(folder / "text.jsonl")
+    text = collect_text(folder)
     electra.train_tokenizer(text, folder / "tokenizer", vocab_size=4096)
     electra.prepare(text, folder / "shards", folder / "tokenizer", heldout=0.02)
     return folder / "shards"
