@@ -47,18 +47,31 @@ def rows_per_tile(rows_of_256: int, hidden: int) -> int:
 
 
 def add_norm(
-    product: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor | None, seed: Tensor | None, stream: int, dropout: float,
+    product: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, seed: Tensor | None, stream: int, dropout: float,
     eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """residual + dropout(product) in the residual's precision, and its LayerNorm in the product's."""
+    """residual + dropout(product), and its LayerNorm."""
     rows, hidden = product.shape
     tile, warps = rows_per_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
-    total, result = torch.empty_like(residual), torch.empty_like(product)
+    total, result = torch.empty_like(product), torch.empty_like(product)
     kernels.add_norm_forward_kernel[(cdiv(rows, tile),)](
-        product, residual, gamma, beta, seed, total, result, rows, hidden, eps, *Drop.of(dropout), stream,
+        product, residual, gamma, beta, seed, total, None, result, rows, hidden, eps, *Drop.of(dropout), stream,
         DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), num_warps=warps,
     )  # fmt: skip
     return total, result
+
+
+def add_norm_in_place(product: Tensor, stream: Tensor, gamma: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Adds to the residual stream, which has a precision of its own. Returns the sum as the backward pass reads it, in the
+    product's precision, and its LayerNorm without a bias."""
+    rows, hidden = product.shape
+    tile, warps = rows_per_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
+    kept, result = torch.empty_like(product), torch.empty_like(product)
+    kernels.add_norm_forward_kernel[(cdiv(rows, tile),)](
+        product, stream, gamma, None, None, stream, kept, result, rows, hidden, eps, *Drop.of(0.0), 0,
+        DROPS=False, ROWS=tile, HIDDEN=next_power_of_2(hidden), num_warps=warps,
+    )  # fmt: skip
+    return kept, result
 
 
 def add_norm_backward(

@@ -3,7 +3,7 @@ our kernels between them, and one operator for the whole stack that autograd and
 
 One operator for all layers, because a pre-norm layer ends in a sum that the next one begins by normalising: one kernel does
 both. The sum itself (the residual stream) stays in float32, as under autocast: it grows from layer to layer while what is
-added does not. Its gradient, which is not summed up in that way, is in half precision.
+added does not. What the backward pass reads of it, and its gradient, are in half precision.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ from electra.kernels import product_dtype
 from electra.kernels.layer import halve, weight_gradient
 from electra.kernels.layer.launch import (
     ColumnSums,
-    add_norm,
     add_norm_backward,
+    add_norm_in_place,
     geglu,
     geglu_backward,
     rotary_attention,
@@ -53,25 +53,25 @@ def stack(
     which the last layer keeps only for a final norm."""
     hidden = x.shape[2]
     is_real = None if is_real is None else is_real.contiguous()
-    total = x.float().reshape(-1, hidden)
-    normal = total.to(half_weights[0].dtype, copy=True)
+    stream = x.to(torch.float32, copy=True).reshape(-1, hidden)
+    normal = stream.to(half_weights[0].dtype, copy=True)
     kept: list[Tensor] = []
     gammas, product = iter(norms), normal  # the first layer adds nothing to its input
     for number, reach in enumerate(reaches):
         into_three, into_output, into_wide, into_narrow = half_weights[4 * number : 4 * number + 4]
         if number:
-            total, normal = add_norm(product, total, next(gammas), None, None, 0, 0.0, eps)
+            total, normal = add_norm_in_place(product, stream, next(gammas), eps)
             kept.append(total)
         kept.append(normal)
         projected = normal @ into_three.t()
         attention_out = rotary_attention(projected, is_real, angles[int(reach > 0)], heads, reach)
-        total, normal = add_norm(attention_out @ into_output.t(), total, next(gammas), None, None, 0, 0.0, eps)
+        total, normal = add_norm_in_place(attention_out @ into_output.t(), stream, next(gammas), eps)
         wide = normal @ into_wide.t()
         product = geglu(wide) @ into_narrow.t()
         kept += [projected, attention_out, total, normal, wide]
     if len(norms) < 2 * len(reaches):
-        return [torch.add(total, product).view(x.shape), *kept]
-    total, result = add_norm(product, total, next(gammas), None, None, 0, 0.0, eps)
+        return [stream.add_(product).view(x.shape), *kept]
+    total, result = add_norm_in_place(product, stream, next(gammas), eps)
     return [result.view(x.shape), *kept, total]
 
 
@@ -126,12 +126,9 @@ def stack_shapes(
 ) -> list[Tensor]:  # fmt: skip
     tokens, hidden, half = x.shape[0] * x.shape[1], x.shape[2], half_weights[0]
     kept: list[Tensor] = []
-    for number in range(len(reaches)):
-        widths = hidden, 3 * hidden, hidden, None, hidden, len(half_weights[4 * number + 2]), None
-        kept += [
-            x.new_empty(tokens, hidden, dtype=torch.float32) if width is None else half.new_empty(tokens, width)
-            for width in widths
-        ]
+    for wide in half_weights[2::4]:
+        widths = hidden, 3 * hidden, hidden, hidden, hidden, len(wide), hidden
+        kept += [half.new_empty(tokens, width) for width in widths]
     if len(norms) < 2 * len(reaches):
         return [torch.empty_like(x, dtype=torch.float32), *kept[:-1]]
     return [half.new_empty(x.shape), *kept]

@@ -41,11 +41,12 @@ def _is_kept(seed, stream, row, column, threshold):
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def add_norm_forward_kernel(
-    product, residual, gamma, beta, seed, total, result,
+    product, residual, gamma, beta, seed, total, kept, result,
     rows, hidden, eps, scale, threshold, stream,
     DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """total = residual + dropout(product);  result = LayerNorm(total), whose `beta` may be None."""
+    """total = residual + dropout(product);  result = LayerNorm(total), whose `beta` may be None. `kept`, if any, is the total
+    in another precision."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, HIDDEN)
     is_column = column < hidden
@@ -57,6 +58,8 @@ def add_norm_forward_kernel(
     value += tl.load(residual + place, here, 0.0).to(tl.float32)
     rounded = value.to(total.dtype.element_ty)
     tl.store(total + place, rounded, here)
+    if kept is not None:
+        tl.store(kept + place, rounded, here)
     normal, _ = _normalise(rounded.to(tl.float32), is_column, hidden, eps)
     normal *= tl.load(gamma + column, is_column, 0.0)[None, :]
     if beta is not None:
