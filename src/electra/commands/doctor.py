@@ -42,8 +42,9 @@ def doctor_command(
     with check("settings") as notes:
         settings, _ = resolve(recipe, overrides or [])
         train, device = settings.train, choose_device(settings.train)
-        notes.append(f"{recipe}, {train.steps:,} steps of {train.batch} rows of {settings.rows.length} tokens")
-        if warning := schedule_warning(settings.schedule, train.steps):
+        length = f"{train.minutes:g} minutes" if train.minutes else f"{train.steps:,} steps"
+        notes.append(f"{recipe}, {length} of {train.batch} rows of {settings.rows.length} tokens")
+        if not train.minutes and (warning := schedule_warning(settings.schedule, train.steps)):
             notes.append(f"WARNING: {warning}")
 
     with check("shards") as notes:
@@ -51,8 +52,10 @@ def doctor_command(
             raise CorruptError(" ".join(problems))
         parts = build_parts(settings, device, verify=False)
         rows, tokens = len(parts.loader.rows), parts.manifest.splits["train"].tokens
-        passes = f"the run passes over them {train.steps * train.batch / rows:,.1f} times"
-        notes.append(f"{tokens:,} tokens, {rows:,} rows, every hash right; {passes}")
+        passes = (
+            f"; the run passes over them {train.steps * train.batch / rows:,.1f} times" if not train.minutes else ""
+        )
+        notes.append(f"{tokens:,} tokens, {rows:,} rows, every hash right{passes}")
         if not len(parts.heldout):
             notes.append("Nothing is held out: there will be no held-out metrics.")
 
@@ -63,7 +66,9 @@ def doctor_command(
             step = build_step(objective, settings.optimizer, execution, settings.seed)
             seconds, peak = try_step(step, parts.loader.batch_at(0))
         costs = f"{seconds:.2f} s on {device}, peak memory {peak / 2**30:.1f} GiB"
-        notes.append(f"{costs}; the whole run takes about {duration(seconds * train.steps)}")
+        whole = f"takes about {duration(seconds * train.steps)}"
+        whole = f"has about {60 * train.minutes / seconds:,.0f} steps" if train.minutes else whole
+        notes.append(f"{costs}; the whole run {whole}")
 
     with check("one checkpoint") as notes:
         notes.append(try_checkpoint(checkpoint_groups(objective, step.optimizer), Path(settings.run)))

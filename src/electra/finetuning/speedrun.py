@@ -90,6 +90,9 @@ class SpeedrunSettings:
             settings = settings.model_copy(update={"schedule": share})
         return settings
 
+    def finetuning(self) -> dict[str, Any]:
+        return {"evaluations": 1, **self.method, "data": str(self.glue)}
+
 
 def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
     """Returns what speedrun.json holds. `command` is what goes on after an interruption."""
@@ -115,9 +118,10 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
         with timings.stage("overlap"):
             overlap = check_overlap(settings, plans, shards)
         with timings.stage("finetune"):
-            method = {**settings.method, "data": str(settings.glue)}
             out = settings.out / "finetune"
-            finetuned = finetune(Path(pretraining.run), list(plans), method, out, settings.seeds, settings.jobs)
+            finetuned = finetune(
+                Path(pretraining.run), list(plans), settings.finetuning(), out, settings.seeds, settings.jobs
+            )
         result = {
             **scores(settings, plans, finetuned["tasks"]),
             "method": read_json(out / next(iter(plans)) / SETTINGS)["method"],
@@ -142,8 +146,7 @@ def plan_tasks(settings: SpeedrunSettings) -> dict[str, Plan]:
     names = settings.tasks or [name for name in dict.fromkeys([*FIVE, *GLUE]) if name in folders]
     if not names:
         raise DataError(f"{settings.glue} has no folder of a GLUE task ({', '.join(FIVE)}, …).")
-    method = {**settings.method, "data": str(settings.glue)}
-    return {name: make_plan(name, method, {}) for name in names}
+    return {name: make_plan(name, settings.finetuning(), {}) for name in names}
 
 
 def prepare_text(settings: SpeedrunSettings, shards: Path) -> None:
