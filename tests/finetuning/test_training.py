@@ -7,7 +7,7 @@ from conftest import TINY
 from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer, vocabulary_size
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.plan import MethodSettings, size_defaults
+from electra.finetuning.plan import MethodSettings, method_defaults
 from electra.finetuning.training import (
     Encoded,
     Finetuned,
@@ -143,7 +143,7 @@ def test_muon_learns_something_else_than_adamw(train):
 
 @pytest.mark.parametrize(("hidden", "lr", "decay"), [(256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)])
 def test_the_paper_s_values_are_chosen_by_the_size_of_the_model(hidden, lr, decay):
-    found = size_defaults(ElectraEncoderSettings(hidden=hidden, heads=4, dropout=0.05))
+    found = method_defaults(ElectraEncoderSettings(hidden=hidden, heads=4, dropout=0.05))["paper"]
     assert (found["lr"], found["layer_decay"], found["dropout"]) == (lr, decay, 0.05)
     assert MethodSettings(**found).weight_decay == 0 and MethodSettings(**found).warmup == 0.1
 

@@ -33,6 +33,8 @@ SPLIT_OFF = "a tenth of train"
 FREE_METHOD_KEYS = ("device", "record", "save_minutes")
 """Where a run was computed and how often it was saved do not change what it is: it may go on elsewhere."""
 DecayKind = Literal["exact", "original"]
+MethodName = Literal["paper", "robust"]
+DEFAULT_METHOD: MethodName = "paper"
 
 
 def settings_class(kind: object) -> type[TaskSettings]:
@@ -57,7 +59,7 @@ class SourceSettings(config.Settings):
 
 
 class MethodSettings(config.Settings):
-    """The defaults here are those of a small model; `size_defaults` has the paper's for each size. Rates follow
+    """`method` names the defaults (`method_defaults`); those here are the paper's for a small model. Rates follow
     `schedule` ("original" multiplies warm-up and decay) after `warmup`, a share of all steps. Weight decay is 0 as in the
     paper, where the original code has 0.01. `evaluations` is how often the dev set is scored on the way, for the curve.
     `keep` says which weights are saved, and `patience` stops after so many evaluations without a better headline (0:
@@ -68,6 +70,7 @@ class MethodSettings(config.Settings):
     GPU by itself and not as a CUDA graph: slower, for looking for bugs. `optimizer = "muon"` updates the matrices inside the
     layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`."""
 
+    method: MethodName = "paper"
     batch: int = Field(32, ge=1)
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(3e-4, gt=0)
@@ -106,11 +109,24 @@ class MethodSettings(config.Settings):
         return OptimizerSettings(kind=self.optimizer, **shared)
 
 
-def size_defaults(encoder: EncoderSettings) -> dict[str, Any]:
-    """Table 7 of the paper, by the hidden size (small 256, base 768, large 1024). Dropout is the model's own."""
+def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
+    """What is not set, by the name of the method. "paper" is table 7, by the hidden size (small 256, base 768, large 1024).
+    "robust" is for encoders that were trained for minutes and for small tables: rates that grow as networks get narrower, the
+    same for all layers of a narrow one, corrected Adam and enough steps. Such encoders hold little that would be lost, and
+    weights that were trained at high rates hardly move at the paper's. Nothing in detection trains [CLS], so the mean of
+    the tokens is read, where transformers has a class that does. Dropout is the model's own."""
     lr = 5e-5 if encoder.hidden >= 1024 else 1e-4 if encoder.hidden >= 768 else 3e-4
     decay = 0.9 if encoder.hidden >= 1024 else 0.8
-    return {"lr": lr, "layer_decay": decay, "dropout": encoder.dropout, "attention_dropout": encoder.attention_dropout}
+    dropout = {"dropout": encoder.dropout, "attention_dropout": encoder.attention_dropout}
+    narrow = max(1.0, 256 / encoder.hidden)
+    robust = {
+        "lr": round(lr * narrow ** (5 / 3), 6),
+        "layer_decay": decay if narrow == 1 else 1.0,
+        "bias_correction": True,
+        "min_steps": 250,
+        "pooling": "mean" if encoder.kind == "modernbert" else "cls",
+    }
+    return {"paper": {"lr": lr, "layer_decay": decay, **dropout}, "robust": {**robust, **dropout}}
 
 
 @dataclass(frozen=True)
@@ -131,8 +147,9 @@ class Plan:
     numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> Plan:
-    """`overrides` come from the command line and win; `defaults` fit the model and lose to a TOML file."""
+def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> Plan:
+    """`overrides` come from the command line and win; `defaults` of each method fit the model and lose to a TOML file. Epochs on
+    the command line mean so many and no more."""
     path, shipped = Path(item), config.recipe_names(TASKS)
     kind = settings_class(overrides["kind"]) if "kind" in overrides else None
 
@@ -167,7 +184,8 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, An
         unread: dict[int, str] = {}
         contents["train"] = list(read_rows(files["train"], tree.get("header", ()), unread)), unread
         notes += guess(tree, files["train"], contents["train"][0])
-    task, method = place(tree, defaults)
+    named = defaults.get(tree.setdefault("method", DEFAULT_METHOD), {})
+    task, method = place(tree, {**named, "min_steps": 0} if "epochs" in overrides else named)
 
     # the rows
     splits: dict[str, Sequence[Row]] = {}
@@ -219,9 +237,9 @@ def place(tree: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettin
         near = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
         lines = [f"unknown key {key}." + "".join(f" Did you mean {it}?" for it in near[key]) for key in unknown]
         raise SettingsError("\n".join(lines))
-    task = config.validate(kind, {key: value for key, value in tree.items() if key in kind.model_fields})
-    method_tree = {key: value for key, value in tree.items() if key in MethodSettings.model_fields}
-    return task, config.validate(MethodSettings, {**defaults, **method_tree})
+    tree = {**defaults, **tree}
+    parts = ({key: tree[key] for key in tree if key in it.model_fields} for it in (kind, MethodSettings))
+    return config.validate(kind, next(parts)), config.validate(MethodSettings, next(parts))
 
 
 def guess(tree: dict[str, Any], file: Path, rows: Sequence[Row]) -> list[str]:

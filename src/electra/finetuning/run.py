@@ -27,7 +27,7 @@ from electra.finetuning import Splits, Task, report
 from electra.finetuning.alarms import label_alarms, run_alarms
 from electra.finetuning.baselines import UNTRAINED, baseline_scores
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
-from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, plan_problems, refuse, size_defaults
+from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, method_defaults, plan_problems, refuse
 from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, train_task
 from electra.interop.formats import own_tensors
 from electra.interop.read import Pretrained, warn_beyond
@@ -96,7 +96,7 @@ def sha256_of(tree: Mapping[str, Any]) -> str:
 
 
 def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
-    plan = make_plan(item, overrides, size_defaults(start.settings))
+    plan = make_plan(item, overrides, method_defaults(start.settings))
     if plan.method.reinitialise > start.settings.layers:
         layers = f"the model has {start.settings.layers} layers"
         raise SettingsError(f"reinitialise={plan.method.reinitialise}, but {layers}. Use at most that many.")
