@@ -55,7 +55,7 @@ def test_the_generator_fills_masks_in_a_pipeline(exported, finished_run):
     ids = torch.tensor([tokenizer.encode(TEXT).ids])  # [MASK] is the special token here, as in transformers
     with torch.no_grad():
         encoder, head, _ = objective.networks()["generator"]
-        logits = head(encoder(ids, torch.zeros_like(ids), None), encoder.embeddings.words.weight)
+        logits = head(encoder(ids, torch.zeros_like(ids), None), encoder)
     place = ids[0].tolist().index(special_ids(tokenizer).mask)
     assert answers[0]["token"] == logits[0, place].argmax().item()
     assert answers[0]["score"] == pytest.approx(logits[0, place].softmax(0).max().item(), abs=1e-5)

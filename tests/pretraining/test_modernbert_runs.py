@@ -9,6 +9,7 @@ import torch
 
 from electra.base import config
 from electra.base.errors import SettingsError
+from electra.inspector import load
 from electra.interop.write import our_logits, probe_batch
 from electra.pretraining.load import load_network
 from electra.pretraining.run import pretrain
@@ -27,7 +28,7 @@ FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=32")
 def run(tmp_path_factory, recipe, prepared):
     run = tmp_path_factory.mktemp("modern") / "run"
     words = [f"data={prepared}", f"run={run}", "encoder.dropout=0.1"]
-    words += ["encoder.window=6", "encoder.global_every=2"]
+    words += ["encoder.window=6", "encoder.global_every=2", "encoder.token_head=tied"]
     done = electra("pretrain", f"{recipe}+modernbert", *words)
     assert done.returncode == 0, done.stderr
     return run
@@ -60,6 +61,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(run, tmp_path):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_objective_and_generator_trains_it(name, recipe, prepared, tmp_path):
     words = [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=6", "train.evaluate_every=6"]
+    words += ["encoder.token_head=tied", "encoder.global_from=last", "encoder.global_every=2", "encoder.window=6"]
     settings, _ = resolve(f"{recipe}+modernbert+{name}", words)
     figures = pretrain(settings)
     assert figures["step"] == 6 and figures["mlm_loss"] < 6
@@ -74,37 +76,40 @@ def test_the_export_is_read_by_transformers_with_our_logits(run):
     probe = probe_batch(trained.tokenizer, 32)
     ids, is_real = probe.ids, probe.is_real
     ours = our_logits(trained.encoder, trained.head, probe)
-    model = transformers.AutoModelForTokenClassification.from_pretrained(run / "export").eval()
-    assert model.config.id2label == {0: "replaced"}
+    model = transformers.AutoModelForTokenClassification.from_pretrained(run / "export" / "detector").eval()
+    assert model.config.id2label == {0: "original", 1: "replaced"}
     bare = transformers.AutoModel.from_pretrained(run / "export").eval()
     assert type(bare).__name__ == "ModernBertModel"
     with torch.no_grad():
-        logits = model(ids, is_real.long()).logits.squeeze(-1)
+        logits = model(ids, is_real.long()).logits[..., 1]
         states = bare(ids, is_real.long()).last_hidden_state
     assert (logits - ours)[is_real].abs().max() <= 1e-4
     assert (states - our_logits(trained.encoder, None, probe))[is_real].abs().max() <= 1e-4
     again = load_network(run / "export", "discriminator")
     assert (our_logits(again.encoder, again.head, probe) - ours)[is_real].abs().max() <= 1e-4
     card = (run / "export" / "README.md").read_text()
-    assert "# ModernBERT discriminator" in card and "AutoModelForTokenClassification" in card
+    assert "# ModernBERT discriminator" in card and 'pipeline("token-classification", "detector")' in card
 
 
 def test_a_token_head_that_transformers_has_no_form_for_stays_behind(recipe, prepared, tmp_path):
-    """Words of 16 units under layers of 32; with words of 32 there is one."""
+    """Words of 16 units under layers of 32; with words of 32, or a head that goes back through the projection, there is one."""
     words = [f"data={prepared}", "train.steps=2", "train.evaluate_every=2"]
-    for size, kept in ((16, False), (32, True)):
-        run, out = tmp_path / f"run-{size}", tmp_path / f"out-{size}"
-        more = f"run={run}", f"encoder.embedding={size}"
-        assert electra("pretrain", f"{recipe}+modernbert+masked-lm", *words, *more).returncode == 0
+    for size, head in ((16, "narrow"), (32, "narrow"), (16, "tied")):
+        run, out = tmp_path / f"run-{size}-{head}", tmp_path / f"out-{size}-{head}"
+        sizes = f"encoder.embedding={size}", f"encoder.token_head={head}"
+        assert electra("pretrain", f"{recipe}+modernbert+masked-lm", *words, f"run={run}", *sizes).returncode == 0
         done = electra("export", run, out)
         assert done.returncode == 0, done.stderr
-        assert ("the encoder alone" in done.stdout) == (not kept)
-        frozen = f"run={tmp_path / f'frozen-{size}'}", f"encoder.embedding={size}", f"start={run}"
-        recipes = f"{recipe}+modernbert+two-stage"
-        done = electra("pretrain", recipes, *words, *frozen, f"generator.source={out}")
-        assert (done.returncode == 0) == kept
-        assert kept or "holds no generator" in done.stderr
+        kept = (size, head) != (16, "narrow")
+        assert ("the encoder alone: ModernBERT has no token head of 16 units" in done.stdout) == (not kept)
         assert load_network(run, "generator").head is not None
+        # the export has words as wide as its layers, so it fits a run that has that too; the run fits whatever it has
+        recipes = f"{recipe}+modernbert+two-stage"
+        for number, source in enumerate((out, run) if head == "tied" else (out,)):
+            frozen = f"run={tmp_path / f'frozen-{size}-{head}-{number}'}", f"start={run}", f"generator.source={source}"
+            done = electra("pretrain", recipes, *words, *frozen, *sizes)
+            assert (done.returncode == 0) == (source == run or size == 32), done.stderr
+            assert kept or done.returncode == 0 or "holds no generator" in done.stderr
 
 
 def test_looking_at_it_and_scoring_it(run, tmp_path):
@@ -117,6 +122,10 @@ def test_looking_at_it_and_scoring_it(run, tmp_path):
     assert electra("export", run, tmp_path / "out").returncode == 0
     generator = load_network(tmp_path / "out", "generator").encoder.settings
     assert (generator.kind, generator.hidden) == ("modernbert", 16)
+    answers = []
+    for model in (run, run / "export", tmp_path / "out", tmp_path / "out" / "discriminator" / "detector"):
+        answers.append([token.probability for token in load(model).detect("The barak walks the selute.")])
+        assert answers[-1] == pytest.approx(answers[0], abs=1e-5)
     done = electra("detect", tmp_path / "out" / "generator", "The barak walks.")
     assert done.returncode == 3 and "holds no discriminator" in done.stderr
 

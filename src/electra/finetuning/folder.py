@@ -18,7 +18,7 @@ from electra.finetuning.plan import MethodSettings, settings_class
 from electra.finetuning.training import Finetuned
 from electra.interop.formats import task_class
 from electra.interop.read import Pretrained, read_folder
-from electra.interop.write import Answers, Folder, without_dropout
+from electra.interop.write import Answers, Folder, whole_or_absent, without_dropout
 from electra.model import EncoderSettings
 
 TASK_FILE = "task.json"
@@ -57,7 +57,8 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes])
     parts = encoder, trained.model.head, name, trained.tokenizer, task.config_entries()
     folder = Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length, task.pooling)
     ours = task_answers(trained.model)
-    readers = folder.write(out, ours, lambda path: task_answers(load_task_folder(path).model))
+    with whole_or_absent(out) as temporary:
+        readers = folder.write(temporary, ours, lambda path: task_answers(load_task_folder(path).model))
     if not name:
         return f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({readers})"
     return f"same ids and same logits as ours, read back by {readers}"

@@ -9,7 +9,7 @@ without a projection. A narrow token head on a table of another width has no suc
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,11 +20,12 @@ from electra.base.errors import DataError
 from electra.model import Encoder, EncoderSettings
 from electra.model.electra import LAYER_NORM_EPS, TYPES, ElectraEncoderSettings
 from electra.model.heads import Pooling
-from electra.model.modern import NORM_EPS, ModernEncoderSettings
+from electra.model.modern import NORM_EPS, ModernDetectionHead, ModernEncoderSettings
 
 NetworkKind = Literal["discriminator", "generator", "encoder"]
 OWN_HEAD = "head."
 """Before the names of a head that no class of transformers has."""
+DETECTOR_OUTPUTS = ("label.output.weight", "label.output.bias")
 ATTENTION_PARTS = ("query", "key", "value")
 SIZES = {
     "layers": "num_hidden_layers",
@@ -55,7 +56,11 @@ class ModelFormat:
     """Our settings in config.json beside the SIZES; one that is left out has the same default here and there."""
     fixed: Mapping[str, Any]
     """What config.json may not say otherwise, because we compute nothing else."""
-    discriminator_labels: Mapping[str, str] = field(default_factory=dict)
+    discriminator_labels: tuple[str, ...] = ()
+    """The names of its two outputs; empty where it has one logit, which needs none."""
+    detector: str = ""
+    """The folder beside the encoder's files that holds a discriminator with its head; "" where the encoder's own folder
+    does. Every other class of transformers drops ELECTRA's head, but would take ModernBERT's for its own."""
 
 
 MODERNBERT_LABELS = {
@@ -111,8 +116,9 @@ FORMATS = {
     "modernbert": ModelFormat(
         title="ModernBERT",
         family="ModernBert",
-        discriminator="ModernBertForTokenClassification",  # with one label
-        discriminator_labels={"0": "replaced"},
+        discriminator="ModernBertForTokenClassification",
+        discriminator_labels=("original", "replaced"),
+        detector="detector",
         prefix="model.",
         inputs=("input_ids", "attention_mask"),
         encoder={
@@ -221,7 +227,8 @@ def config_json(
                 "eos_token_id": special.sep,
             }
     if form.discriminator_labels and architecture == form.discriminator:
-        config |= {"id2label": form.discriminator_labels, "label2id": {"replaced": 0}}
+        labels = {name: number for number, name in enumerate(form.discriminator_labels)}
+        config |= {"id2label": {str(number): name for name, number in labels.items()}, "label2id": labels}
     return config
 
 
@@ -281,12 +288,15 @@ def own_tensors(encoder: Encoder) -> dict[str, Tensor]:
 
 
 def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str) -> dict[str, Tensor]:
-    """By transformers' names. A head that no class there has ("") keeps its own."""
+    """By transformers' names. A head that no class there has ("") keeps its own. The logit of a detector becomes two, so that
+    a softmax over them gives its probabilities: that of "original" is 0."""
     form = FORMATS[encoder.settings.kind]
     body = encoder_to_transformers(encoder.settings, own_tensors(encoder))
     if head is None:
         return body
     top = head.state_dict()
+    if isinstance(head, ModernDetectionHead):
+        top |= {name: torch.cat((torch.zeros_like(top[name]), top[name])) for name in DETECTOR_OUTPUTS}
     top = renamed(top, form.heads[architecture]) if architecture else {f"{OWN_HEAD}{it}": top[it] for it in top}
     return {f"{form.prefix}{name}": tensor for name, tensor in body.items()} | top
 
@@ -296,6 +306,12 @@ def head_tensors(settings: EncoderSettings, tensors: Mapping[str, Tensor], archi
     if architecture:
         return renamed_back(tensors, FORMATS[settings.kind].heads[architecture])
     return {name.removeprefix(OWN_HEAD): tensor for name, tensor in tensors.items() if name.startswith(OWN_HEAD)}
+
+
+def one_logit(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A detector's head with the one logit that its two differ by; older exports have one."""
+    outputs = {name: tensors[name] for name in DETECTOR_OUTPUTS if len(tensors[name]) == 2}
+    return {**tensors, **{name: tensor[1:] - tensor[:1] for name, tensor in outputs.items()}}
 
 
 def encoder_to_transformers(settings: EncoderSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from electra.interop.formats import (
     encoder_from_transformers,
     head_tensors,
     network_class,
+    one_logit,
     settings_from_config,
 )
 from electra.model import (
@@ -35,6 +36,7 @@ from electra.model import (
     encoder_alone,
 )
 from electra.model.electra import ElectraEncoderSettings
+from electra.model.modern import ModernDetectionHead
 
 log = logging.getLogger(__name__)
 WEIGHTS = "model.safetensors"
@@ -92,7 +94,8 @@ class Stored:
         try:
             encoder.load_state_dict(encoder_from_transformers(self.settings, self.tensors))
             if head is not None:
-                head.load_state_dict(head_tensors(self.settings, self.tensors, architecture))
+                tensors = head_tensors(self.settings, self.tensors, architecture)
+                head.load_state_dict(one_logit(tensors) if isinstance(head, ModernDetectionHead) else tensors)
                 head.eval()
         except KeyError as error:
             raise CorruptError(f"{self.folder}/{WEIGHTS} has no {error}.") from None
@@ -133,6 +136,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
 def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
     """The encoder with the head of that kind; with the head that the folder has, where no kind is asked for."""
     stored = read_folder(folder)
+    if kind in (None, "discriminator") and (name := FORMATS[stored.settings.kind].detector):
+        stored = read_folder(folder / name) if (folder / name).is_dir() else stored
     kinds: tuple[NetworkKind, ...] = ("discriminator", "generator", "encoder") if kind is None else (kind,)
     for wanted in kinds:
         head, architecture = empty_head(stored, wanted), network_class(stored.settings, wanted)
@@ -159,6 +164,7 @@ def empty_head(stored: Stored, kind: NetworkKind) -> DetectionHead | TokenHead |
 def says_discriminator(stored: Stored) -> bool:
     """ModernBERT's classes with labels all have a discriminator's tensors: there config.json must say that it is one of
     ours. Both marks are needed, because transformers keeps the first when it fine-tunes, and a column of numbers may
-    have the name of our label."""
+    have the name of our label. Older exports have one label, "replaced"."""
     labels = FORMATS[stored.settings.kind].discriminator_labels
-    return not labels or (OBJECTIVE in stored.config and stored.config.get("id2label") == labels)
+    names = tuple((stored.config.get("id2label") or {}).values())
+    return not labels or (OBJECTIVE in stored.config and names in (labels, labels[1:]))

@@ -11,11 +11,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from electra.interop.formats import FORMATS, NetworkKind, config_json, network_c
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
 from electra.model import Encoder, TokenHead, encode
 from electra.model.heads import Pooling
+from electra.model.modern import ModernDetectionHead
 
 TOLERANCE = 1e-4
 PROBE = (
@@ -75,33 +77,44 @@ class Folder:
         }
 
     def write(self, out: Path, ours: Answers, read_back: Callable[[Path], Answers]) -> str:
-        """Everything goes into a temporary folder first, is checked there, and is renamed at the end: `out` is whole or
-        absent. Returns who has read it back."""
-        if out.exists():
-            raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
+        """Writes it, reads it back and compares. Returns who has read it back."""
         content = self.content()
         hashes = {it: {"bytes": len(content[it]), "sha256": hashlib.sha256(content[it]).hexdigest()} for it in content}
         content["MANIFEST.json"] = json.dumps(hashes, indent=1).encode()
-        temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-        try:
-            temporary.mkdir(parents=True)
-            for name, data in content.items():
-                write_synced(temporary / name, data)
-            readers = check_folder(temporary, self.architecture, self.tokenizer, ours, read_back(temporary))
-            temporary.rename(out)
-            sync_folder(out.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return readers
+        out.mkdir(parents=True)
+        for name, data in content.items():
+            write_synced(out / name, data)
+        return check_folder(out, self.architecture, self.tokenizer, ours, read_back(out))
+
+
+@contextmanager
+def whole_or_absent(out: Path) -> Iterator[Path]:
+    """A place to write a folder to that becomes `out` at the end, once everything in it is written and checked."""
+    if out.exists():
+        raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.rename(out)
+        sync_folder(out.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_network(out: Path, network: Pretrained, card: str) -> str:
     """Returns who has read the folder back, and how."""
-    architecture = network_class(network.encoder.settings, network.kind)
-    entries, files = {OBJECTIVE: network.objective}, {"README.md": card.encode()}
-    folder = Folder(network.encoder, network.head, architecture, network.tokenizer, entries, files, network.length)
-    ours, kind = network_answers(network), network.kind
-    readers = folder.write(out, ours, lambda path: network_answers(read_network(path, kind)))
+    encoder, kind, files = network.encoder, network.kind, {"README.md": card.encode()}
+    detector = FORMATS[encoder.settings.kind].detector if kind == "discriminator" else ""
+
+    def write(part: Pretrained, out: Path, files: Mapping[str, bytes]) -> str:
+        architecture, entries = network_class(encoder.settings, part.kind), {OBJECTIVE: part.objective}
+        folder = Folder(encoder, part.head, architecture, part.tokenizer, entries, files, part.length)
+        return folder.write(out, network_answers(part), lambda path: network_answers(read_network(path, part.kind)))
+
+    with whole_or_absent(out) as temporary:
+        if detector:
+            write(replace(network, head=None, kind="encoder"), temporary, files)
+        readers = write(network, temporary / detector, {} if detector else files)
     return f"same ids and same {'states' if network.head is None else 'logits'} as ours, read back by {readers}"
 
 
@@ -175,8 +188,13 @@ def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str,
 
 
 def network_answers(network: Pretrained) -> Answers:
-    name = "last_hidden_state" if network.head is None else "logits"
-    return lambda batch: {name: our_logits(network.encoder, network.head, batch)}
+    def answers(batch: Batch) -> dict[str, Tensor]:
+        outputs = our_logits(network.encoder, network.head, batch)
+        if isinstance(network.head, ModernDetectionHead):  # beside the logit of "original", which is 0
+            outputs = F.pad(outputs[:, :, None], (1, 0))
+        return {"last_hidden_state" if network.head is None else "logits": outputs}
+
+    return answers
 
 
 def our_logits(encoder: Encoder, head: nn.Module | None, batch: Batch) -> Tensor:
@@ -218,6 +236,20 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 # README.md of a folder
 
+ENCODER_AND_DETECTOR = """```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForSequenceClassification.from_pretrained(".", num_labels=2)   # with a new head, to fine-tune
+```
+
+This is the encoder; every AutoModel class that has a ModernBERT reads it. `detector/` is the same with the head that tells which
+tokens were replaced:
+
+```python
+from transformers import pipeline
+pipeline("token-classification", "detector")("The quick brown fox jumps over the lazy dog.")
+```"""
+
 FILL_MASK = """```python
 from transformers import pipeline
 pipeline("fill-mask", ".")("Hello [MASK]!")
@@ -230,6 +262,8 @@ def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[
     """Of a pre-trained network of that kind, around an `encoder` of either kind."""
     form = FORMATS[encoder]
     match kind:
+        case "discriminator" if form.detector:
+            use = ENCODER_AND_DETECTOR
         case "discriminator":
             use = usage(form.discriminator, "   # logit > 0: the token was replaced")
             use += f"\n\nFine-tune it with any of transformers' {form.family} classes."
@@ -237,7 +271,7 @@ def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[
             use = FILL_MASK
         case "encoder":
             use = usage("")
-            use += "\n\nWithout its token head: transformers has no form for one on words of another width than the layers."
+            use += "\n\nWithout its token head, which is narrower than the layers: transformers has no form for such a one."
     tags = ", ".join(dict.fromkeys(("electra", encoder, kind)))
     about = (
         f"Pre-trained with the `electra` toolkit; held-out metrics of step {metrics.get('step', 0):,}, and settings."
