@@ -56,7 +56,7 @@ def test_the_schedule_follows_time_not_steps():
     horizon = Horizon(TrainSettings(minutes=1))
     rates, step, _ = simulate(horizon, lambda step: 0.01 if step < 3000 else 0.1, 10)
     assert step == pytest.approx(3300, abs=20)
-    assert rates[3000] == pytest.approx(0.5 / 0.9, abs=0.02)
+    assert rates[3000] == pytest.approx(0.5 / 0.9, abs=0.02) and rates[3150] == pytest.approx(0.25 / 0.9, abs=0.02)
 
 
 def test_a_plan_that_was_saved_goes_on_with_the_time_left():

@@ -46,11 +46,7 @@ from electra.train.settings import ScheduleSettings
 
 log = logging.getLogger(__name__)
 
-RECIPE = "modernbert-small"
-RECIPE_WORDS = (
-    "generator.width=0.5", "generator.depth=0.25", "rows.kind=packed", "optimizer.lr=1e-3", "schedule.kind=linear",
-    "schedule.warmup=0.03",
-)  # fmt: skip
+RECIPE = "modern-small"
 """What is trained where nobody names a recipe."""
 TIMED_WORDS = ("train.save_every=1000000000", "train.save_minutes=2")
 FIVE = ("cola", "sst2", "mrpc", "stsb", "rte")
@@ -78,11 +74,7 @@ class SpeedrunSettings:
     def pretraining(self, data: Path) -> PretrainSettings:
         """Warm-up keeps the share that it has of the recipe's steps, unless `words` say otherwise."""
         given = [*self.words, f"data={config.toml_value(str(data))}", f"train.minutes={self.minutes}"]
-        words = [
-            *TIMED_WORDS,
-            *(() if self.recipe else RECIPE_WORDS),
-            f"run={config.toml_value(str(self.out / 'run'))}",
-        ]
+        words = [*TIMED_WORDS, f"run={config.toml_value(str(self.out / 'run'))}"]
         settings, sources = resolve(self.recipe or RECIPE, [*words, *given])
         warmup, steps = settings.schedule.warmup, settings.train.steps
         if warmup >= 1 and sources["schedule.warmup"] != "command line":

@@ -38,7 +38,7 @@ class Horizon:
 
     def is_reading_due(self, step: int) -> bool:
         since = (step - self.readings[-1][0]) * self.seconds_per_step
-        return not self.seconds_per_step or since >= BUDGET_BETWEEN * self.budget or step >= self.steps
+        return not self.seconds_per_step or since >= BUDGET_BETWEEN * self.budget
 
     def read(self, step: int, seconds: float) -> None:
         """`step` steps are done, and the device has finished them, after `seconds` of training in all."""
