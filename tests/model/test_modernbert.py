@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import SPECIAL, VOCABULARY, inputs_for, make_batch
+from conftest import SPECIAL, TINY, VOCABULARY, inputs_for, make_batch
 from electra.interop import formats as export
 from electra.interop.formats import network_tensors
-from electra.model import build_token_head, compatibility_settings, encoder_alone, gather_rows, initialise
+from electra.model import (
+    build_token_head,
+    compatibility_settings,
+    encoder_alone,
+    gather_rows,
+    initialise,
+    readable_length,
+)
 from electra.model.generators import GeneratorSettings
 from electra.model.modern import (
     ModernDetectionHead,
@@ -205,6 +212,17 @@ def test_a_float64_encoder_is_float64_throughout():
     angles = 1e6 / 100.0 ** (np.arange(0, 8, 2) / 8)
     np.testing.assert_allclose(cos[0, 0, :4].numpy(), np.cos(angles), atol=1e-9)
     np.testing.assert_allclose(sin[0, 0, 4:].numpy(), np.sin(angles), atol=1e-9)
+
+
+def test_rows_beyond_its_positions_are_read_as_transformers_reads_them():
+    encoder, model = ours(SMALL), theirs(SMALL)
+    model.load_state_dict(export.encoder_to_transformers(SMALL, encoder.state_dict()))
+    batch = make_batch(length=3 * SMALL.positions)
+    with torch.no_grad():
+        states = encoder(batch.ids, batch.segments, batch.is_real)
+        expected = model(batch.ids, batch.is_real.long()).last_hidden_state
+    assert (states - expected)[batch.is_real].abs().max() <= 1e-5
+    assert readable_length(SMALL, 120) == 120 and readable_length(TINY, 120) == TINY.positions == 40
 
 
 def test_layers_count_from_the_first_or_from_the_last():

@@ -9,6 +9,7 @@ import torch
 
 from electra.base import config
 from electra.base.errors import SettingsError
+from electra.finetuning.folder import load_task_folder
 from electra.inspector import load
 from electra.interop.write import our_logits, probe_batch
 from electra.pretraining.load import load_network
@@ -173,11 +174,17 @@ def write_reviews(path):
 @pytest.mark.parametrize("start", [".", "export"])
 def test_classification_from_a_run_and_from_its_export(run, start, tmp_path):
     table, out = write_reviews(tmp_path / "t.csv"), tmp_path / "out"
-    done = electra("finetune", run / start, table, "text=review", "label=stars", *FAST, "--out", out)
+    longer = *FAST[:-1], "length=48"  # encoder.positions is 32, which is no table
+    done = electra("finetune", run / start, table, "text=review", "label=stars", *longer, "--out", out)
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "results.json").read_text())["tasks"]["t"]["median"] == 1.0
     model = out / "t" / "seed-0"
-    assert json.loads((model / "task.json").read_text())["architecture"] == ("ModernBertForSequenceClassification")
+    described = json.loads((model / "task.json").read_text())
+    assert (described["architecture"], described["length"]) == ("ModernBertForSequenceClassification", 48)
+    assert load_task_folder(model).task.length == 48
+    older = shutil.copytree(model, tmp_path / "older")
+    (older / "task.json").write_text(json.dumps({key: described[key] for key in described if key != "length"}))
+    assert load_task_folder(older).task.length == 32
     done = electra("predict", model, table, "--probabilities", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     transformers = pytest.importorskip("transformers")

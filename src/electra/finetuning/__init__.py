@@ -178,7 +178,7 @@ class Task(Protocol):
     """With everything that was guessed from data (labels) filled in: enough to build the task again."""
     tokenizer: Tokenizer
     length: int
-    """The settings' one or the positions of the network, whichever is less."""
+    """The settings' one, or the size of the network's table of positions where that is less."""
     labels: Sequence[str] = ()
     """The names behind the outputs, in their order; empty where outputs have no names."""
     numbers: Mapping[str, int]

@@ -51,7 +51,7 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes])
     """`files` go beside those that transformers reads and task.json. Returns who has read the folder back, and how."""
     encoder, task = trained.model.encoder, trained.task
     name = architecture(encoder.settings, task)
-    described = {"format": 1, "architecture": name, "task": config.dump(task.settings)}
+    described = {"format": 1, "architecture": name, "length": task.length, "task": config.dump(task.settings)}
     described |= {"method": config.dump(trained.method), **trained.note}
     text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
     parts = encoder, trained.model.head, name, trained.tokenizer, task.config_entries()
@@ -86,7 +86,9 @@ def load_task_folder(folder: Path) -> TaskModel:
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"{folder / TASK_FILE} cannot be read: {str(error).splitlines()[0]}.") from None
     stored = read_folder(folder)
-    task = settings.build(stored.tokenizer, min(settings.length, stored.settings.positions), {})
+    # folders that do not say it are of before rotary encoders read beyond their `positions`
+    length = described.get("length", min(settings.length, stored.settings.positions))
+    task = settings.build(stored.tokenizer, length, {})
     head = task.head(stored.settings)
     encoder = stored.build(head, architecture(stored.settings, task), described_by=TASK_FILE)
     return TaskModel(Finetuned(encoder, head).eval(), task, method, stored.tokenizer, described, stored.length)

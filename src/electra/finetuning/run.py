@@ -32,7 +32,7 @@ from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, tra
 from electra.interop.formats import own_tensors
 from electra.interop.read import Pretrained, warn_beyond
 from electra.interop.write import task_card
-from electra.model import EncoderSettings, encoder_alone, initialise
+from electra.model import EncoderSettings, encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.device import explain_machine
@@ -100,7 +100,7 @@ def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Pl
     if plan.method.reinitialise > start.settings.layers:
         layers = f"the model has {start.settings.layers} layers"
         raise SettingsError(f"reinitialise={plan.method.reinitialise}, but {layers}. Use at most that many.")
-    length = min(plan.task.length, start.settings.positions)
+    length = readable_length(start.settings, plan.task.length)
     return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
 
 

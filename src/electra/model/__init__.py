@@ -50,6 +50,12 @@ def compatibility_settings(settings: EncoderSettings) -> dict[str, str | float]:
     return sizes | {"global_every": every, "global_from": counted, "global_theta": settings.global_theta} | local
 
 
+def readable_length(settings: EncoderSettings, length: int) -> int:
+    """As many of `length` tokens as an encoder can read at once: ELECTRA has a table of positions, rotary positions need
+    none."""
+    return min(length, settings.positions) if isinstance(settings, ElectraEncoderSettings) else length
+
+
 def build_embeddings(
     settings: EncoderSettings, vocab_size: int, source: WordEmbeddings | None = None
 ) -> WordEmbeddings:

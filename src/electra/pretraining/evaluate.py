@@ -9,6 +9,7 @@ from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.data.shards import read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
+from electra.model import readable_length
 from electra.model.generators import TransformerGenerator
 from electra.model.heads import TokenHead
 from electra.objectives import Objective
@@ -104,7 +105,7 @@ def yardstick(
     text, network = load_settings(generator), load_network(generator, "generator")
     if tokenizer_hash(network.tokenizer) != tokenizer_hash(tokenizer):
         raise DataError(f"{generator} was trained with another tokenizer than {run}: their tokens do not compare.")
-    if text.rows.length > settings.encoder.positions:
+    if text.rows.length > readable_length(settings.encoder, text.rows.length):
         reads = f"{run} can read (encoder.positions {settings.encoder.positions})"
         raise SettingsError(f"the rows of {generator} (rows.length {text.rows.length}) are beyond what {reads}.")
     assert isinstance(network.head, TokenHead)
