@@ -155,9 +155,12 @@ def predict(
     out: PathLike | None = None,
     probabilities: bool = False,
     text: str | Sequence[str] | None = None,
+    force: bool = False,
 ) -> "Predicted":
-    """The rows of a file of any size, each with its prediction, in the file's format. `text` names the text columns where they
-    are called otherwise than in training. For a few rows there is `Model.predict`.
+    """The rows of a file of any size, each with its prediction, in the file's format, in `out` or beside the file. A file that is
+    there already is overwritten with `force` only. `model` is a fine-tuned folder, or the folder of a task with several seeds,
+    of which the mean is taken. `text` names the text columns where they are called otherwise than in training. For a few
+    rows there is `Model.predict`.
 
     >>> predicted = electra.predict("my-tasks/my-table/seed-0", "my-table.csv", out="answers.csv")
     >>> predicted.out, predicted.rows
@@ -165,7 +168,7 @@ def predict(
     """
     from electra.finetuning.predict import predict_file
 
-    return predict_file(Path(model), Path(file), _path(out), probabilities, _columns(text, None))
+    return predict_file(Path(model), Path(file), _path(out), probabilities, _columns(text, None), force)
 
 
 def evaluate(
@@ -186,7 +189,7 @@ def evaluate(
     >>> electra.evaluate("my-tasks/my-table/seed-0", "my-table.csv")["rows"]
     60
     """
-    if (Path(path) / "task.json").is_file() or file is not None:
+    if file is not None or (Path(path) / "task.json").is_file():
         from electra.base.errors import SettingsError
         from electra.finetuning.predict import evaluate_file
 

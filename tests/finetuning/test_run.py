@@ -1,6 +1,7 @@
 """Fine-tuning as people do it: through the command line, interrupted, repeated, with wrong tables."""
 
 import json
+import math
 import random
 import signal
 import subprocess
@@ -203,6 +204,51 @@ def test_predictions_do_not_depend_on_chunks_and_other_columns_can_be_named(fini
         assert one["probability_bar"] == pytest.approx(float(other["probability_bar"]), rel=1e-3)
     missing = electra("predict", model, file, cwd=tmp_path)
     assert missing.returncode == 3 and "no column 'review' (there are words)" in missing.stderr
+
+
+def test_predictions_lie_beside_the_file_and_are_overwritten_by_force_alone(finished, tmp_path):
+    model = finished / "my" / "seed-0"
+    file = write(tmp_path / "deep" / "new.csv", rows(5, seed=3))
+    (tmp_path / "elsewhere").mkdir()
+    assert electra("predict", model, file, cwd=tmp_path / "elsewhere").returncode == 0
+    written = tmp_path / "deep" / "new.predictions.csv"
+    before = written.read_bytes()
+    written.write_bytes(b"mine")
+    again = electra("predict", model, file)
+    assert again.returncode == 2 and "new.predictions.csv is there already" in again.stderr
+    assert written.read_bytes() == b"mine" and not list((tmp_path / "elsewhere").iterdir())
+    assert electra("predict", model, file, "--force").returncode == 0 and written.read_bytes() == before
+
+
+def test_a_text_and_lines_of_standard_input_are_answered_on_standard_output(finished, tmp_path):
+    model = finished / "my" / "seed-0"
+    sample = [row["review"] for row in rows(4, seed=3)]
+    file = write(tmp_path / "new.jsonl", [{"review": text} for text in sample])
+    assert electra("predict", model, file, "--probabilities").returncode == 0
+    expected = list(read_rows(tmp_path / "new.predictions.jsonl"))
+    said = electra("predict", model, stdin="\n".join(sample))
+    assert said.stdout.splitlines() == [f"{it['prediction']}\t{it['review']}" for it in expected]
+    one = electra("predict", model, sample[2], "--probabilities")
+    answer = json.loads(one.stdout)
+    assert answer["probability_bar"] == pytest.approx(expected[2]["probability_bar"], rel=1e-4)
+    missing = electra("predict", model, "absent.csv")
+    assert missing.returncode == 3 and "absent.csv does not exist" in missing.stderr
+    tab = electra("predict", model, "one\ttwo parts")
+    assert tab.returncode == 3 and "has 2 parts, where the model reads one text" in tab.stderr
+
+
+def test_a_folder_of_seeds_answers_by_their_mean(finished, table, tmp_path):
+    """The mean of two seeds' logits is, of two classes, the mean of their log odds."""
+    done = electra("evaluate", finished / "my", table, "--json")
+    assert done.returncode == 0, done.stderr
+    answers = [tmp_path / f"{name}.jsonl" for name in ("both", "seed-0", "seed-1")]
+    for path, folder in zip(answers, ("", "seed-0", "seed-1"), strict=True):
+        assert electra("predict", finished / "my" / folder, table, "--out", path, "--probabilities").returncode == 0
+    both, *seeds = ([row["probability_bar"] for row in read_rows(path)] for path in answers)
+    odds = [[math.log(p / (1 - p)) for p in its] for its in (both, *seeds)]
+    assert odds[0] == pytest.approx([(one + other) / 2 for one, other in zip(*odds[1:], strict=True)], abs=1e-3)
+    right = [row["prediction"] == row["stars"] for row in read_rows(answers[0])]
+    assert json.loads(done.stdout)["scores"]["accuracy"] == pytest.approx(sum(right) / 160)
 
 
 def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, tmp_path):

@@ -1,30 +1,64 @@
-"""electra predict: answers of a fine-tuned model to the rows of a file."""
+"""electra predict: answers of a fine-tuned model to the rows of a file, or to texts."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from electra.commands.console import Text2, columns
+from electra.base.errors import DataError
+from electra.commands.console import Text2, columns, read_lines
 
 
 def predict_command(
-    model: Annotated[Path, typer.Argument(help="a fine-tuned model folder")],
+    model: Annotated[Path, typer.Argument(help="a fine-tuned model folder, or a folder of seeds: their mean")],
     file: Annotated[
-        Path, typer.Argument(help="a table, a file with a word per line, or SQuAD's JSON; answers are not needed")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[FILE_OR_TEXT]",
+            help="a table, a file with a word per line, or SQuAD's JSON, answers are not needed; or a text",
+            show_default="texts from standard input, one a line",
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="its name says the format", show_default="FILE.predictions.…")
+        Path | None, typer.Option(help="its name says the format", show_default="FILE.predictions.…, beside it")
     ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="of each class, of each tag, or the n-best answers")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
     text: Annotated[str | None, typer.Option(help="column of the text or the words, if not as in training")] = None,
     text2: Text2 = None,
 ) -> None:
-    """A prediction for each row of a file of any size, in the file's format."""
+    """A prediction for each row of a file of any size, in the file's format; or for texts, on standard output."""
     import electra
 
-    result = electra.predict(model, file, out, probabilities, columns(text, text2))
+    if file is None or is_text(file):
+        print_answers(model, read_lines(file), probabilities)
+        return
+    result = electra.predict(model, file, out, probabilities, columns(text, text2), force)
     cut = f", {result.cut:,} {result.cut_words}" if result.cut else ""
     print(f"{', '.join(map(str, result.out))}: {result.rows:,} rows{cut}")
+
+
+def is_text(word: str) -> bool:
+    """A name with an ending is a file, and missing where it is not there."""
+    if len(word) < 256 and Path(word).exists():
+        return False
+    if Path(word).suffix and not word.split()[1:]:
+        raise DataError(f"{word} does not exist. Give a file that does, or a text of several words.")
+    return True
+
+
+def print_answers(model: Path, lines: list[str], probabilities: bool) -> None:
+    """Answer and text, a tab between them; with probabilities all that the model says, as JSON."""
+    from electra.finetuning.predict import predict_lines
+
+    for line, answer in zip(lines, predict_lines(model, lines), strict=True):
+        print(json.dumps(answer, ensure_ascii=False) if probabilities else f"{shown(answer['prediction'])}\t{line}")
+
+
+def shown(prediction: Any) -> str:
+    if isinstance(prediction, float):
+        return f"{prediction:.4f}"
+    return " ".join(prediction) if isinstance(prediction, list) else str(prediction)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.config import Settings, dump, validate
-from electra.base.errors import SettingsError
+from electra.base.errors import DataError, SettingsError
 from electra.data.tables import Row, is_missing, pick, read_rows
 from electra.data.tokenizer import special_ids
 from electra.model import EncoderSettings
@@ -158,6 +158,14 @@ class TaskSettings(Settings):
     def notes(self) -> tuple[str, ...]:
         """What people should know of scores with these settings."""
         return ()
+
+    def row_of(self, line: str) -> Row:
+        """A row without an answer, from a line of text: its columns, with a tab between them."""
+        names, texts = [name.split("|")[0] for name in self.input_columns], line.split("\t")
+        if len(texts) != len(names):
+            between = f"{len(names)} texts ({', '.join(names)}), a tab between them" if len(names) > 1 else "one text"
+            raise DataError(f"{short(line)} has {len(texts)} parts, where the model reads {between}.")
+        return dict(zip(names, texts, strict=True))
 
     def read(self, path: Path) -> tuple[list[Row], dict[int, str]]:
         """The rows of a file, and what is wrong with those that cannot be read, by their number. Those have no values."""

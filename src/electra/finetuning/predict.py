@@ -5,7 +5,7 @@ a file that has such columns already is refused: nothing of the file is overwrit
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from electra.data import tables
 from electra.data.files import whole_file
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns, short
-from electra.finetuning.folder import TaskModel, load_task_folder
+from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id, read_squad
 from electra.finetuning.training import in_chunks, infer
@@ -34,13 +34,13 @@ class Predicted:
 
 
 class Predictor:
-    """Answers rows, a chunk after the other, and counts them. `columns` are those of the rows at hand, where they are called
-    otherwise than in training."""
+    """Answers rows, a chunk after the other, and counts them: one network, or several seeds of it by the mean of their outputs.
+    `columns` are those of the rows at hand, where they are called otherwise than in training."""
 
-    def __init__(self, loaded: TaskModel, columns: Mapping[str, Any] | None = None):
-        self.loaded = loaded
-        self.task = loaded.task.with_columns(columns) if columns else loaded.task
-        self.pad = special_ids(loaded.tokenizer).pad
+    def __init__(self, *models: TaskModel, columns: Mapping[str, Any] | None = None):
+        self.models, task = models, models[0].task
+        self.task = task.with_columns(columns) if columns else task
+        self.pad = special_ids(models[0].tokenizer).pad
         self.rows = self.cut = 0
 
     @property
@@ -50,19 +50,36 @@ class Predictor:
     def __call__(self, rows: Rows) -> list[Prediction]:
         refuse(input_problems(self.task, rows, self.rows))
         examples, cut = self.task.encode(rows)
-        outputs = infer(self.loaded.model, self.task, examples, self.loaded.method, self.pad)
+        outputs = [infer(it.model, self.task, examples, it.method, self.pad) for it in self.models]
         self.rows, self.cut = self.rows + len(rows), self.cut + cut
-        return self.task.predict(rows, examples, outputs)
+        if len(outputs) == 1:
+            return self.task.predict(rows, examples, outputs[0])
+        return self.task.ensemble(rows, examples, outputs)
+
+
+def load_predictor(folder: Path, columns: Mapping[str, Any] | None = None) -> Predictor:
+    """A fine-tuned folder, or the folder of a task, in which every seed has one."""
+    seeds = sorted(path.parent for path in folder.glob(f"seed-*/{TASK_FILE}"))
+    return Predictor(*map(load_task_folder, seeds or [folder]), columns=columns)
+
+
+def predict_lines(model: Path, lines: Sequence[str]) -> list[Prediction]:
+    """Of texts that are in no table. A line is a row; its two texts, where there are two, have a tab between them."""
+    predictor = load_predictor(model)
+    return predictor([predictor.task.settings.row_of(line) for line in lines])
 
 
 def predict_file(
-    model: Path, file: Path, out: Path | None, probabilities: bool, columns: Mapping[str, Any]
+    model: Path, file: Path, out: Path | None, probabilities: bool, columns: Mapping[str, Any], force: bool = False
 ) -> Predicted:
-    """Each row with its prediction, in the order and the format of the file; a chunk at a time."""
-    predictor = Predictor(load_task_folder(model), columns)
+    """Each row with its prediction, in the order and the format of the file; a chunk at a time. Only with `force` is a file
+    that is there already overwritten."""
+    predictor = load_predictor(model, columns)
     target = out or default_name(file)
     if target.exists() and target.samefile(file):
         raise SettingsError(f"{target} is the input itself. Choose another out.")
+    if target.exists() and not force:
+        raise SettingsError(f"{target} is there already. Choose another out, or force it to be overwritten.")
     written = [target]
     match predictor.task.settings.layout(file):
         case "table":
@@ -143,9 +160,9 @@ def require_rows(file: Path, predictor: Predictor) -> None:
 
 
 def default_name(file: Path) -> Path:
-    """mytable.csv.gz -> mytable.predictions.csv.gz, in the folder one is in."""
+    """mytable.csv.gz -> mytable.predictions.csv.gz, beside it."""
     name, dot, endings = file.name.partition(".")
-    return Path(f"{name}.predictions{dot}{endings}")
+    return file.with_name(f"{name}.predictions{dot}{endings}")
 
 
 def beside(path: Path, what: str) -> Path:
@@ -156,7 +173,7 @@ def beside(path: Path, what: str) -> Path:
 
 def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
     """All metrics on a file with answers, and the tables of its classes."""
-    predictor = Predictor(load_task_folder(model), columns)
+    predictor = load_predictor(model, columns)
     task = predictor.task
     rows, malformed = task.settings.read(file)
     refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))

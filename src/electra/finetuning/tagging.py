@@ -146,6 +146,10 @@ class TaggingSettings(TaskSettings):
     def file_columns(self) -> dict[str, int]:
         return {self.tokens: self.token_column, self.tags: self.tag_column}
 
+    def row_of(self, line: str) -> Row:
+        """Words with blanks between them."""
+        return {self.tokens: line.split()}
+
     def read(self, path: Path) -> tuple[list[Row], dict[int, str]]:
         if self.layout(path) == "columns":
             return list(read_conll(path, self.file_columns)), {}
