@@ -48,7 +48,7 @@ def speedrun_command(
 def read_items(items: list[str], **options: Any) -> "SpeedrunSettings":
     """`options` are those of the command that are fields of the settings."""
     from electra.base import config
-    from electra.finetuning.speedrun import SpeedrunSettings
+    from electra.finetuning.speedrun import RECIPE, SpeedrunSettings
 
     recipes = [item for item in items if "=" not in item]
     if len(recipes) > 1:
@@ -66,5 +66,5 @@ def read_items(items: list[str], **options: Any) -> "SpeedrunSettings":
     tasks = [name for name in str(values.pop("tasks", "")).split(",") if name]
     method = {key.removeprefix(FINETUNE): values[key] for key in values if key.startswith(FINETUNE)}
     words = [item for item in items if item.partition("=")[0].strip() in values and not item.startswith(FINETUNE)]
-    recipe = recipes[0] if recipes else ""
+    recipe = recipes[0] if recipes else RECIPE
     return SpeedrunSettings(**paths, recipe=recipe, words=words, tasks=tasks, method=method, **options)

@@ -62,7 +62,7 @@ class SpeedrunSettings:
     data: Path
     glue: Path
     out: Path = Path("runs/speedrun")
-    recipe: str = ""
+    recipe: str = RECIPE
     words: Sequence[str] = ()
     minutes: float = 10.0
     seeds: int = 5
@@ -75,7 +75,7 @@ class SpeedrunSettings:
         """Warm-up keeps the share that it has of the recipe's steps, unless `words` say otherwise."""
         given = [*self.words, f"data={config.toml_value(str(data))}", f"train.minutes={self.minutes}"]
         words = [*TIMED_WORDS, f"run={config.toml_value(str(self.out / 'run'))}"]
-        settings, sources = resolve(self.recipe or RECIPE, [*words, *given])
+        settings, sources = resolve(self.recipe, [*words, *given])
         warmup, steps = settings.schedule.warmup, settings.train.steps
         if warmup >= 1 and sources["schedule.warmup"] != "command line":
             share = ScheduleSettings(**config.dump(settings.schedule) | {"warmup": min(0.5, warmup / steps)})
