@@ -215,17 +215,21 @@ def test_links_lead_somewhere(page):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_quickstart_reaches_what_it_promises(tmp_path):
-    """At most seven minutes on two cores after installation; held-out AUC at least 0.70; labels are learned better from it."""
+    """Four minutes on two idle cores after installation (seven here, where other work may run); held-out AUC at least 0.80; labels
+    are learned better from it than from nothing; no alarm on the way."""
     words = command("quickstart", tmp_path / "quickstart")
     done = subprocess.run(words, capture_output=True, text=True, env=environment({"OMP_NUM_THREADS": "2"}), timeout=800)
     assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
     (row,) = (line for line in done.stdout.splitlines() if "ROC-AUC" in line)
     untrained, trained = map(float, re.findall(r"0\.\d+", row))
-    assert trained >= 0.70 and untrained < 0.6
+    assert trained >= 0.80 and untrained < 0.6
     (seconds,) = re.findall(r"Done in (\d+) s", done.stdout)
     assert int(seconds) <= 420
-    scores = [float(value) for value in re.findall(r"(?:encoder|untrained)\s+│\s+(0\.\d+) │", done.stdout)]
-    assert scores[0] > scores[1]
+    pretrained, random, words_alone, _ = map(
+        float, re.findall(r"│ [a-z][^│]*│ +(0\.\d{3}) │$", done.stdout, re.MULTILINE)[-4:]
+    )
+    assert pretrained >= random + 0.03 and pretrained > words_alone
 
 
 def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path):
@@ -237,13 +241,13 @@ def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path):
     weights += (tmp_path / "q" / "finetune").rglob("model.safetensors")
     before = {path: path.stat().st_mtime_ns for path in weights}
     again = electra("quickstart", tmp_path / "q", "--steps", 8)
-    assert again.returncode == 0 and len(before) == 3
+    assert again.returncode == 0 and len(before) == 1 + 4
     assert before == {path: path.stat().st_mtime_ns for path in weights}
 
     texts = {
         name: read_texts(tmp_path / "q" / f"{name}.jsonl") for name in ("documentation", "labels/train", "labels/dev")
     }
-    assert set(texts["labels/train"]) < set(texts["documentation"]) and len(texts["labels/dev"]) == 1000
+    assert {split: len(texts[f"labels/{split}"]) for split in ("train", "dev")} == {"train": 500, "dev": 1000}
     known = set().union(*map(shingles, texts["documentation"]))
     copied = [len(shingles(text) & known) / max(1, len(shingles(text))) for text in texts["labels/dev"]]
     assert max(copied) < 0.5 and sum(copied) / len(copied) < 0.02
