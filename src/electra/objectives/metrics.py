@@ -137,11 +137,11 @@ def alarms(
             "its accuracy is only the majority baseline. Lower optimizer.lr, lengthen schedule.warmup or use a smaller "
             "generator (generator.width)."
         )
-    tenth = history[-1 - min(len(history) - 1, round(len(history) * 0.1 / progress))]
-    improvement = 1 - now.get("mlm_loss", 0) / tenth["mlm_loss"] if "mlm_loss" in tenth else 1.0
+    before = history[-1 - min(len(history) - 1, round(len(history) * 0.2 / progress))]
+    improvement = 1 - now.get("mlm_loss", 0) / before["mlm_loss"] if "mlm_loss" in before else 1.0
     if len(history) > 10 and progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and improvement < 0.01:
         warnings[GENERATOR_STALLS] = (
-            f"the generator stands still: MLM loss {now['mlm_loss']:.2f}, {tenth['mlm_loss']:.2f} a tenth of the run "
+            f"the generator stands still: MLM loss {now['mlm_loss']:.2f}, {before['mlm_loss']:.2f} a fifth of the run "
             "ago. Raise optimizer.lr, use a wider or shallower generator (generator.width, generator.depth) or a "
             "smaller batch."
         )
