@@ -174,16 +174,10 @@ def labels_table(folder: Path, epochs: int) -> Table:
     so briefly trained, learns at higher rates and in smaller batches than the defaults, which are for larger ones."""
     import electra
 
-    data: dict[str, Any] = {"text": "text", "label": "library", "kind": "classification", "length": 128}
-    method = {"lr": 1e-3, "layer_decay": 1.0, "pooling": "mean", "batch": 16, "bias_correction": True}
-    result = electra.finetune(
-        *(folder / name for name in ("run", "labels", "finetune")),
-        untrained=True,
-        **data,
-        **method,
-        epochs=epochs,
-        evaluations=1,
-    )
+    data = {"text": "text", "label": "library", "kind": "classification", "length": 128}
+    method = {"lr": 1e-3, "layer_decay": 1.0, "pooling": "mean", "batch": 16, "bias_correction": True, "evaluations": 1}
+    settings: dict[str, Any] = {**data, **method, "epochs": epochs}
+    result = electra.finetune(folder / "run", folder / "labels", folder / "finetune", untrained=True, **settings)
     scores = result.results["tasks"]["labels"]
     baselines = {name: metrics["accuracy"] for name, metrics in scores["baselines"]["dev"].items()}
     cells = {
