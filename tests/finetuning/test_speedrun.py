@@ -67,7 +67,7 @@ def test_a_speedrun_is_killed_and_goes_on_and_reports_everything(recipe, prepare
     result = json.loads((out / "speedrun.json").read_text())
     assert result["minutes"] == SECONDS / 60 and result["seeds"] == 2
     last = [record for record in read_metrics(out / "run") if record["kind"] == "train"][-1]
-    assert result["tokens"] == last["tokens"] and result["steps"] == last["step"] > 10
+    assert result["tokens"] == last["tokens"] and result["steps"] == last["step"] > 3
     assert result["wall_clock"]["train"] == pytest.approx(last["training_seconds"], abs=0.01)
     assert last["training_seconds"] == pytest.approx(SECONDS, rel=0.2)  # of few steps, on a busy machine
     assert last["lr"] < 0.2 * 1e-3
