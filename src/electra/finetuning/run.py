@@ -27,7 +27,17 @@ from electra.finetuning import Splits, Task, report
 from electra.finetuning.alarms import label_alarms, run_alarms
 from electra.finetuning.baselines import UNTRAINED, baseline_scores
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
-from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, method_defaults, plan_problems, refuse
+from electra.finetuning.plan import (
+    HELD_OUT_MOST,
+    Plan,
+    describe_files,
+    file_line,
+    make_plan,
+    method_defaults,
+    plan_problems,
+    refuse,
+    split_dev,
+)
 from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, train_task
 from electra.interop.formats import own_tensors
 from electra.interop.read import Pretrained, warn_beyond
@@ -104,11 +114,16 @@ def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Pl
     return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
 
 
-def prepare_task(task: Task, splits: Splits, start: Start) -> Prepared:
-    train = Encoded.of(task, task.training_rows(splits["train"]))
+def prepare_task(task: Task, plan: Plan, start: Start) -> Prepared:
+    rows, held_out = plan.splits["train"], Encoded((), ())
+    if plan.method.calibrate and task.output_layer:
+        parts, _ = split_dev(plan.task, {"train": rows}, HELD_OUT_MOST)
+        rows, held_out = parts["train"], Encoded.of(task, parts["dev"])
+    train = Encoded.of(task, task.training_rows(rows))
     longest = max((len(example.ids) for example in train.examples), default=0)
     warn_beyond(start.settings, start.network.length, longest)
-    return Prepared(task, train, encode_others(task, splits), special_ids(start.network.tokenizer).pad)
+    pad = special_ids(start.network.tokenizer).pad
+    return Prepared(task, train, encode_others(task, plan.splits), pad, held_out)
 
 
 def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
@@ -192,7 +207,7 @@ def run_one(
 def _prepared(model: str, item: str, overrides: str) -> tuple[Plan, Prepared, Start]:
     start = load_start(Path(model))
     plan, task = plan_task(item, json.loads(overrides), start)
-    return plan, prepare_task(task, plan.splits, start), start
+    return plan, prepare_task(task, plan, start), start
 
 
 def work(
@@ -312,7 +327,7 @@ def run_in_turn(
     plan, task = planned.plan, planned.task
     if not seeds:
         return encode_others(task, plan.splits)
-    prepared = prepare_task(task, plan.splits, start)
+    prepared = prepare_task(task, plan, start)
     for split, part in {"train": prepared.train, **prepared.others}.items():
         if part.cut:
             meaning = plan.task.cut_words(task.length)
