@@ -55,8 +55,8 @@ def settings_of(line: str) -> PretrainSettings:
 
 
 def test_the_readme_trains_at_the_learning_rate_of_the_recipe():
-    """A warm-up that is too long for the steps would never get there, and nobody who copies the line would know."""
-    lines = [line for line in commands(README) if line.startswith("electra pretrain electra-small")]
+    """A warm-up that is too long for the run would never get there, and nobody who copies the line would know."""
+    lines = [line for line in commands(README) if line.startswith("electra pretrain modern-small")]
     assert len(lines) == 2
     for settings in map(settings_of, lines):
         steps = settings.train.steps
@@ -74,7 +74,7 @@ def test_every_line_of_the_readme_runs(tmp_path, monkeypatch):
     (tmp_path / "vocab.txt").write_text("\n".join([*specials, *"abcdefgh"]) + "\n")
     for line in commands(README)[2:]:
         words = shlex.split(line)[1:]
-        words = ["train.steps=6" if word.startswith("train.steps=") else word for word in words]
+        words = ["train.steps=6" if word.startswith("train.minutes=") else word for word in words]
         words = ["2 steps" if word == "2h" else word for word in words]
         if words[0] in ("pretrain", "doctor", "compare"):
             words.append("train.batch=2")
