@@ -19,6 +19,15 @@ test: $(READY)  ## all tests that take seconds (make test-slow: the others)
 test-slow: $(READY)  ## the slow tests: random kills, tokenizers of other languages, the quickstart itself
 	$(BIN)/python -m pytest -m slow
 
+test-faults: $(READY)  ## every fault of tests/faults, 2,000 mutations of each kind of file, random kills
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/faults -k 'not killed'
+
+sbom: $(READY)  ## sbom.json: every installed package with its version and licence, as CycloneDX
+	$(BIN)/python bench/sbom.py > sbom.json
+
+audit: $(READY)  ## known vulnerabilities of the pinned packages, where the index answers
+	$(BIN)/python -m pip_audit -r constraints.txt --no-deps || echo "pip-audit is not installed, or the index does not answer"
+
 lint: $(READY)  ## ruff check and ruff format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -33,5 +42,5 @@ bench: $(READY)  ## the measurements behind docs/evidence.md that run on this ma
 docs: $(READY)  ## check that the links between the pages lead somewhere
 	$(BIN)/python -m pytest tests/test_docs.py
 
-.PHONY: help quickstart test test-slow lint types bench docs
+.PHONY: help quickstart test test-slow test-faults sbom audit lint types bench docs
 .DEFAULT_GOAL := help

@@ -77,7 +77,7 @@ def words_of(addition: str, masked_lm: object = "x", discriminator_run: object =
     return []
 
 
-def electra(*words: object, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess:
+def electra(*words: object, cwd: Path | None = None, stdin: str | bytes = "") -> subprocess.CompletedProcess:
     """The command line in this process: importing torch once is enough for most tests."""
     from electra.commands import main
 
@@ -86,7 +86,7 @@ def electra(*words: object, cwd: Path | None = None, stdin: str = "") -> subproc
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        mock.patch("sys.stdin", io.StringIO(stdin)),
+        mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin))),
     ):
         try:
             main([str(word) for word in words])

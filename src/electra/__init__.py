@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ElectraError", "FinetuneResult", "Model", "PretrainResult", "__version__", "compare", "evaluate", "export", "finetune",
-    "load", "predict", "prepare", "pretrain", "train_tokenizer",
+    "load", "predict", "prepare", "pretrain", "train_tokenizer", "verify",
 ]  # fmt: skip
 
 PathLike = str | Path
@@ -156,11 +156,12 @@ def predict(
     probabilities: bool = False,
     text: str | Sequence[str] | None = None,
     force: bool = False,
+    escape_formulas: bool = False,
 ) -> "Predicted":
     """The rows of a file of any size, each with its prediction, in the file's format, in `out` or beside the file. A file that is
     there already is overwritten with `force` only. `model` is a fine-tuned folder, or the folder of a task with several seeds,
-    of which the mean is taken. `text` names the text columns where they are called otherwise than in training. For a few
-    rows there is `Model.predict`.
+    of which the mean is taken. `text` names the text columns where they are called otherwise than in training;
+    `escape_formulas` is for csv that a spreadsheet will open. For a few rows there is `Model.predict`.
 
     >>> predicted = electra.predict("my-tasks/my-table/seed-0", "my-table.csv", out="answers.csv")
     >>> predicted.out, predicted.rows
@@ -168,7 +169,8 @@ def predict(
     """
     from electra.finetuning.predict import predict_file
 
-    return predict_file(Path(model), Path(file), _path(out), probabilities, _columns(text, None), force)
+    columns = _columns(text, None)
+    return predict_file(Path(model), Path(file), _path(out), probabilities, columns, force, escape_formulas)
 
 
 def evaluate(
@@ -239,6 +241,17 @@ def compare(
         table = read_labelled(Path(table), "text", "label", 4000)
     variants = comparison.variants(recipes, _words(overrides), vary)
     return comparison.run_comparison(variants, seeds, comparison.parse_budget(budget), table, jobs, Path(out))
+
+
+def verify(path: PathLike) -> list[str]:
+    """What of a run, of prepared shards, of an export or of a fine-tuned folder is not as it was written, one line each.
+
+    >>> electra.verify("my-run")
+    []
+    """
+    from electra.inspector.verify import verify as check
+
+    return check(Path(path))
 
 
 def __getattr__(name: str) -> Any:

@@ -222,7 +222,7 @@ def test_a_bad_json_line_is_refused_with_its_number(tmp_path: Path, line: str, p
 
 
 def test_an_endless_json_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_module, "LONGEST_JSON_LINE", 1 << 20)
+    monkeypatch.setattr(files_module, "LONGEST_LINE", 1 << 20)
     path = write(tmp_path / "a.jsonl", '{"text": "' + "x" * (1 << 20) + '"}')
     assert f"{path}:1 is longer than 1 MiB" in refused(path)
 

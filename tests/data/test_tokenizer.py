@@ -144,12 +144,14 @@ def test_an_adopted_vocabulary_gives_the_ids_of_transformers(shared_data: Path, 
 def test_a_vocabulary_without_the_special_tokens_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("[PAD]\n[UNK]\n[CLS]\na\n")
-    with pytest.raises(DataError, match=r"vocab.txt has no \[SEP\], \[MASK\]. A vocabulary for ELECTRA needs") as error:
+    with pytest.raises(
+        CorruptError, match=r"vocab.txt has no \[SEP\], \[MASK\]. A vocabulary for ELECTRA needs"
+    ) as error:
         adopt_vocabulary(path)
     assert error.value.exit_code == 3
     wordpiece = Tokenizer.from_str(adopt_complete(tmp_path).to_str().replace("[MASK]", "<mask>"))
     wordpiece.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(DataError, match=r"tokenizer.json has no \[MASK\]"):
+    with pytest.raises(CorruptError, match=r"tokenizer.json has no \[MASK\]"):
         load_tokenizer(tmp_path)
 
 

@@ -7,6 +7,8 @@ knows none of them.
 
 import difflib
 import json
+import os
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, time
@@ -14,15 +16,34 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import annotated_types
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from electra.base.errors import SettingsError
+from electra.base.errors import CorruptError, SettingsError
+from electra.base.files import read_bytes
+
+MOST_TOML, MOST_SECTIONS, LARGEST = 1 << 22, 8, 10**15
+_UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class Settings(BaseModel):
-    """Base of every part of the tree: frozen; unknown keys are errors; numbers are accepted as text (data=2024)."""
+    """Base of every part of the tree: frozen; unknown keys are errors; numbers are finite, and accepted as text (data=2024)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def values_are_sane(self) -> "Settings":
+        """Also where a field names no bound of its own: 1e30 steps are a slip, and no machine integer. Text must be such that
+        it can be written to a file and, as a path, opened."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+                if isinstance(text, str) and _UNWRITABLE.search(text):
+                    raise ValueError(f"{name}={short(text)} has a character that no file can hold")
+            has_bound = any(isinstance(it, annotated_types.Le | annotated_types.Lt) for it in field.metadata)
+            if isinstance(value, int) and abs(value) > LARGEST and not has_bound:
+                raise ValueError(f"{name}={short(value)} is beyond {LARGEST:,}")
+        return self
 
 
 Tree = TypeVar("Tree", bound=Settings)
@@ -43,29 +64,40 @@ def recipe_comment(name: str) -> str:
 def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
     """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
     joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""
-    is_file, known = Path(name).is_file(), recipe_names(folder)
+    is_file, known = os.path.isfile(name), recipe_names(folder)  # noqa: PTH113  (an error where it is too long)
     if "+" in name and not is_file:
         parts = [flatten(read_recipe(part, folder)) for part in name.split("+")]
         return nest({key: value for part in parts for key, value in part.items()})
     if name not in known and not is_file:
         near = difflib.get_close_matches(name, known, n=1) or [one for one in known if name in one.split("-")]
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Shipped are {', '.join(known)}."
-        raise SettingsError(f"no recipe {name!r}: it is neither a TOML file nor a shipped recipe. {hint}")
+        raise SettingsError(f"no recipe {short(name)}: it is neither a TOML file nor a shipped recipe. {hint}")
     path = resources.files("electra") / folder / f"{name}.toml" if name in known else Path(name)
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"recipe {name} is not valid TOML: {error}.") from None
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text("utf-8") if name in known else read_bytes(Path(name), MOST_TOML).decode("utf-8")
+        return parse_toml(text)
+    except (OSError, UnicodeDecodeError, CorruptError) as error:
         raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
+    except ValueError as error:
+        raise SettingsError(f"recipe {name} is not valid TOML: {error}.") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """A ValueError where it is none; tomllib itself has no bound for nesting."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def parse_value(text: str) -> Any:
     """`3`, `1e-4`, `true`, `[1, 2]` and `"quoted"` as TOML has them; anything else is a plain string."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except ValueError as error:  # a list in a list in a list, a number of 5,000 digits
+        raise SettingsError(f"{text[:20]}… is no value of a setting: {error}.") from None
     return text if isinstance(value, date | time) else value
 
 
@@ -74,6 +106,8 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
     pairs = [assignment.partition("=") for assignment in assignments]
     if problems := ["".join(pair) for pair in pairs if not (pair[0] and pair[1])]:
         raise SettingsError("; ".join(f"{problem!r} is not of the form key=value" for problem in problems) + ".")
+    if deep := [key for key, _, _ in pairs if key.count(".") > MOST_SECTIONS]:
+        raise SettingsError(f"unknown key {deep[0][:60]}…: no setting is {MOST_SECTIONS} sections deep.")
     return {key.strip(): parse_value(value.strip()) for key, _, value in pairs}
 
 
@@ -132,19 +166,29 @@ def describe(problem: Any, kind: type[BaseModel]) -> str:
         same_name = [by_name[match] for match in difflib.get_close_matches(name, by_name, n=1)]
         near = difflib.get_close_matches(path, known, n=1) or same_name
         return f"unknown key {path}." + (f" Did you mean {near[0]}?" if near else "")
+    if problem["type"] == "missing" and isinstance(problem["loc"][-1], int):
+        return f"{path} has too few values (got {short(problem['input'])})."
     if problem["type"] == "missing":
         return f"{path} is not set. Give it in the recipe or as {path}=… on the command line."
     if problem["type"] == "union_tag_invalid":
         expected = problem["ctx"]["expected_tags"].replace("'", "")
-        return f"{path}.kind: {problem['ctx']['tag']!r} is none of {expected}."
+        return f"{path}.kind: {short(problem['ctx']['tag'])} is none of {expected}."
     inside = sorted(key for key in known if key.startswith(f"{path}."))
     if inside and problem["type"] in ("model_type", "model_attributes_type"):
         is_kind = isinstance(problem["input"], str) and f"{path}.kind" in known
         remedy = f"{path}.kind={problem['input']}" if is_kind else f"{inside[0]}=…"
-        return f"{path} is a section of settings (got {problem['input']!r}). Did you mean {remedy}?"
+        return f"{path} is a section of settings (got {short(problem['input'])}). Did you mean {remedy}?"
     message = problem["msg"].removeprefix("Value error, ")
-    value = "" if isinstance(problem["input"], dict) else f" (got {problem['input']!r})"
+    value = "" if isinstance(problem["input"], dict) else f" (got {short(problem['input'])})"
     return f"{path}: {message}{value}." if path else f"{message}."
+
+
+def short(value: Any) -> str:
+    """As people read it in a message. An integer of thousands of digits is not even written out."""
+    if isinstance(value, int) and abs(value) > 1 << 64:
+        return f"an integer of about {value.bit_length() * 3 // 10:,} digits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def without_tags(parts: list[str], known: Collection[str], keep_last: bool) -> str:

@@ -27,6 +27,10 @@ class MachineError(ElectraError):
     exit_code = 5  # disk, permission, lock, missing optional package
 
 
+class DiskFullError(MachineError):
+    """Of all that a machine can lack, the disk: whoever writes in parts may say more about what is kept."""
+
+
 class DivergedError(ElectraError):
     exit_code = 6  # training produced numbers that are not finite
 
@@ -41,3 +45,7 @@ class PreemptedError(ElectraError):
 
 class InterruptedRunError(ElectraError):
     exit_code = 130  # SIGINT: saved; run the same command again
+
+
+class PipeClosedError(ElectraError):
+    exit_code = 141  # whoever read our output went away (`| head`): saved; run the same command again

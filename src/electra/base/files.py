@@ -1,19 +1,65 @@
-"""Files that are whole or absent, and folders that belong to one process at a time."""
+"""Files that are whole or absent, folders that belong to one process at a time, and one reader for JSON, whoever wrote it.
 
+What is read may be cut, flipped, edited or hostile, so nothing here trusts a name, a size or a number: files are regular and
+bounded, JSON is UTF-8 without half characters, endless numbers or endless nesting, and a manifest names plain files only."""
+
+import errno
 import fcntl
+import glob
+import hashlib
 import json
+import logging
+import math
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from electra.base.errors import CorruptError, MachineError
+from electra.base.errors import CorruptError, DiskFullError, MachineError
+
+log = logging.getLogger(__name__)
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MOST_JSON = 1 << 28
+DEEPEST, MOST_DIGITS = 64, 4300
+LONGEST_NAME = 200
+TRUST = "ELECTRA_TRUST"
+FOLDER_MANIFEST = "MANIFEST.json"
+FOLDER_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json")
+"""What is read of a model folder, so that its manifest must name it."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+
+# Writing
+
+
+@contextmanager
+def writing(path: Path, needed: int | None = None) -> Iterator[None]:
+    """What the system says when a file cannot be written, as one line: the file, the bytes it needs and those that are free."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise unwritable(path, error, "more bytes" if needed is None else f"{needed:,} bytes") from None
+
+
+def unwritable(path: Path, error: OSError, needed: str) -> MachineError:
+    if error.errno not in FULL:
+        return MachineError(f"{path} cannot be written: {error.strerror or error}. Choose another place.")
+    free = shutil.disk_usage(next(it for it in path.absolute().parents if it.is_dir())).free
+    return DiskFullError(
+        f"{path} does not fit ({error.strerror}): it needs {needed}, {free:,} are free. What was there before is "
+        "unchanged. Free some space and run the same command again."
+    )
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with writing(path, len(data)), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -28,29 +74,257 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def temporary_name(path: Path) -> Path:
+    """Beside `path`, for this process; `remove_leftovers` knows the form."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is there whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write_synced(temporary, data)
-    temporary.replace(path)
-    sync_folder(path.parent)
+    temporary = temporary_name(path)
+    try:
+        write_synced(temporary, data)
+        with writing(path, len(data)):
+            temporary.replace(path)
+            sync_folder(path.parent)
+    except MachineError as error:
+        temporary.unlink(missing_ok=True)
+        raise type(error)(str(error).replace(str(temporary), str(path))) from None
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, (json_text(content, indent=1) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
+def json_text(content: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
+    """Numbers that are not finite are null: JSON has no others."""
     try:
-        return json.loads(path.read_bytes())
+        return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False, default=default)
+    except ValueError:
+        finite = json.loads(json.dumps(content, default=default), parse_constant=lambda _: None)
+        return json.dumps(finite, indent=indent, ensure_ascii=False)
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """What killed processes were about to write: all of it where the caller holds the lock on the folder. Where nobody locks,
+    what was to be called `name`, and not that of a process which lives."""
+    for leftover in folder.glob(".*.tmp" if name is None else f".{glob.escape(name)}.*.tmp"):
+        match = _TEMPORARY.fullmatch(leftover.name)
+        if name is None or (match and not is_running(int(match[1]))):
+            shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+
+
+def is_running(pid: int) -> bool:
+    """Another process than this one."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+# Reading
+
+
+def read_bytes(path: Path, most: int = MOST_JSON) -> bytes:
+    """A regular file of a bounded size: a pipe or a device might never end."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptError(f"{path} is not a regular file. Put the right one there.")
+        if status.st_size > most:
+            raise CorruptError(f"{path} has {status.st_size:,} bytes, at most {most:,} are read.")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptError(f"{path} is missing. Restore it.") from None
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def parse_json(data: bytes | str, halves: bool = False) -> Any:
+    """As the standard has JSON, and bounded; a ValueError says what is wrong in words. `halves`: lone surrogates are for the
+    caller to find."""
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        content = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_integer)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise ValueError(f"nested deeper than {DEEPEST} levels") from None
+    if text.count("[") + text.count("{") > DEEPEST and _depth(content) > DEEPEST:
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    if not halves and _SURROGATE.search(text):
+        try:
+            json.dumps(content, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"half a character (\\u{ord(half):04x})") from None
+    return content
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"the number {digits[:20]} is beyond what a float holds")
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits, at most {MOST_DIGITS:,} are read")
+    return int(digits)
+
+
+def _depth(content: Any) -> int:
+    depth, layer = 0, [content]
+    while layer := [part for whole in layer for part in _parts(whole)]:
+        depth += 1
+    return depth
+
+
+def _parts(whole: Any) -> Collection[Any]:
+    return whole.values() if isinstance(whole, dict) else whole if isinstance(whole, list) else ()
+
+
+def read_json(path: Path, remedy: str = "restore it, or remove it") -> Any:
+    try:
+        return parse_json(read_bytes(path))
+    except CorruptError:
+        raise
     except ValueError as error:
-        raise CorruptError(f"{path} cannot be read: {error}. It was cut or edited: restore it, or remove it.") from None
+        raise CorruptError(f"{path} cannot be read: {error}. It was cut or edited: {remedy}.") from None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """What a killed process was about to write. The caller holds the lock."""
-    for leftover in folder.glob(".*.tmp"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+def read_object(path: Path, remedy: str = "restore it, or remove it") -> dict[str, Any]:
+    content = read_json(path, remedy)
+    if not isinstance(content, dict):
+        raise CorruptError(f"{path} holds {type(content).__name__}, not an object. It was edited: {remedy}.")
+    return content
+
+
+def read_or_set_aside(path: Path) -> dict[str, Any] | None:
+    """A file that its owner can write anew: None where there is none. A damaged one is kept under another name."""
+    if not path.is_file():
+        return None
+    try:
+        return read_object(path)
+    except CorruptError as error:
+        log.warning("%s Kept as %s; a new one is written.", error, set_aside_file(path).name)
+        return None
+
+
+def set_aside_file(path: Path) -> Path:
+    number = next(
+        number for number in range(1, 1 << 20) if not path.with_name(f"{path.name}.damaged-{number}").exists()
+    )
+    return path.rename(path.with_name(f"{path.name}.damaged-{number}"))
+
+
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """The objects of a file that grows line by line, and its damaged lines. A last line without its end is what a kill
+    leaves, and neither."""
+    records: list[dict[str, Any]] = []
+    damaged: list[bytes] = []
+    *lines, last = (read_bytes(path, 1 << 34) if path.is_file() else b"").split(b"\n")
+    for line in (*lines, *([last] if last else [])):
+        try:
+            record = parse_json(line)
+            records.append(record) if isinstance(record, dict) else damaged.append(line)
+        except ValueError:
+            if line is not last and line.strip():
+                damaged.append(line)
+    return records, damaged
+
+
+# Names and manifests
+
+
+def is_plain_name(name: str) -> bool:
+    """A name that stays in its folder, on every system, and that a terminal shows as it is."""
+    return (
+        0 < len(os.fsencode(name)) <= LONGEST_NAME
+        and name.isprintable()
+        and not name.startswith(".")
+        and not set(name) & {"/", "\\"}
+    )
+
+
+def manifest_problems(folder: Path, manifest: Any, required: Collection[str] = ()) -> Iterator[str]:
+    """How the files of a folder differ from what its manifest says of them; sizes are asked before hashes. `required` are
+    names that it must have an entry for."""
+    if not isinstance(manifest, Mapping) or not manifest:
+        yield "its manifest names no file"
+        return
+    yield from (f"its manifest does not name {name}" for name in required if name not in manifest)
+    for name, entry in manifest.items():
+        if not is_plain_name(name):
+            yield f"its manifest names {name!r}, which is no file of the folder"
+        elif not isinstance(entry, Mapping) or not isinstance(entry.get("sha256"), str):
+            yield f"its manifest has no sha256 of {name}"
+        elif problem := file_problem(folder / name, entry.get("bytes"), entry["sha256"]):
+            yield f"{name} {problem}"
+
+
+def file_problem(path: Path, size: Any, sha256: str) -> str | None:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a regular file"
+        if size is not None and status.st_size != size:
+            return f"has {status.st_size:,} bytes, not {size:,}" if isinstance(size, int) else "has no size"
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if digest == sha256 else f"has sha256 {digest[:12]}…, not {sha256[:12]}…"
+
+
+def folder_problems(folder: Path) -> list[str]:
+    """How a model folder of ours differs from what was written; none where it says nothing of itself, as other people's."""
+    path = folder / FOLDER_MANIFEST
+    if not path.exists():
+        return []
+    try:
+        manifest = read_object(path)
+    except (CorruptError, MachineError) as error:
+        return [str(error)]
+    required = [name for name in FOLDER_FILES if (folder / name).exists()]
+    return list(manifest_problems(folder, manifest, required))
+
+
+def refuse_edited(folder: Path) -> None:
+    """People do edit files on purpose: then they say that they trust the folder. Its card is theirs anyway."""
+    problems = [problem for problem in folder_problems(folder) if not problem.startswith("README.md ")]
+    if not problems:
+        return
+    remedy = f'Restore it, or trust it as it is; "electra verify {folder}" says what differs'
+    distrust(f"{folder} was damaged or edited: {'; '.join(problems[:3])}", remedy)
+
+
+def distrust(problem: str, remedy: str) -> None:
+    if not os.environ.get(TRUST):
+        raise CorruptError(f"{problem}. {remedy}.")
+    log.warning("%s. It is trusted all the same.", problem)
+
+
+@contextmanager
+def trusting(wanted: bool) -> Iterator[None]:
+    """Edited model folders are accepted, also by the processes that this one starts."""
+    before = os.environ.get(TRUST, "")
+    os.environ[TRUST] = "1" if wanted else before
+    try:
+        yield
+    finally:
+        os.environ[TRUST] = before
 
 
 @contextmanager
@@ -67,11 +341,12 @@ def lock(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise MachineError(
-                f"{folder} is in use by process {file.read().strip()}. Wait for it, stop it, or choose another folder."
+                f"{folder} is in use by process {file.read(20).strip()}. Wait for it, stop it, or choose another folder."
             ) from None
         except OSError as error:  # some network file systems
             raise MachineError(f"{folder} cannot be locked: {error.strerror}. Choose one on a local disk.") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with suppress(OSError):  # the name is for people; the lock holds without it, also on a full disk
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
         yield

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, TypeVar
 
-from electra.base.errors import ElectraError, InterruptedRunError, MachineError, PreemptedError
+from electra.base.errors import ElectraError, InterruptedRunError, MachineError, PipeClosedError, PreemptedError
 
 Result = TypeVar("Result")
 
@@ -33,14 +33,15 @@ def peak_memory() -> int:
 
 
 class Signals:
-    """SIGTERM and SIGINT ask for a stop at the next safe point; a second one ends the process at once."""
+    """SIGTERM and SIGINT ask for a stop at the next safe point; a second one ends the process at once. So does a reader of
+    our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it likes."""
 
     def __init__(self) -> None:
         self.received: int | None = None
 
     def __enter__(self) -> "Signals":
         listens = threading.current_thread() is threading.main_thread()  # python lets no other thread listen
-        numbers = (signal.SIGTERM, signal.SIGINT) if listens else ()
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE) if listens else ()
         self.previous = {number: signal.signal(number, self.handle) for number in numbers}
         return self
 
@@ -49,12 +50,40 @@ class Signals:
             signal.signal(number, handler)
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is not None and number != signal.SIGPIPE:
             os._exit(130 if number == signal.SIGINT else 143)
-        self.received = number
+        self.received = self.received or number
 
     def stop(self, message: str) -> ElectraError:
+        if self.received == signal.SIGPIPE:
+            return PipeClosedError(message)
         return PreemptedError(message) if self.received == signal.SIGTERM else InterruptedRunError(message)
+
+
+def interruptible(function: Callable[..., object], *arguments: Any) -> None:
+    """Calls into a library that hears no Ctrl-C until it returns: it goes on in a thread that ends with the process."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if failures:
+        raise failures[0]
+
+
+def stop_at_closed_pipe() -> None:
+    """Where work can be saved, it is, at the next safe point; elsewhere this process ends, with the code of such an end."""
+    if callable(signal.getsignal(signal.SIGPIPE)):
+        signal.raise_signal(signal.SIGPIPE)
+    else:
+        sys.exit(PipeClosedError.exit_code)
 
 
 def run_jobs(
@@ -105,9 +134,12 @@ def run_jobs(
             if signals is not None and signals.received is not None:
                 raise signals.stop("stopped; finished runs are kept, the others begin again.")
     finally:
-        for process in processes.values():
+        for connection, process in processes.items():
+            connection.close()  # a worker that saves at a signal and goes on finds nobody to work for
             process.terminate()
         for process in processes.values():
+            process.join(60)
+            process.kill()
             process.join()
 
 
@@ -141,7 +173,8 @@ def _work(function: Callable[..., Any], start: Callable[[], object] | None, conn
             message = False, error
         except Exception as error:  # it may not survive the way to the parent as it is
             message = False, RuntimeError(f"{error}\n{traceback.format_exc()}")
-        connection.send(message)
+        with suppress(OSError):  # the parent went away meanwhile
+            connection.send(message)
 
 
 def _end_with(parent: BaseProcess) -> None:

@@ -3,6 +3,7 @@
 
 import logging
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LABELS = {"mlm_loss": "mlm", "rtd_loss": "rtd", "auc": "AUC", "tokens_per_second": "tok/s", "mfu": "MFU"}
+
+# Controls but tabs and line ends, marks that turn the direction of writing, half characters.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _live_bars = False
 
@@ -51,15 +55,15 @@ class Progress:
         from rich.console import Console
 
         bar = progress.Progress(
-            progress.TextColumn("[bold]{task.description}"),
+            progress.TextColumn("{task.description}", style="bold", markup=False),
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn() if self.unit == "steps" else progress.TaskProgressColumn(),
-            progress.TextColumn("{task.fields[text]}"),
+            progress.TextColumn("{task.fields[text]}", markup=False),
             progress.TimeElapsedColumn(),
             progress.TextColumn("ETA {task.fields[eta]}"),
             console=Console(stderr=True, highlight=False),
         )
-        self.task = bar.add_task(self.title, total=self.total, completed=self.done, text="", eta="…")
+        self.task = bar.add_task(visible(self.title), total=self.total, completed=self.done, text="", eta="…")
         return bar
 
     def __enter__(self) -> "Progress":
@@ -110,6 +114,17 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))) if math.isfinite(seconds) else "…"
 
 
+def visible(text: str) -> str:
+    """Labels, columns and paths come from other people's files: what would move a cursor, set a title, turn the direction of
+    writing or be no character at all is spelt out. Line ends stay."""
+    return _INVISIBLE.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def literal(text: str) -> str:
+    """The same for a page of Markdown: no link, no emphasis and no tag comes from somebody's label."""
+    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", visible(text).replace("\n", " "))
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells are text as people read it. An empty row is a line between two sections."""
@@ -120,7 +135,7 @@ class Table:
 
     def markdown(self) -> str:
         lines = [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+            "| " + " | ".join(visible(cell).replace("\n", " ").replace("|", "\\|") for cell in cells) + " |"
             for cells in (self.columns, *filter(None, self.rows))
         ]
         return "\n".join([lines[0], "|---" * len(self.columns) + "|", *lines[1:]]) + "\n"

@@ -4,15 +4,22 @@ Flags, colours, tables, logging and exit codes are known here and nowhere below.
 imported inside the verbs: `electra --help` must answer at once.
 """
 
+import io
 import logging
+import os
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from electra.base.errors import ElectraError
-from electra.base.progress import show_live_bars
+from electra.base.errors import DataError, ElectraError, PipeClosedError
+from electra.base.files import trusting
+from electra.base.jobs import stop_at_closed_pipe
+from electra.base.progress import show_live_bars, visible
 from electra.commands.compare import compare_command
 from electra.commands.config import config_app
 from electra.commands.detect import detect_command
@@ -28,6 +35,7 @@ from electra.commands.quickstart import quickstart_command
 from electra.commands.score import rerank_command, score_command
 from electra.commands.speedrun import speedrun_command
 from electra.commands.tokenizer import tokenizer_command
+from electra.commands.verify import verify_command
 
 app = typer.Typer(
     add_completion=False,
@@ -58,6 +66,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "score": score_command,
     "rerank": rerank_command,
     "export": export_command,
+    "verify": verify_command,
     "doctor": doctor_command,
     "flops": flops,
 }
@@ -71,11 +80,15 @@ class Messages(logging.Handler):
     puts itself in its place, to print them above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
+        text = message_lines(record.getMessage())
         if record.levelno >= logging.WARNING:
             text = f"WARNING: {text}"
             text = f"\033[1;33m{text}\033[0m" if sys.stderr.isatty() else text
-        print(text, file=sys.stderr, flush=True)
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            close_output()
+            stop_at_closed_pipe()
 
 
 def configure_logging() -> None:
@@ -86,17 +99,26 @@ def configure_logging() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Errors meant for people are one line and an exit code; everything else is a bug and keeps its traceback."""
+    """Errors meant for people are one line and an exit code; everything else is a bug, whose traceback --debug shows."""
     words = sys.argv[1:] if arguments is None else arguments
     configure_logging()
     usage_error: Any = typer.BadParameter.__mro__[2]  # click's, or that of the copy of it inside newer typers
     try:
-        result: Any = app(words, standalone_mode=False, obj=words)
+        for word in words:
+            if any("\ud800" <= character <= "\udfff" for character in word):
+                raise DataError(f"{word[:60]!r} has bytes that are not UTF-8. Convert it, or rename the file.")
+        with trusting("--trust" in words):
+            result: Any = app(words, standalone_mode=False, obj=words)
+        sys.stdout.flush()
         sys.exit(result if isinstance(result, int) else 0)
+    except PipeClosedError as error:
+        sys.exit(error.exit_code)
     except ElectraError as error:
         fail(words, error, error.exit_code)
     except usage_error as error:
-        error.show()
+        text = io.StringIO()
+        error.show(text)
+        print(visible(text.getvalue()), end="", file=sys.stderr)
         sys.exit(error.exit_code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
@@ -104,14 +126,36 @@ def main(arguments: list[str] | None = None) -> None:
         print("electra: interrupted.", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away
-        sys.stderr.close()
+        close_output()
         sys.exit(0)
-    except OSError as error:  # disk full, no permission, a folder that vanished
+    except OSError as error:  # no permission, a folder that vanished
         fail(words, f"{error}.", 5)
+    except MemoryError:
+        fail(words, "out of memory. Close other programs, or use smaller files or settings.", 7)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(where.filename).name}:{where.lineno}"
+        reason = next(iter(str(error).splitlines()), "")
+        fail(words, f"{type(error).__name__} at {place}: {reason} A bug of ours: electra --debug … shows all of it.", 1)
 
 
 def fail(words: list[str], message: object, code: int) -> None:
     if "--debug" in words:
         raise
-    print(f"electra: {message}", file=sys.stderr)
+    with suppress(BrokenPipeError):
+        print(message_lines(f"electra: {message}"), file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def message_lines(text: str) -> str:
+    """What it quotes may be a cell of 20 MB, or a hundred thousand columns."""
+    return "\n".join(line if len(line) <= 1000 else f"{line[:1000]}…" for line in visible(text).split("\n"))
+
+
+def close_output() -> None:
+    """Nobody reads it any more: what is still said, also by the interpreter at its end, goes nowhere."""
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)

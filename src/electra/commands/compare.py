@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from electra.base.errors import SettingsError
-from electra.commands.console import Jobs, print_table
+from electra.commands.console import Jobs, print_table, say
 
 
 def compare_command(
     recipes_and_overrides: Annotated[
         list[str], typer.Argument(metavar="RECIPE… KEY=VALUE…", help="recipes, and settings for all of them")
     ],
-    seeds: Annotated[int, typer.Option(help="runs of each recipe", min=1)] = 3,
+    seeds: Annotated[int, typer.Option(help="runs of each recipe", min=1, max=10_000)] = 3,
     budget: Annotated[str, typer.Option(help='each run gets "2m", "1h", "3e14 flops" or "500 steps"')] = "2m",
     vary: Annotated[str, typer.Option(help="key=value,value,…: every recipe with each of the values")] = "",
     table: Annotated[
@@ -21,7 +21,7 @@ def compare_command(
     ] = None,
     text: Annotated[str, typer.Option(help="its column of text")] = "text",
     label: Annotated[str, typer.Option(help="its column of labels")] = "label",
-    probe_rows: Annotated[int, typer.Option(help="rows of it that are used, at most", min=10)] = 4000,
+    probe_rows: Annotated[int, typer.Option(help="rows of it that are used, at most", min=10, max=10_000_000)] = 4000,
     out: Annotated[Path, typer.Option(help="folder for the runs, the table and the plot")] = Path("runs/compare"),
     jobs: Jobs = 1,
 ) -> None:
@@ -38,4 +38,4 @@ def compare_command(
         recipes, overrides, vary=vary, seeds=seeds, budget=budget, table=labelled, jobs=jobs, out=out
     )
     print_table(comparison_table(results, f"{budget} per run, median (least–greatest) of {seeds} seeds"))
-    print(f"{out / 'comparison.md'} · {out / 'comparison.png'} · {out / 'results.json'}")
+    say(f"{out / 'comparison.md'} · {out / 'comparison.png'} · {out / 'results.json'}")

@@ -2,7 +2,7 @@
 
 import typer
 
-from electra.commands.console import OverrideWords, Recipe
+from electra.commands.console import OverrideWords, Recipe, say
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at recipes and settings.", rich_markup_mode=None)
 
@@ -22,7 +22,7 @@ def show_settings(recipe: Recipe, overrides: OverrideWords = None) -> None:
     flat = config.flatten(config.dump(settings))
     width = max(map(len, flat))
     for key, value in flat.items():
-        print(f"{key:<{width}} = {config.toml_value(value):<14} # {sources[key]}")
+        say(f"{key:<{width}} = {config.toml_value(value):<14} # {sources[key]}")
 
 
 @config_app.command("list")
@@ -32,7 +32,7 @@ def list_recipes() -> None:
 
     names = config.recipe_names()
     for name in names:
-        print(f"{name:<{max(map(len, names))}}  {config.recipe_comment(name)}")
+        say(f"{name:<{max(map(len, names))}}  {config.recipe_comment(name)}")
 
 
 @config_app.command("tasks")
@@ -41,4 +41,4 @@ def list_tasks() -> None:
     from electra.base import config
 
     for name in config.recipe_names("recipes/tasks"):
-        print(name)
+        say(name)

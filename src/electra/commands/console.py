@@ -1,17 +1,19 @@
 """What the verbs share: options, tables on the terminal, text from wherever it comes, how to go on after an error."""
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from electra.base.errors import DataError, ElectraError, SettingsError
-from electra.base.progress import Table
+from electra.base.files import json_text
+from electra.base.progress import Table, visible
 
 Recipe = Annotated[str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file')]
 OverrideWords = Annotated[
@@ -22,11 +24,14 @@ TextKey = Annotated[str, typer.Option(help="key or column that holds the text")]
 Documents = Annotated[Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")]
 OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
 TextInput = Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")]
-Jobs = Annotated[int, typer.Option(help="runs at the same time", min=1)]
+Jobs = Annotated[int, typer.Option(help="runs at the same time", min=1, max=1024)]
 Text2 = Annotated[str | None, typer.Option(help="column of a second text")]
+Trust = Annotated[bool, typer.Option("--trust", help="read model folders that were edited since they were written")]
 
-NEEDS_ANOTHER_COMMAND = (2, 3, 6, 7)
-"""Exit codes of wrong settings, wrong data, divergence and lack of memory: the same command would end the same way."""
+NEEDS_ANOTHER_COMMAND = (1, 2, 3, 4, 6, 7)
+"""Exit codes of bugs, wrong settings, wrong data, damage, divergence and lack of memory: the same command would end the same
+way."""
+_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def print_table(table: Table) -> None:
@@ -39,26 +44,38 @@ def print_table(table: Table) -> None:
     drawing = Drawing(box=box.HEAVY_HEAD)
     for place, name in enumerate(table.columns):
         numbers = place > 0 and all(row[place][:1] in "0123456789+-–." for row in table.rows if row)
-        drawing.add_column(Text(name), justify="right" if numbers else "left", no_wrap=numbers)
+        drawing.add_column(Text(visible(name)), justify="right" if numbers else "left", no_wrap=numbers)
     for row in table.rows:
-        drawing.add_row(*map(Text, row)) if row else drawing.add_section()
+        drawing.add_row(*(Text(visible(cell)) for cell in row)) if row else drawing.add_section()
     console = Console(highlight=False)
     if table.title:
-        console.print(table.title, style="italic", markup=False, soft_wrap=True)
+        console.print(visible(table.title), style="italic", markup=False, soft_wrap=True)
     console.print(drawing)
+
+
+def say(text: object) -> None:
+    """On standard output, for people: whatever comes from files is shown and not obeyed."""
+    print(visible(str(text)))
+
+
+def say_json(content: object) -> None:
+    """One line for machines, which a terminal may show too: the controls that JSON allows in a string are spelt out."""
+    line = json_text(content)
+    print(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line))
 
 
 def read_lines(text: str | None) -> list[str]:
     """A file's lines if `text` names one, `text` itself if not, standard input if it is absent."""
     if text is None:
-        content = sys.stdin.read()
+        where, data = "standard input", sys.stdin.buffer.read()
     elif os.path.isfile(text):  # noqa: PTH113  (False, not an error, where text is too long for a path)
-        try:
-            content = Path(text).read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{text} is not UTF-8 (byte {error.start}). Convert it first.") from None
+        where, data = text, Path(text).read_bytes()
     else:
-        content = text
+        where, data = "the text", text.encode("utf-8", "surrogateescape")
+    try:
+        content = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} has bytes that are not UTF-8 (byte {error.start}). Convert it first.") from None
     if lines := [line for line in content.splitlines() if line.strip()]:
         return lines
     raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
@@ -77,7 +94,9 @@ def resume_hint(words: Sequence[str], has_begun: Callable[[], bool] = lambda: Tr
     try:
         yield
     except BaseException as error:
-        code = error.exit_code if isinstance(error, ElectraError) else 1
+        code = error.exit_code if isinstance(error, ElectraError) else 5 if isinstance(error, OSError) else 1
+        code = 130 if isinstance(error, KeyboardInterrupt) else code
         if code not in NEEDS_ANOTHER_COMMAND and has_begun():
-            print(f"to go on: {shlex.join(['electra', *words])}", file=sys.stderr)
+            with suppress(BrokenPipeError):
+                print(visible(f"to go on: {shlex.join(['electra', *words])}"), file=sys.stderr, flush=True)
         raise

@@ -1,6 +1,5 @@
 """electra detect: each token with its probability of having been replaced."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from electra.commands.console import TextInput, read_lines
+from electra.base.progress import visible
+from electra.commands.console import TextInput, Trust, read_lines, say_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,6 +20,7 @@ def detect_command(
     model: Annotated[Path, typer.Argument(help="a run folder or an exported model folder")],
     text: TextInput = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line of text")] = False,
+    trust: Trust = False,
 ) -> None:
     """Each token with its probability of having been replaced."""
     from rich.console import Console
@@ -31,7 +32,7 @@ def detect_command(
     for line in read_lines(text):
         tokens = loaded.detect(line)
         if as_json:
-            print(json.dumps({"text": line, "tokens": [asdict(token) for token in tokens]}, ensure_ascii=False))
+            say_json({"text": line, "tokens": [asdict(token) for token in tokens]})
         else:
             console.print(coloured(tokens), soft_wrap=True)
 
@@ -46,6 +47,6 @@ def coloured(tokens: "Sequence[ScoredToken]") -> "Text":
         text.append(" " if number and token.start != tokens[number - 1].end else "")
         red = 80 + int(175 * token.probability)
         style = Style(bgcolor=f"rgb({red},0,0)", color="white") if token.probability >= 0.15 else Style()
-        text.append(token.token, style)
+        text.append(visible(token.token), style)
         text.append(f"·{token.probability:.2f}", Style(dim=True))
     return text

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from electra.base.errors import CorruptError, ElectraError
-from electra.commands.console import OverrideWords
+from electra.commands.console import OverrideWords, say
 
 
 def doctor_command(
@@ -83,7 +83,7 @@ def check(name: str) -> Iterator[list[str]]:
         yield notes
     except ElectraError as error:
         typer.secho("wrong", fg="red", nl=False)
-        print(f" {name}: {error}")
+        say(f" {name}: {error}")
         raise typer.Exit(error.exit_code) from None
     typer.secho("ok", fg="green", nl=False)
-    print(f"    {name}: " + "\n      ".join(notes))
+    say(f"    {name}: " + "\n      ".join(notes))

@@ -1,6 +1,5 @@
 """electra evaluate: metrics of a pre-training run, or of a fine-tuned model on a file with answers."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from electra.base.progress import Table
-from electra.commands.console import Text2, columns, print_table
+from electra.commands.console import Text2, Trust, columns, print_table, say, say_json
 
 
 def evaluate_command(
@@ -25,13 +24,14 @@ def evaluate_command(
     text: Annotated[str | None, typer.Option(help="column of the text, if not as in training")] = None,
     text2: Text2 = None,
     label: Annotated[str | None, typer.Option(help="column of the label, if not as in training")] = None,
+    trust: Trust = False,
 ) -> None:
     """Metrics of a run on held-out documents, with its curves.png; or of a fine-tuned model on a table."""
     import electra
 
     result = electra.evaluate(run, file, data, rows, columns(text, text2), label, generator)
     if "scores" in result:
-        print(json.dumps(result, ensure_ascii=False)) if as_json else print_scores(run, file, result)
+        say_json(result) if as_json else print_scores(run, file, result)
     else:
         keep_metrics(run, result, generator, as_json)
 
@@ -50,7 +50,7 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
     write_json(run / name, finite)
     plot_run(run, run / "curves.png")
     if as_json:
-        print(json.dumps(finite))
+        say_json(finite)
         return
     networks = [result["trained"], result["untrained"]]
     lines = [
@@ -59,14 +59,14 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
         if key in result["trained"]
     ]
     print_table(Table(("metric", "trained", "untrained", "meaning"), lines, title))
-    print(f"{run / name} · {run / 'curves.png'}")
+    say(f"{run / name} · {run / 'curves.png'}")
 
 
 def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> None:
     scores = [(name, f"{value:.4f}") for name, value in result["scores"].items()]
     print_table(Table(("metric", "value"), scores, title=f"{model} on {file}, {result['rows']:,} rows"))
     if result["cut"]:
-        print(f"{result['cut']:,} rows {result['cut_words']}")
+        say(f"{result['cut']:,} rows {result['cut_words']}")
     if "per_class" in result:
         classes = [
             (entry["label"], *(f"{entry[key]:.4f}" for key in ("precision", "recall", "f1")), f"{entry['rows']:,}")

@@ -5,13 +5,16 @@ from typing import Annotated
 
 import typer
 
+from electra.commands.console import Trust, say
+
 
 def export_command(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     out: Annotated[Path, typer.Argument(help="new folder: gets discriminator/ and generator/")],
+    trust: Trust = False,
 ) -> None:
     """transformers folders of discriminator and generator, checked: same ids, same logits."""
     import electra
 
     for exported in electra.export(run, out):
-        print(f"{exported.folder}: {exported.note}")
+        say(f"{exported.folder}: {exported.note}")

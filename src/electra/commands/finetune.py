@@ -1,5 +1,6 @@
 """electra finetune: tasks and tables, over seeds."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from electra.base.errors import SettingsError
 from electra.base.progress import Table
-from electra.commands.console import Jobs, Text2, columns, print_table, resume_hint
+from electra.commands.console import Jobs, Text2, Trust, columns, print_table, resume_hint, say
 
 
 def finetune_command(
@@ -30,18 +31,19 @@ def finetune_command(
         str | None, typer.Option(help="column of the label, or of the tags", show_default="guessed")
     ] = None,
     dev: Annotated[str | None, typer.Option(help="table to score on", show_default="a tenth of the table")] = None,
-    seeds: Annotated[int, typer.Option(help="runs of each task", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="runs of each task", min=1, max=10_000)] = 1,
     jobs: Jobs = 1,
     untrained: Annotated[
         bool, typer.Option("--untrained", help="also the same network from random weights, to compare with")
     ] = False,
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),
+    trust: Trust = False,
 ) -> None:
     """Fine-tune on tasks and tables, over seeds. The same command again keeps what is finished."""
     import electra
     from electra.base import config
 
-    words = [item for item in items if "=" in item and not Path(item).exists()]
+    words = [item for item in items if "=" in item and not os.path.exists(item)]  # noqa: PTH110  (an error where it is too long)
     tasks = [item for item in items if item not in words]
     if not tasks:
         raise SettingsError("no task given. Pass a task name, a TOML file or a table.")
@@ -53,8 +55,8 @@ def finetune_command(
         results = electra.finetune(model, tasks, out, seeds, jobs, untrained, **overrides).results
     print_results(results)
     first = out / next(iter(results["tasks"])) / "seed-0"
-    print(f"{out / 'results.md'} · {out / 'results.json'}")
-    print(f"next: electra predict {first} FILE   or   electra evaluate {first} FILE")
+    say(f"{out / 'results.md'} · {out / 'results.json'}")
+    say(f"next: electra predict {first} FILE   or   electra evaluate {first} FILE")
 
 
 def print_results(results: dict[str, Any]) -> None:
@@ -73,14 +75,14 @@ def print_results(results: dict[str, Any]) -> None:
     runs = f", {max(result['runs'] for _, result in tasks)} seeds" if several else ""
     print_table(Table(head, rows, title=f"{results['model']}: dev scores{runs}"))
     for line in baseline_lines(results["tasks"]):
-        print(line)
+        say(line)
     for name, result in tasks:
         for text in result.get("alarms", ()):
-            print(f"look out: {name}: {text}")
+            say(f"look out: {name}: {text}")
         lines = [file_line(entry) for entry in result["files"]]
         lines += [f"started from {result['model']}"] if result["model"] != results["model"] else []
-        print(f"{name}: {' · '.join(lines)}")
+        say(f"{name}: {' · '.join(lines)}")
     if results["glue"]:
         wrong = results["glue"]["not_official"]
         note = f" (not comparable: {'; '.join(wrong)})" if wrong else ""
-        print(f"GLUE mean of eight medians: {100 * results['glue']['mean']:.2f}{note}")
+        say(f"GLUE mean of eight medians: {100 * results['glue']['mean']:.2f}{note}")

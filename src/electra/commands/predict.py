@@ -1,13 +1,13 @@
 """electra predict: answers of a fine-tuned model to the rows of a file, or to texts."""
 
-import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from electra.base.errors import DataError
-from electra.commands.console import Text2, columns, read_lines
+from electra.commands.console import Text2, Trust, columns, read_lines, say, say_json
 
 
 def predict_command(
@@ -29,6 +29,10 @@ def predict_command(
     force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
     text: Annotated[str | None, typer.Option(help="column of the text or the words, if not as in training")] = None,
     text2: Text2 = None,
+    escape_formulas: Annotated[
+        bool, typer.Option("--escape-formulas", help="a ' before cells of csv that a spreadsheet would compute")
+    ] = False,
+    trust: Trust = False,
 ) -> None:
     """A prediction for each row of a file of any size, in the file's format; or for texts, on standard output."""
     import electra
@@ -36,14 +40,14 @@ def predict_command(
     if file is None or is_text(file):
         print_answers(model, read_lines(file), probabilities)
         return
-    result = electra.predict(model, file, out, probabilities, columns(text, text2), force)
+    result = electra.predict(model, file, out, probabilities, columns(text, text2), force, escape_formulas)
     cut = f", {result.cut:,} {result.cut_words}" if result.cut else ""
-    print(f"{', '.join(map(str, result.out))}: {result.rows:,} rows{cut}")
+    say(f"{', '.join(map(str, result.out))}: {result.rows:,} rows{cut}")
 
 
 def is_text(word: str) -> bool:
     """A name with an ending is a file, and missing where it is not there."""
-    if len(word) < 256 and Path(word).exists():
+    if os.path.exists(word):
         return False
     if Path(word).suffix and not word.split()[1:]:
         raise DataError(f"{word} does not exist. Give a file that does, or a text of several words.")
@@ -55,7 +59,7 @@ def print_answers(model: Path, lines: list[str], probabilities: bool) -> None:
     from electra.finetuning.predict import predict_lines
 
     for line, answer in zip(lines, predict_lines(model, lines), strict=True):
-        print(json.dumps(answer, ensure_ascii=False) if probabilities else f"{shown(answer['prediction'])}\t{line}")
+        say_json(answer) if probabilities else say(f"{shown(answer['prediction'])}\t{line}")
 
 
 def shown(prediction: Any) -> str:

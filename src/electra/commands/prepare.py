@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from electra.commands.console import Documents, OnBad, TextKey
+from electra.commands.console import Documents, OnBad, TextKey, say
 
 
 def prepare_command(
@@ -29,11 +29,11 @@ def prepare_command(
     reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, **reading)
     train, held = manifest.splits["train"], manifest.splits["heldout"]
-    print(
+    say(
         f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "
         f"{held.documents:,} documents ({held.tokens:,} tokens) held out"
     )
     skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
     exceptions = {"skipped": skipped, "repaired": repaired, "empty files": empty}
     if any(exceptions.values()):
-        print(", ".join(f"{name}: {count}" for name, count in exceptions.items() if count))
+        say(", ".join(f"{name}: {count}" for name, count in exceptions.items() if count))

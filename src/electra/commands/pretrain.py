@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from electra.commands.console import OverrideWords, Recipe, resume_hint
+from electra.commands.console import OverrideWords, Recipe, Trust, resume_hint, say
 
 
-def pretrain_command(recipe: Recipe, overrides: OverrideWords = None) -> None:
+def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Trust = False) -> None:
     """Pre-train a generator and a discriminator. The same command again goes on where it stopped."""
     import electra
     from electra.pretraining.settings import resolve
@@ -18,7 +18,7 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None) -> None:
         metrics = electra.pretrain(recipe, words).metrics
     headline = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None)
     heldout = f", held-out {headline}" if headline else " (no held-out documents, so no metrics)"
-    print(f"{folder}: finished{heldout}")
+    say(f"{folder}: finished{heldout}")
     detects = "auc" in metrics and settings.objective.kind != "electric"
     look = f'electra detect {folder} "some text"   or   ' if detects else ""
-    print(f"next: {look}electra export {folder} my-model")
+    say(f"next: {look}electra export {folder} my-model")

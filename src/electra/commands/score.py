@@ -1,6 +1,7 @@
 """electra score, electra rerank: pseudo-log-likelihoods of texts from an Electric model."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from electra.base.errors import DataError
-from electra.commands.console import TextInput, read_lines
+from electra.base.errors import DataError, SettingsError
+from electra.commands.console import TextInput, Trust, read_lines, say, say_json
 
+LONGEST = 1 << 26
 ElectricModel = Annotated[Path, typer.Argument(help='a run folder whose objective is "electric", or its export')]
 
 
@@ -18,6 +20,7 @@ def score_command(
     model: ElectricModel,
     text: TextInput = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line, with every token")] = False,
+    trust: Trust = False,
 ) -> None:
     """Pseudo-log-likelihood of each line of text, in one pass (Electric models)."""
     from electra.inspector import load
@@ -28,10 +31,10 @@ def score_command(
         if as_json:
             pairs = zip(scored.tokens, scored.token_scores, strict=True)
             tokens = [{"token": token, "score": float(value)} for token, value in pairs]
-            print(json.dumps({"text": line, "score": scored.score, "tokens": tokens}, ensure_ascii=False))
+            say_json({"text": line, "score": scored.score, "tokens": tokens})
         else:
             mean = scored.score / max(1, len(scored.tokens))
-            print(f"{scored.score:10.2f}  {mean:7.3f} per token  {line}")
+            say(f"{scored.score:10.2f}  {mean:7.3f} per token  {line}")
 
 
 def rerank_command(
@@ -39,6 +42,7 @@ def rerank_command(
     lists: Annotated[Path, typer.Argument(help='jsonl, per line {"hypotheses": [{"text": …, "score": …}, …]}')],
     out: Annotated[Path | None, typer.Option(help="jsonl to write", show_default="standard output")] = None,
     weight: Annotated[float, typer.Option(help="total = score + weight * pseudo-log-likelihood")] = 1.0,
+    trust: Trust = False,
 ) -> None:
     """Sort n-best lists by their scores plus the model's pseudo-log-likelihood."""
     from electra.data.files import whole_file
@@ -47,6 +51,8 @@ def rerank_command(
 
     if not lists.is_file():
         raise DataError(f"{lists} does not exist.")
+    if not math.isfinite(weight):
+        raise SettingsError(f"--weight {weight} is not a finite number.")
     score = load(model).score
     score([])  # a model that cannot says so before anything is written
     ranked = (json.dumps(record, ensure_ascii=False) + "\n" for record in rerank(text_lines(lists), score, weight))
@@ -55,13 +61,15 @@ def rerank_command(
         return
     with whole_file(out) as file:
         file.writelines(line.encode() for line in ranked)
-    print(out)
+    say(out)
 
 
 def text_lines(path: Path) -> Iterator[str]:
     """One at a time: lists of hypotheses may be larger than memory."""
     with path.open("rb") as raw:
-        for number, line in enumerate(raw, 1):
+        for number, line in enumerate(iter(lambda: raw.readline(LONGEST + 1), b""), 1):
+            if len(line) > LONGEST:
+                raise DataError(f"{path} line {number} is longer than {LONGEST >> 20} MiB. Split it.")
             try:
                 yield line.decode("utf-8")
             except UnicodeDecodeError:

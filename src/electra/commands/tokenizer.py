@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from electra.base.errors import SettingsError
-from electra.commands.console import Documents, OnBad, TextKey
+from electra.commands.console import Documents, OnBad, TextKey, say
 
 
 def tokenizer_command(
@@ -39,4 +39,4 @@ def tokenizer_command(
         words = {"kind": kind, "lowercase": lowercase, "strip_accents": bool(strip_accents), "split_cjk": split_cjk}
         reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
         path = electra.train_tokenizer(inputs or [], out, vocab_size, **words, **reading)
-    print(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens")
+    say(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens")

@@ -143,7 +143,7 @@ class Reading:
 
     def _json_lines(self, file: OpenSource) -> Iterator[Document]:
         key = self.settings.text_key
-        for number, row, problem in json_lines(file, self.decoding, _REMEDY):
+        for number, row, problem in json_lines(file, self.decoding, _REMEDY, halves=True):
             self.bytes_in_this_file = file.raw.tell()
             if not problem and key not in row:
                 problem = f"has no key {key!r} (it has {', '.join(map(repr, row))})"

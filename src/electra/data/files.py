@@ -7,7 +7,6 @@ pyarrow is imported where it is needed: it takes a quarter of a second, which ev
 import bz2
 import gzip
 import io
-import json
 import lzma
 import os
 import re
@@ -18,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from electra.base.errors import DataError, MachineError
-from electra.base.files import sync_folder
+from electra.base.files import (
+    parse_json,
+    read_bytes,
+    remove_leftovers,
+    sync_folder,
+    temporary_name,
+    unwritable,
+    writing,
+)
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -27,7 +34,7 @@ Format = Literal["text", "jsonl", "parquet", "arrow-file", "arrow-stream"]
 
 # What `datasets` writes beside its tables.
 _DATASETS_NOTES = {"state.json", "dataset_info.json", "dataset_dict.json"}
-LONGEST_JSON_LINE = 1 << 28
+LONGEST_LINE = 1 << 28
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -88,7 +95,7 @@ def _datasets_tables(folder: Path) -> list[Path]:
     """The Arrow files of a folder written by `datasets`' save_to_disk, in their order."""
     state = folder / "state.json"
     try:
-        listed = json.loads(state.read_text("utf-8"))["_data_files"]
+        listed = parse_json(read_bytes(state))["_data_files"]
         tables = [folder / Path(entry["filename"]).name for entry in listed]
     except (OSError, ValueError, KeyError, TypeError):
         return []
@@ -160,24 +167,33 @@ def bad_bytes(path: Path, problem: str, offset: int, around: bytes, remedy: str)
     return DataError(f"{path} has {problem} at byte {offset}. {remedy}.")
 
 
-def json_lines(source: OpenSource, errors: str, remedy: str) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """(line number, row, problem) of every line that is not blank; a row is empty where there is a problem. `errors` says
-    what to do with bytes that are not UTF-8, as for `bytes.decode`."""
-    number, offset = 0, source.start
-    while line := source.stream.readline(LONGEST_JSON_LINE + 1):
+def bounded_lines(source: OpenSource) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers. A line without an end would fill the memory before anything can be said about it."""
+    number = 0
+    while line := source.stream.readline(LONGEST_LINE + 1):
         number += 1
-        if len(line) > LONGEST_JSON_LINE:
-            limit = f"{LONGEST_JSON_LINE >> 20} MiB"
+        if len(line) > LONGEST_LINE:
+            limit = f"{LONGEST_LINE >> 20} MiB"
             raise DataError(f"{source.path}:{number} is longer than {limit}. Split it into several lines.")
+        yield number, line
+
+
+def json_lines(
+    source: OpenSource, errors: str, remedy: str, halves: bool = False
+) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """(line number, row, problem) of every line that is not blank; a row is empty where there is a problem. `errors` says
+    what to do with bytes that are not UTF-8, as for `bytes.decode`; `halves` allows lone surrogates."""
+    offset = source.start
+    for number, line in bounded_lines(source):
         if line.strip():
             try:
-                row, problem = json.loads(line.decode("utf-8", errors)), ""
+                row, problem = parse_json(line.decode("utf-8", errors), halves), ""
                 if not isinstance(row, dict):
                     row, problem = {}, f"is {type(row).__name__}, not a JSON object"
             except UnicodeDecodeError as error:
                 where = offset + error.start
                 raise bad_bytes(source.path, "bytes that are not UTF-8", where, line, remedy) from None
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 row, problem = {}, f"is not valid JSON ({error})"
             yield number, row, problem
         offset += len(line)
@@ -192,12 +208,11 @@ def open_parquet(source: OpenSource) -> "pq.ParquetFile":
 @contextmanager
 def whole_file(path: Path) -> Iterator[Any]:
     """A stream of bytes, compressed as the name says; the file gets its name when the last byte is on the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    temporary = temporary_name(path)
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent, path.name)
         file = _compressed(temporary, path.suffix)
-    except OSError as error:
-        raise MachineError(f"{path} cannot be written: {error.strerror}. Choose another place.") from None
     try:
         with file:
             yield file
@@ -205,6 +220,10 @@ def whole_file(path: Path) -> Iterator[Any]:
             os.fsync(written.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise unwritable(path, error, f"more than {temporary.stat().st_size:,} bytes") from None
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -7,7 +7,6 @@ that was killed goes on with the units that are missing. The manifest is written
 Workers import this module: it must load neither torch nor pyarrow, so that they start in a tenth of a second.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -21,13 +20,13 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
 from electra.base.config import Settings, differences, dump
-from electra.base.errors import DataError, MachineError, SettingsError
-from electra.base.files import lock, remove_leftovers, write_atomically
+from electra.base.errors import DataError, DiskFullError, MachineError, SettingsError
+from electra.base.files import file_problem, lock, read_object, remove_leftovers, write_atomically
 from electra.base.jobs import cpu_count, run_jobs
 from electra.base.progress import Progress
 from electra.data.corpus import Corpus, CorpusSettings, Reading, cut_at_whitespace
@@ -41,12 +40,14 @@ from electra.data.shards import (
     SplitEntry,
     read_manifest,
     token_dtype,
+    verify_shards,
 )
 from electra.data.tokenizer import load_tokenizer, save_tokenizer, tokenizer_hash, vocabulary_size
 
 log = logging.getLogger(__name__)
 
 _HASHES = 1 << 64
+MOST_WORKERS = 1024
 # The tokenizers library needs about 150 bytes for each byte of text that it encodes at once.
 _LONGEST_LINE = 1 << 16
 _REMEMBERED_CHARACTERS = 1 << 21
@@ -58,7 +59,7 @@ class PrepareSettings(Settings):
 
     corpus: CorpusSettings = CorpusSettings()
     heldout_share: float = Field(default=0.01, ge=0, le=0.5)
-    unit_bytes: int = Field(default=4 << 20, ge=1)
+    unit_bytes: int = Field(default=4 << 20, ge=1, le=1 << 32)
 
 
 class UnitEntry(Settings):
@@ -93,8 +94,8 @@ def prepare(
     """Run it again after any interruption: it does what is missing, and nothing if nothing is."""
     settings = settings or PrepareSettings()
     workers = cpu_count() if workers is None else workers
-    if workers < 1:
-        raise SettingsError(f"{workers} workers cannot work. Give at least 1.")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise SettingsError(f"{workers} workers cannot work. Give at least 1 and at most {MOST_WORKERS:,}.")
     loaded, corpus = load_tokenizer(tokenizer), Corpus(inputs, settings.corpus)
     for path in inputs:
         if out.resolve().is_relative_to(path.resolve()):
@@ -104,8 +105,8 @@ def prepare(
         raise SettingsError(f"{out} is not empty and not made by prepare. Choose another folder.")
     with lock(out):
         preparation = _Preparation(out, corpus, settings, tokenizer_hash(loaded), vocabulary_size(loaded))
-        if (out / MANIFEST).exists():
-            manifest = preparation.finished()
+        manifest = preparation.finished() if (out / MANIFEST).exists() else None
+        if manifest:
             log.info("%s is already prepared: nothing to do.", out)
         else:
             try:
@@ -116,8 +117,10 @@ def prepare(
                 save_tokenizer(loaded, out)
                 manifest = preparation.run(workers)
                 write_atomically(out / MANIFEST, (manifest.model_dump_json(indent=1) + "\n").encode())
+            except DiskFullError as error:
+                raise preparation.full(error) from None
             except OSError as error:
-                raise preparation.explained(error) from None
+                raise MachineError(f"{error.filename or out} cannot be written: {error.strerror}.") from None
         preparation.tidy(manifest)
     return manifest
 
@@ -145,8 +148,9 @@ class _Preparation:
         entries = [self.entries[number] for number in sorted(self.entries)]
         return [entry.shards[split] for entry in entries for split in splits if split in entry.shards]
 
-    def finished(self) -> Manifest:
-        """The manifest that is there, if it is what this run would write."""
+    def finished(self) -> Manifest | None:
+        """The manifest that is there, if it is what this run would write; None where shards are damaged or missing, which
+        are then made again."""
         manifest = read_manifest(self.out)
         before = {"tokenizer": manifest.tokenizer_sha256[:12], "inputs": dump(manifest.inputs)}
         now = {"tokenizer": self.tokenizer_sha256[:12], "inputs": dump(self.inputs)}
@@ -154,6 +158,9 @@ class _Preparation:
             raise SettingsError(
                 f"{self.out} already holds other shards ({changes}). Choose another folder, or delete it."
             )
+        if problems := verify_shards(self.out):
+            log.warning("%s Preparing again.", " ".join(problems[:3]))
+            return None
         return manifest
 
     def check_space(self) -> None:
@@ -164,14 +171,12 @@ class _Preparation:
             sizes = f"{needed:,} bytes, {free:,} are free"
             raise MachineError(f"{self.out} needs at least {sizes}. Free some, or choose another disk.")
 
-    def explained(self, error: OSError) -> MachineError:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return MachineError(f"{error.filename or self.out} cannot be written: {error.strerror}.")
+    def full(self, error: DiskFullError) -> DiskFullError:
         free, left = shutil.disk_usage(self.out).free, self.corpus.size - self.input_bytes
         written = sum(shard.bytes for shard in self.shards(*SPLITS))
         needed = left * written // self.input_bytes if self.input_bytes else left // 3
-        return MachineError(
-            f"{self.out} is full ({error.strerror}): about {needed:,} more bytes needed, {free:,} free. "
+        return DiskFullError(
+            f"{self.out} is full: about {needed:,} more bytes needed, {free:,} free ({str(error).partition(': ')[0]}). "
             "What is done is kept: free some space and run the same command again."
         )
 
@@ -249,11 +254,12 @@ class _Preparation:
     def _entry(self, number: int, key: str) -> UnitEntry | None:
         """The entry of a unit that an earlier run finished, if it was the same unit and its shards are still there."""
         try:
-            entry = UnitEntry.model_validate_json(_entry_path(self.out, number).read_bytes())
-            whole = all((self.out / shard.file).stat().st_size == shard.bytes for shard in entry.shards.values())
-        except (OSError, ValidationError):
+            entry = UnitEntry.model_validate(read_object(_entry_path(self.out, number)))
+        except ValueError:
             return None
-        return entry if entry.key == key and whole else None
+        shards = entry.shards.values()
+        damaged = any(file_problem(self.out / shard.file, shard.bytes, shard.sha256) for shard in shards)
+        return entry if entry.key == key and not damaged else None
 
     def _note(self, number: int, entry: UnitEntry, input_bytes: int, encoded_bytes: int) -> None:
         self.entries[number] = entry

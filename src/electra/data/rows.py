@@ -25,7 +25,7 @@ class RowsSettings(Settings):
     """`length` counts [CLS] and [SEP]."""
 
     kind: Literal["segments", "packed"] = "segments"
-    length: int = Field(128, ge=8)
+    length: int = Field(128, ge=8, le=1_000_000)
 
 
 class Rows(Protocol):

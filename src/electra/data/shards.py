@@ -11,36 +11,49 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ElectraError, MachineError
+from electra.base.files import parse_json, read_bytes, read_object
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
+MOST_TOKENS = 1 << 24
+"""Of a vocabulary. A damaged or hostile id beyond it would only cost memory."""
 
 _SAFETENSORS_NAMES = {"uint16": "U16", "uint32": "U32", "int64": "I64"}
 
 
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
 class ShardEntry(Settings):
     file: str = Field(pattern=r"^(train|heldout)-\d{5,}\.safetensors$")
-    bytes: int
+    bytes: Count
     sha256: str
-    tokens: int
-    documents: int
-    lines: int
+    tokens: Count
+    documents: Count
+    lines: Count
 
 
 class SplitEntry(Settings):
     shards: tuple[ShardEntry, ...]
-    tokens: int
-    documents: int
-    lines: int
+    tokens: Count
+    documents: Count
+    lines: Count
+
+    @model_validator(mode="after")
+    def sums_agree(self) -> "SplitEntry":
+        for name in ("tokens", "documents", "lines"):
+            if getattr(self, name) != sum(getattr(shard, name) for shard in self.shards):
+                raise ValueError(f"{name} is not the sum over its shards")
+        return self
 
 
 class InputsEntry(Settings):
@@ -53,7 +66,7 @@ class InputsEntry(Settings):
 
 class Manifest(Settings):
     version: Literal[1] = 1
-    vocab_size: int
+    vocab_size: int = Field(ge=1, le=MOST_TOKENS)
     tokenizer_sha256: str
     dtype: Literal["uint16", "uint32"]
     settings: dict[str, Any]
@@ -62,6 +75,13 @@ class Manifest(Settings):
     replaced_documents: int
     empty_files: int
     splits: dict[Split, SplitEntry]
+
+    @field_validator("splits")
+    @classmethod
+    def both_are_there(cls, splits: dict[Split, SplitEntry]) -> dict[Split, SplitEntry]:
+        if missing := [name for name in SPLITS if name not in splits]:
+            raise ValueError(f"there is no {missing[0]}")
+        return splits
 
 
 @dataclass(frozen=True)
@@ -97,22 +117,20 @@ def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
 
 def json_hash(text: str) -> str:
     """sha256 of JSON in one fixed spelling, so that spacing and the order of keys do not matter."""
-    spelling = json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    spelling = json.dumps(parse_json(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(spelling.encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    path = folder / MANIFEST
+    path, remedy = folder / MANIFEST, 'remove it and run "electra prepare" again'
+    if not path.exists():
+        raise DataError(f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.')
     try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.') from None
-    except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+        return Manifest.model_validate(read_object(path, remedy))
     except ValidationError as error:
         problem = error.errors()[0]
         what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        raise CorruptError(f'{path} is damaged or of another version ({what}). Run "electra prepare" again.') from None
+        raise CorruptError(f"{path} is damaged or of another version ({what}): {remedy}.") from None
 
 
 def manifest_hash(folder: Path) -> str:
@@ -171,8 +189,8 @@ def _open_shard(folder: Path, entry: ShardEntry, manifest: Manifest, verify: boo
 def _check_tokenizer(folder: Path, manifest: Manifest) -> None:
     path = folder / TOKENIZER
     try:
-        digest = json_hash(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        digest = json_hash(read_bytes(path).decode("utf-8"))
+    except ValueError as error:  # an ElectraError is one
         raise CorruptError(f'{path} cannot be used ({error}). Run "electra prepare" again.') from None
     if digest != manifest.tokenizer_sha256:
         what = f"is not the tokenizer of these shards: expected {manifest.tokenizer_sha256}, found {digest}"
@@ -198,7 +216,7 @@ def _parse(path: Path, entry: ShardEntry, data: np.ndarray, dtype: str) -> Shard
     """The safetensors header is untrusted: every offset is checked before it is used."""
     try:
         length = int.from_bytes(data[:8].tobytes(), "little")
-        header, body = json.loads(data[8 : 8 + length].tobytes()), data[8 + length :]
+        header, body = parse_json(data[8 : 8 + length].tobytes()), data[8 + length :]
         arrays = {}
         for name, kind in (("tokens", dtype), ("documents", "int64"), ("lines", "int64")):
             little_endian = np.dtype(kind).newbyteorder("<")  # numpy converts where the machine is not

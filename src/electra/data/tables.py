@@ -10,7 +10,7 @@ import io
 import json
 import math
 import re
-import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from electra.base.errors import DataError, SettingsError
-from electra.data.files import OpenSource, json_lines, open_parquet, opened, whole_file
+from electra.base.files import json_text, parse_json
+from electra.data.files import OpenSource, bounded_lines, json_lines, open_parquet, opened, whole_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +31,7 @@ Row = Mapping[str, Any]
 Format = Literal["csv", "tsv", "jsonl", "json", "parquet"]
 _NAME = re.compile(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(?:\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _BLOCK = 1 << 20
+LONGEST_CELL = 1 << 26
 
 
 def stem(path: Path) -> str:
@@ -116,9 +118,14 @@ def content_format(source: OpenSource) -> Format:
     return "tsv" if b"\t" in head.splitlines()[0] else "csv"
 
 
-def _text(source: OpenSource, newline: str = "") -> io.TextIOWrapper:
-    csv.field_size_limit(sys.maxsize)
-    return io.TextIOWrapper(source.stream, encoding="utf-8", newline=newline)
+def _text(source: OpenSource, newline: str = "") -> Iterator[str]:
+    """Lines, or parts of quoted ones; a bomb without a line end is refused before it fills the memory."""
+    csv.field_size_limit(LONGEST_CELL)
+    text = io.TextIOWrapper(source.stream, encoding="utf-8", newline=newline)
+    while line := text.readline(LONGEST_CELL + 1):
+        if len(line) > LONGEST_CELL:
+            raise DataError(f"{source.path} has a line of more than {LONGEST_CELL >> 20} MiB. Split it into several.")
+        yield line
 
 
 Refuse = Callable[[int, str], None]
@@ -130,7 +137,7 @@ def _cells(path: Path, lines: Iterable[list[str]], header: Sequence[str], refuse
     names = next(rows, [])
     if len(names) == len(header) and not set(names) & set(header):
         names, rows = list(header), chain([names], rows)
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{path} has two columns {twice[0]!r}. Name them differently.")
     blank = ([], [""]) if len(names) > 1 else ([],)  # of one column an empty cell is a row like any other
     for number, cells in enumerate((row for row in rows if row not in blank), 1):
@@ -150,11 +157,14 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
         if buffer.startswith("]"):
             return
         try:
-            row, end = decoder.raw_decode(buffer)
-        except ValueError as error:
-            block = text.read(_BLOCK)
+            end = decoder.raw_decode(buffer)[1]
+            row = parse_json(buffer[:end])
+        except (ValueError, RecursionError) as error:
+            whole = isinstance(error, json.JSONDecodeError) and len(buffer) <= LONGEST_CELL
+            block = text.read(max(_BLOCK, len(buffer))) if whole else ""  # twice as much: time stays linear
             if not block:
-                raise DataError(f"{source.path} row {number + 1} is not valid JSON ({error}). Repair it.") from None
+                what = "nested too deep" if isinstance(error, RecursionError) else error
+                raise DataError(f"{source.path} row {number + 1} is not valid JSON ({what}). Repair it.") from None
             buffer += block
             continue
         number, buffer = number + 1, buffer[end:]
@@ -169,10 +179,17 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
 class TableWriter:
     """Writes rows as they come. `sample` has an example of columns whose first values may all be empty lists, of which
     parquet could not tell the type; `schema` has the types of columns that come from a parquet file. The columns are
-    those of the first rows written, and one that comes later is refused where the format has no place for it."""
+    those of the first rows written, and one that comes later is refused where the format has no place for it.
+    `escape_formulas` puts a ' before cells of csv and tsv that a spreadsheet would compute."""
 
-    def __init__(self, path: Path, sample: Mapping[str, Any] | None = None, schema: "pa.Schema | None" = None) -> None:
-        self.path, self.sample, self.schema = path, sample or {}, schema
+    def __init__(
+        self,
+        path: Path,
+        sample: Mapping[str, Any] | None = None,
+        schema: "pa.Schema | None" = None,
+        escape_formulas: bool = False,
+    ) -> None:
+        self.path, self.sample, self.schema, self.escape_formulas = path, sample or {}, schema, escape_formulas
         self.format, self.rows = table_format(path), 0
         self.columns: list[str] = []
         self.parquet: pq.ParquetWriter | None = None
@@ -206,6 +223,8 @@ class TableWriter:
         buffer = io.StringIO()
         table = [] if self.rows else [self.columns]
         table += [[_cell(row.get(name), name in answers) for name in self.columns] for row in rows]
+        if self.escape_formulas:
+            table = [[f"'{cell}" if is_formula(cell) else cell for cell in cells] for cells in table]
         if self.format == "csv":
             csv.writer(buffer, lineterminator="\n").writerows(table)
         else:
@@ -243,6 +262,10 @@ class TableWriter:
         self.stack.__exit__(kind, *rest)
 
 
+def is_formula(cell: str) -> bool:
+    return cell.startswith(("=", "+", "-", "@", "\t", "\r")) and number(cell) is None
+
+
 def _cell(value: Any, is_answer: bool) -> str:
     match value:
         case None:
@@ -255,7 +278,7 @@ def _cell(value: Any, is_answer: bool) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json_text(value, default=str)
 
 
 # Column files of the CoNLL shared tasks
@@ -343,7 +366,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with open_table(path) as source:
         if source.format not in ("text", "jsonl"):  # a first word may well be "{"
             raise DataError(f"{path} is a table ({source.format}), not a column file.")
-        for number, line in enumerate(source.stream, 1):
+        for number, line in bounded_lines(source):
             try:
                 yield number, line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
@@ -409,7 +432,7 @@ def number(value: Any) -> float | None:
     """A finite number, also one that is written as text; None for anything else."""
     try:
         real = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return real if math.isfinite(real) and not isinstance(value, bool) else None
 
@@ -425,7 +448,7 @@ def label_list(value: Any, separator: str) -> list[str]:
     """Several labels of one row: a list, a list written as JSON, or names with a separator between them."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError:
             value = [value]
     elif isinstance(value, str):

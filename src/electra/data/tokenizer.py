@@ -5,10 +5,11 @@ maps, whose random order then decides ties. `_train_wordpiece` and `learn_pieces
 """
 
 import hashlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -16,19 +17,32 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, MachineError
-from electra.base.files import write_atomically
+from electra.base.files import parse_json, read_bytes, write_atomically
+from electra.base.jobs import interruptible
 from electra.base.progress import live_bars
-from electra.data.shards import TOKENIZER, json_hash
+from electra.data.corpus import Corpus, cut_at_whitespace
+from electra.data.shards import MOST_TOKENS, TOKENIZER, json_hash
 
 if TYPE_CHECKING:
     from electra.base.batch import SpecialIds
-    from electra.data.corpus import Corpus
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
+MOST_TRAINED = 2_000_000  # tokens
 MOST_CHARACTERS = 1_000_000_000  # of more text about this much is used: documents chosen by their hash
 # Of all characters of the text in wordpiece and unigram; rarer ones get no piece of their own and become [UNK].
 _CHARACTER_COVERAGE = 0.9999
+# What has no space for so long (base64, minified code) is no word: it is cut, since trainers take the square of its time.
+_LONGEST_RUN = re.compile(r"\S{1,400}")
+_AT_ONCE = 1 << 16  # characters that are encoded at once: the library needs 150 bytes for each
+# A regular expression that one pass over the text decides: no group is repeated, nothing refers back, and of each choice
+# one part at most is repeated without an end. The others here are known too: byte-level splits of GPT-2 and GPT-4.
+_REPEATED_GROUP = re.compile(r"\)[*+{]|\\[1-9k]|\(\?<?[=!][^)]*[*+]")
+_ENDLESS = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
+_KNOWN_PATTERNS = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 # Of the unigram trainer.
 _LONGEST_PIECE = 16
 _LONGEST_WORD = 64
@@ -44,13 +58,13 @@ class TokenizerSettings(Settings):
     `split_cjk` makes every Chinese character a word, as BERT does: for wordpiece only."""
 
     kind: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
-    vocab_size: int = Field(default=30522, ge=300)
+    vocab_size: int = Field(default=30522, ge=300, le=MOST_TRAINED)
     lowercase: bool = True
     strip_accents: bool = False
     split_cjk: bool = True
 
 
-def train_tokenizer(corpus: "Corpus", settings: TokenizerSettings) -> Tokenizer:
+def train_tokenizer(corpus: Corpus, settings: TokenizerSettings) -> Tokenizer:
     """The corpus is read as a stream: memory holds its distinct words, never its text."""
     texts = _Sample(corpus)
     match settings.kind:
@@ -78,12 +92,40 @@ def load_tokenizer(path: Path) -> Tokenizer:
     file = path / TOKENIZER if path.is_dir() else path
     text = _read(file)
     try:
+        content = parse_json(text)
+        refuse_patterns(file, content)
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more specific
-        raise CorruptError(f'{file} is not a tokenizer.json ({error}). Train one with "electra tokenizer".') from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    except CorruptError:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
+        reason = next(iter(str(error).splitlines()), "")
+        raise CorruptError(f'{file} is not a tokenizer.json ({reason}). Train one with "electra tokenizer".') from None
     return _ready(file, tokenizer)
+
+
+def refuse_patterns(file: Path, content: Any) -> None:
+    """Regular expressions of a foreign tokenizer run on every text, and some take for ever. Those that surely do not are
+    allowed."""
+    parts = [content.get("normalizer"), content.get("pre_tokenizer"), content.get("decoder")]
+    while parts:
+        part = parts.pop()
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        pattern = part.get("Regex") if isinstance(part, dict) else None
+        if isinstance(pattern, str) and not is_linear(pattern):
+            raise CorruptError(
+                f"{file}: its regular expression {pattern[:80]!r} may take for ever. Use another tokenizer."
+            )
+
+
+def is_linear(pattern: str) -> bool:
+    choices = re.split(r"(?<!\\)\|", pattern)
+    return pattern in _KNOWN_PATTERNS or (
+        not _REPEATED_GROUP.search(pattern) and all(len(_ENDLESS.findall(choice)) <= 1 for choice in choices)
+    )
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
@@ -128,7 +170,7 @@ class _Sample:
 
     _PROBE = 1 << 24
 
-    def __init__(self, corpus: "Corpus") -> None:
+    def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
         self.threshold = min(1.0, MOST_CHARACTERS / max(1, self._expected_characters())) * 2.0**64
 
@@ -145,7 +187,14 @@ class _Sample:
         for document in self.corpus.read():
             digest = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
             if int.from_bytes(digest, "little") < self.threshold:
-                yield document.text
+                yield cut_runs(document.text)
+
+
+def cut_runs(text: str) -> str:
+    """With a space in whatever goes on without one for too long. Other texts, nearly all, come back as they are."""
+    if len(max(text.split(), key=len, default="")) <= 400:
+        return text
+    return re.sub(r"\S{401,}", lambda match: " ".join(_LONGEST_RUN.findall(match[0])), text)
 
 
 def _train_wordpiece(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
@@ -160,7 +209,7 @@ def _train_wordpiece(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
     trainer = trainers.WordPieceTrainer(
         special_tokens=special, initial_alphabet=alphabet, limit_alphabet=len(alphabet), **_trainer_options(settings)
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    interruptible(tokenizer.train_from_iterator, texts, trainer)
     return _wordpiece(tokenizer.get_vocab(), normalizer)
 
 
@@ -201,7 +250,7 @@ def _train_bpe(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
     tokenizer = _assemble(models.BPE(unk_token="[UNK]"), *parts)
     alphabet, special = sorted(pre_tokenizers.ByteLevel.alphabet()), list(SPECIAL_TOKENS)
     trainer = trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, **_trainer_options(settings))
-    tokenizer.train_from_iterator(texts, trainer)
+    interruptible(tokenizer.train_from_iterator, texts, trainer)
     return _assemble(tokenizer.model, *parts)
 
 
@@ -261,23 +310,73 @@ def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> 
 
 
 def _ready(path: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """All special tokens are there, and a text that says "[MASK]" means the word, everywhere."""
-    if missing := [name for name in SPECIAL_TOKENS if tokenizer.token_to_id(name) is None]:
+    """All special tokens are there, each with an id of its own, and a text that says "[MASK]" means the word, everywhere."""
+    vocabulary = tokenizer.get_vocab()
+    if missing := [name for name in SPECIAL_TOKENS if name not in vocabulary]:
         remedy = f"A vocabulary for ELECTRA needs all of {', '.join(SPECIAL_TOKENS)}"
-        raise DataError(f"{path} has no {', '.join(missing)}. {remedy}.")
+        raise CorruptError(f"{path} has no {', '.join(missing)}. {remedy}.")
+    special = {vocabulary[name]: name for name in SPECIAL_TOKENS}
+    if shared := [(name, special[it]) for name, it in vocabulary.items() if special.get(it, name) != name]:
+        first, second = shared[0]
+        raise CorruptError(f"{path}: {first} and {second} share the id {vocabulary[first]}. Give each its own.")
+    if (largest := max(vocabulary.values())) >= MOST_TOKENS:
+        raise CorruptError(
+            f"{path} has the id {largest:,}, at most {MOST_TOKENS - 1:,} are read. Number its tokens from 0."
+        )
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def _read(path: Path) -> str:
+    if not path.exists():
+        raise DataError(f'{path} does not exist. Train a tokenizer with "electra tokenizer".')
     try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise DataError(f'{path} does not exist. Train a tokenizer with "electra tokenizer".') from None
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} has bytes that are not UTF-8 at byte {error.start}. Convert it.") from None
-    except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+        raise CorruptError(
+            f"{path} has bytes that are not UTF-8 at byte {error.start}. Restore or convert it."
+        ) from None
+
+
+class TokenIds(NamedTuple):
+    """Of one text, without special tokens; `offsets` are its characters for each id."""
+
+    ids: list[int]
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[TokenIds]:
+    """A long text goes in parts, so that memory is bounded and Ctrl-C is answered, and no further than `most` ids."""
+    for text in texts:
+        require_characters(text)
+    if all(len(text) <= _AT_ONCE for text in texts):
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [TokenIds(it.ids, it.tokens, it.offsets) for it in encodings]
+    return [_encode_parts(tokenizer, text, most) for text in texts]
+
+
+def _encode_parts(tokenizer: Tokenizer, text: str, most: int | None) -> TokenIds:
+    """Cut before a whitespace where there is one: no word is seen differently for the cut."""
+    whole, start = TokenIds([], [], []), 0
+    for part in cut_at_whitespace(text, _AT_ONCE):
+        encoding = tokenizer.encode(part, add_special_tokens=False)
+        whole.ids.extend(encoding.ids)
+        whole.tokens.extend(encoding.tokens)
+        whole.offsets.extend((start + begin, start + end) for begin, end in encoding.offsets)
+        start += len(part)
+        if most is not None and len(whole.ids) > most:
+            break
+    return whole
+
+
+def require_characters(text: str) -> None:
+    """No tokenizer reads half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(f"a text has half a character ({half}) at {error.start}. Write it again as UTF-8.") from None
 
 
 def learn_pieces(counts: Counter[str], size: int, alphabet: Sequence[str]) -> list[tuple[str, float]]:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.batch import Batch, SpecialIds
-from electra.base.config import Settings, dump, validate
+from electra.base.config import Settings, dump, short, validate
 from electra.base.errors import DataError, SettingsError
+from electra.base.files import is_plain_name
 from electra.data.tables import Row, is_missing, pick, read_rows
 from electra.data.tokenizer import special_ids
 from electra.model import EncoderSettings
@@ -93,9 +94,16 @@ class TaskSettings(Settings):
     kind: str
     name: str = ""
     metric: str
-    epochs: int = Field(3, ge=1)
-    length: int = Field(128, ge=8)
+    epochs: int = Field(3, ge=1, le=1_000_000)
+    length: int = Field(128, ge=8, le=1_000_000)
     files: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def name_stays_in_its_folder(cls, name: str) -> str:
+        if name and not is_plain_name(name):
+            raise ValueError("a task needs a name that can be a folder's")
+        return name
 
     guesses_columns: ClassVar[bool] = False
     """Whether text and label are looked for in a table of which nothing is known."""
@@ -135,7 +143,7 @@ class TaskSettings(Settings):
         return set()
 
     def is_input(self, value: Any) -> bool:
-        return isinstance(value, str)
+        return isinstance(value, str) and not SURROGATE.search(value)
 
     def layout(self, path: Path) -> Layout:
         return "table"
@@ -358,8 +366,3 @@ def text_problem(name: str, value: Any) -> str:
         return f"{name!r} is {short(value)}, not text. Correct it."
     half = SURROGATE.search(value)
     return f"{name!r} has half a character ({half[0]!r}) at {half.start()}. Write the file again." if half else ""
-
-
-def short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

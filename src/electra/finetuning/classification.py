@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.data.tables import Row, column_of, label_list, label_name, number, read_label
+from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
     Answering,
     Example,
@@ -190,6 +191,11 @@ class Classification(Task):
         classes, rows = len(self.labels), len(splits.get("train", ()))
         if rows and self.settings.kind != "regression" and (classes == 1 or (classes == 0 and clean)):
             yield Problem("train", 0, f"one class only ({', '.join(self.labels) or 'none'}): there is nothing to learn")
+        stripped = {name.strip(): name for name in self.labels}
+        if self.guessed and len(stripped) < classes:
+            twice = next((name, stripped[name.strip()]) for name in self.labels if stripped[name.strip()] != name)
+            text = f"labels {twice[0]!r} and {twice[1]!r} differ by spaces alone: make them one, or say labels=[…]"
+            yield Problem("train", 0, text)
         if self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2):
             remedy = "use kind=regression for quantities, labels=[…] for classes all the same, or another label column"
             yield Problem("train", 0, f"{classes} different labels in {rows} rows: {remedy}")
@@ -208,7 +214,7 @@ class Classification(Task):
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """[CLS] A [SEP] (B [SEP]); of a pair that is too long the longer text is cut first, from its end."""
         pieces = [
-            [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+            [encoding.ids for encoding in encode_texts(self.tokenizer, texts, self.length)]
             for texts in zip(*map(self.settings.texts, rows), strict=True)
         ]
         examples, cut = [], 0

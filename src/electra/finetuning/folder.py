@@ -13,6 +13,7 @@ from torch import Tensor
 from electra.base import config
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
+from electra.base.files import read_object
 from electra.finetuning import Task
 from electra.finetuning.plan import MethodSettings, settings_class
 from electra.finetuning.training import Finetuned
@@ -78,17 +79,22 @@ def load_task_folder(folder: Path) -> TaskModel:
         raise DataError(
             f'{folder} is not a fine-tuned model of ours: it has no {TASK_FILE}. "electra finetune" writes such folders.'
         )
+    stored = read_folder(folder)
+    described = read_object(folder / TASK_FILE)
     try:
-        described = json.loads((folder / TASK_FILE).read_bytes())
         settings = config.validate(settings_class(described["task"]["kind"]), described["task"])
         # any machine may use it, wherever it was trained
         method = config.validate(MethodSettings, described["method"] | {"device": "auto"})
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptError(f"{folder / TASK_FILE} cannot be read: {str(error).splitlines()[0]}.") from None
-    stored = read_folder(folder)
+        raise CorruptError(f"{folder / TASK_FILE} cannot be used: {str(error).splitlines()[0]}.") from None
     # folders that do not say it are of before rotary encoders read beyond their `positions`
     length = described.get("length", min(settings.length, stored.settings.positions))
+    if not isinstance(length, int) or not 8 <= length <= max(settings.length, stored.settings.positions):
+        raise CorruptError(f"{folder / TASK_FILE}: length is {length!r}, more than the task or the network has.")
     task = settings.build(stored.tokenizer, length, {})
+    labels, named = task.config_entries().get("id2label"), stored.config.get("id2label")
+    if labels and named != labels:
+        raise CorruptError(f"{folder / 'config.json'}: its labels (id2label) are not those of {TASK_FILE}.")
     head = task.head(stored.settings)
     encoder = stored.build(head, architecture(stored.settings, task), described_by=TASK_FILE)
     return TaskModel(Finetuned(encoder, head).eval(), task, method, stored.tokenizer, described, stored.length)

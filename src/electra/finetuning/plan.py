@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
+from electra.base.files import is_plain_name
 from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
 from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
@@ -75,7 +76,7 @@ class MethodSettings(config.Settings):
     layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`."""
 
     method: MethodName = "paper"
-    batch: int = Field(32, ge=1)
+    batch: int = Field(32, ge=1, le=1_000_000)
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(3e-4, gt=0)
     layer_decay: float = Field(0.8, gt=0, le=1)
@@ -89,7 +90,7 @@ class MethodSettings(config.Settings):
     warmup: float = Field(0.1, ge=0, lt=1)
     dropout: float = Field(0.1, ge=0, lt=1)
     attention_dropout: float = Field(0.1, ge=0, lt=1)
-    evaluations: int = Field(5, ge=1)
+    evaluations: int = Field(5, ge=1, le=1_000_000)
     keep: Literal["last", "best"] = "last"
     patience: int = Field(0, ge=0)
     calibrate: bool = False
@@ -212,7 +213,17 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
     if method.method == "robust" and "calibrate" not in tree:
         method = method.model_copy(update={"calibrate": len(splits["train"]) in SMALL_TABLE})
     notes += task.notes
+    refuse_names(task.name or name, source)
     return Plan(item, task.name or name, task, method, source, files, splits, tuple(notes), malformed, numbers)
+
+
+def refuse_names(name: str, source: SourceSettings) -> None:
+    """They become names of folders and files, and must not lead out of the folder that everything goes to."""
+    if not is_plain_name(name) or name in ("submission", "results.md", "results.json"):
+        raise SettingsError(f"name: a task cannot be called {name[:60]!r}, which is no name of a folder. Say name=….")
+    for file in source.submission.values():
+        if not is_plain_name(file):
+            raise SettingsError(f"submission: {file[:60]!r} is no name of a file. Give one without a folder.")
 
 
 def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:

@@ -5,22 +5,24 @@ a file that has such columns already is refused: nothing of the file is overwrit
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from electra.base.config import short
 from electra.base.errors import DataError, SettingsError
 from electra.data import tables
 from electra.data.files import whole_file
+from electra.data.tables import Row
 from electra.data.tokenizer import special_ids
-from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns, short
+from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id, read_squad
 from electra.finetuning.training import in_chunks, infer
 
-CHUNK = 4096
+CHUNK, CHUNK_CHARACTERS = 4096, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,13 @@ def predict_lines(model: Path, lines: Sequence[str]) -> list[Prediction]:
 
 
 def predict_file(
-    model: Path, file: Path, out: Path | None, probabilities: bool, columns: Mapping[str, Any], force: bool = False
+    model: Path,
+    file: Path,
+    out: Path | None,
+    probabilities: bool,
+    columns: Mapping[str, Any],
+    force: bool = False,
+    escape_formulas: bool = False,
 ) -> Predicted:
     """Each row with its prediction, in the order and the format of the file; a chunk at a time. Only with `force` is a file
     that is there already overwritten."""
@@ -83,7 +91,7 @@ def predict_file(
     written = [target]
     match predictor.task.settings.layout(file):
         case "table":
-            predict_table(predictor, file, target, probabilities)
+            predict_table(predictor, file, target, probabilities, escape_formulas)
         case "columns":
             predict_columns(predictor, file, target)
         case "squad":
@@ -91,10 +99,11 @@ def predict_file(
     return Predicted(written, predictor.rows, predictor.cut, predictor.cut_words)
 
 
-def predict_table(predictor: Predictor, file: Path, target: Path, probabilities: bool) -> None:
+def predict_table(predictor: Predictor, file: Path, target: Path, probabilities: bool, escape_formulas: bool) -> None:
     task = predictor.task
-    with tables.TableWriter(target, task.answer_sample(), tables.parquet_schema(file)) as writer:
-        for rows in in_chunks(tables.read_rows(file, task.settings.table_header), CHUNK):
+    schema = tables.parquet_schema(file)
+    with tables.TableWriter(target, task.answer_sample(), schema, escape_formulas) as writer:
+        for rows in row_chunks(tables.read_rows(file, task.settings.table_header)):
             predictions = predictor(rows)
             names = [name for name in predictions[0] if probabilities or name in task.columns_written]
             if twice := set(names) & {name for row in rows for name in row}:
@@ -102,6 +111,19 @@ def predict_table(predictor: Predictor, file: Path, target: Path, probabilities:
             pairs = zip(rows, predictions, strict=True)
             writer.write([{**row, **{name: it[name] for name in names}} for row, it in pairs], answers=names)
         require_rows(file, predictor)
+
+
+def row_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """So many rows that they keep a network busy, and fewer where they are long: memory must not depend on the file."""
+    chunk, characters = list[Row](), 0
+    for row in rows:
+        chunk.append(row)
+        characters += sum(len(value) for value in row.values() if isinstance(value, str))
+        if len(chunk) == CHUNK or characters > CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def predict_columns(predictor: Predictor, file: Path, target: Path) -> None:

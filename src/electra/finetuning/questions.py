@@ -11,7 +11,6 @@ F1 is 0. In 2.0 the empty answer means "there is none": F1 is 1 if both are empt
 remains does not count as one.
 """
 
-import json
 import math
 import re
 import string
@@ -29,7 +28,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.errors import DataError, SettingsError
+from electra.base.files import MOST_JSON, parse_json
 from electra.data.tables import Row, is_missing, open_table
+from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
     Answering,
     Example,
@@ -73,8 +74,8 @@ class SpanSettings(TaskSettings):
 
     kind: Literal["span"] = "span"
     metric: Literal["f1", "exact"] = "f1"
-    epochs: int = Field(2, ge=1)
-    length: int = Field(512, ge=8)
+    epochs: int = Field(2, ge=1, le=1_000_000)
+    length: int = Field(512, ge=8, le=1_000_000)
     doc_stride: int = Field(128, ge=1)
     max_query_length: int = Field(64, ge=1)
     n_best: int = Field(20, ge=1)
@@ -196,7 +197,7 @@ class SpanTask(Task):
     def _tokens(self, texts: Sequence[str]) -> Iterator[Tokens]:
         for first in range(0, len(texts), _AT_ONCE):
             batch = texts[first : first + _AT_ONCE]
-            for encoding in self.tokenizer.encode_batch(batch, add_special_tokens=False):
+            for encoding in encode_texts(self.tokenizer, batch):
                 yield encoding.ids, np.array(encoding.offsets, np.int32).reshape(-1, 2)
 
     def _windows(self, row: int, question: list[int], context: Tokens, answers: Answers) -> Iterator[Example]:
@@ -323,10 +324,12 @@ def is_nested(path: Path) -> bool:
 def read_squad(path: Path) -> list[Row]:
     """The questions of SQuAD's own JSON (1.1 or 2.0), plain or compressed."""
     with open_table(path) as source:
-        text = source.stream.read().decode("utf-8")
+        text = source.stream.read(MOST_JSON + 1)
+    if len(text) > MOST_JSON:
+        raise DataError(f"{path} is longer than {MOST_JSON >> 20} MiB. Give one question a row instead.")
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}). Correct it.") from None
     rows = list(_questions(path, content))
     if not rows:

@@ -12,9 +12,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from electra.base import config
-from electra.base.errors import SettingsError
-from electra.base.files import read_json, write_atomically, write_json
-from electra.base.progress import Table
+from electra.base.errors import CorruptError, SettingsError
+from electra.base.files import folder_problems, read_object, read_or_set_aside, write_atomically, write_json
+from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Task
 from electra.finetuning.alarms import label_alarms, result_alarms
@@ -61,10 +61,13 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
     path = folder / SETTINGS
     if not path.is_file() or not list(folder.glob("seed-*")):
         return
-    stored = read_json(path)
-    # older ones lack newer keys
-    for part, kind in (("method", MethodSettings), ("task", settings_class(stored["task"]["kind"]))):
-        stored[part] = config.dump(config.validate(kind, stored[part]))
+    remedy = "restore it, or remove the folder to train again"
+    stored = read_object(path, remedy)
+    try:  # older ones lack newer keys
+        for part, kind in (("method", MethodSettings), ("task", settings_class(stored["task"]["kind"]))):
+            stored[part] = config.dump(config.validate(kind, stored[part]))
+    except (KeyError, TypeError, SettingsError) as error:
+        raise CorruptError(f"{path} is damaged ({error}): {remedy}.") from None
     if changed := config.differences(bound(stored), bound(settings)):
         listed = "; ".join(line.removeprefix("task.").removeprefix("method.") for line in changed)
         raise SettingsError(f"{folder} holds runs with other settings ({listed}). Use those, or another folder (out).")
@@ -105,7 +108,10 @@ def task_result(
     were not trained on, dev the first. `best` was chosen on the dev set that it is a score of."""
     seeds = sorted(int(path.parent.name[5:]) for path in (out / plan.name).glob(f"seed-*/{RESULT}"))
     folders = {seed: run_folder(out, plan.name, seed) for seed in seeds}
-    runs = {seed: read_json(folder / RESULT) for seed, folder in folders.items()}
+    for folder in folders.values():
+        if problems := [it for it in folder_problems(folder) if it.startswith((RESULT, "outputs-", "its manifest"))]:
+            raise CorruptError(f"{folder}: {problems[0]}. Restore it, or remove the folder to train that seed again.")
+    runs = {seed: read_object(folder / RESULT) for seed, folder in folders.items()}
     first = runs[seeds[0]]
     scores: dict[str, dict[str, Any]] = {
         split: {f"seed {seed}": run["scores"][split] for seed, run in runs.items()} for split in first["scores"]
@@ -156,16 +162,18 @@ def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]
     """Every finished run of the folder: those of this command's tasks first, then what earlier commands said of theirs."""
     results = dict(results)
     path = out / "results.json"
-    earlier: dict[str, Any] = read_json(path) if path.is_file() else {"tasks": {}}
+    earlier = read_or_set_aside(path) or {}
+    tasks = earlier.get("tasks")
+    described: dict[str, Any] = tasks if isinstance(tasks, dict) else {}
     for name in sorted({path.parents[1].name for path in out.glob(f"*/seed-*/{RESULT}")} - results.keys()):
-        if name in earlier["tasks"]:
-            results[name] = {"model": earlier["model"], **earlier["tasks"][name]}
+        if is_result(described.get(name)):
+            results[name] = {"model": earlier.get("model", ""), **described[name]}
         else:
             log.info("%s: its finished runs are not in the results yet. Repeat its command to the end.", name)
     for name, result in results.items():
         plot_task(out / name, result)
     whole = {"model": model, "tasks": results, "glue": glue_mean(results)}
-    write_atomically(out / "results.md", results_page(whole).encode())
+    write_atomically(out / "results.md", visible(results_page(whole)).encode())
     write_json(path, whole)
     return whole
 
@@ -179,10 +187,17 @@ def baselines_of(result: Mapping[str, Any], split: str = "dev") -> dict[str, dic
 def plot_task(folder: Path, result: Mapping[str, Any]) -> None:
     """The dev score of every seed against the steps, with the baselines as levels."""
     metric = result["metric"]
-    runs = {int(path.parent.name[5:]): read_json(path) for path in folder.glob(f"seed-*/{RESULT}")}
+    runs = {int(path.parent.name[5:]): read_object(path) for path in folder.glob(f"seed-*/{RESULT}")}
     curves = {f"seed {seed}": runs[seed]["curve"] for seed in sorted(runs)}
     levels = {name: scores[metric] for name, scores in baselines_of(result).items()}
     plot_scores(curves, levels, metric, f"{folder.name}: dev {metric}", folder / "curves.png")
+
+
+def is_result(entry: object) -> bool:
+    """Whether an entry of results.json has what results.md is made of."""
+    return (
+        isinstance(entry, dict) and {"metric", "median", "best", "ensemble", "scores", "files", "cut"} <= entry.keys()
+    )
 
 
 def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -222,12 +237,15 @@ def results_page(whole: Mapping[str, Any]) -> str:
             paragraphs.append(Table([split, *next(iter(by_seed.values()))], rows).markdown())
         if result.get("confusion"):
             pairs = zip(result["labels"], result["confusion"], strict=True)
-            rows = [[f"**{label}**", *(f"{count:,}" for count in counts)] for label, counts in pairs]
+            rows = [[f"**{literal(label)}**", *(f"{count:,}" for count in counts)] for label, counts in pairs]
             paragraphs.append("Rows are the true classes, columns the answers of the ensemble:")
-            paragraphs.append(Table(["", *result["labels"]], rows).markdown())
+            paragraphs.append(Table(["", *map(literal, result["labels"])], rows).markdown())
         if result.get("per_class"):
             keys = ("precision", "recall", "f1")
-            rows = [[it["label"], *(shown(it[key]) for key in keys), f"{it['rows']:,}"] for it in result["per_class"]]
+            rows = [
+                [literal(it["label"]), *(shown(it[key]) for key in keys), f"{it['rows']:,}"]
+                for it in result["per_class"]
+            ]
             paragraphs.append(Table(["class", "precision", "recall", "F1", "rows"], rows).markdown())
         paragraphs.append(f"![dev score against steps]({name}/curves.png)")
     return "\n\n".join(paragraph.strip() for paragraph in paragraphs) + "\n"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import SettingsError
-from electra.base.files import lock, read_json, remove_leftovers, write_json
+from electra.base.files import lock, read_or_set_aside, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.base.randomness import mix
@@ -44,7 +44,7 @@ from electra.interop.read import Pretrained, warn_beyond
 from electra.interop.write import task_card
 from electra.model import EncoderSettings, encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
-from electra.train.checkpoint import checkpoint_folders
+from electra.train.checkpoint import checkpoint_folders, newest_state
 from electra.train.device import explain_machine
 from electra.train.loop import Run
 
@@ -155,7 +155,7 @@ def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
     begins again."""
     folder, title = task_folder / TRAINING / f"seed-{seed}", f"{name} seed {seed}"
     begun, content = folder / report.SETTINGS, {"settings_sha256": fingerprint}
-    if not begun.is_file() or read_json(begun) != content:
+    if (read_or_set_aside(begun) or newest_begun(folder)) != content:
         if checkpoint_folders(folder / "checkpoints"):
             log.warning("%s was begun with other settings, so it begins again; its checkpoints are removed.", title)
         shutil.rmtree(folder, ignore_errors=True)
@@ -163,6 +163,12 @@ def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
         write_json(begun, content)
     remedy = "Use a lower lr, or a longer warmup."
     return Run(folder, content, name=title, when_diverged=remedy, keeps_last=False, seconds_between_lines=10.0)
+
+
+def newest_begun(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says where the file that said it is lost."""
+    state = newest_state(folder / "checkpoints")
+    return {key: state[key] for key in ("settings_sha256",) if key in state}
 
 
 def run_one(

@@ -31,8 +31,10 @@ from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from electra.base.config import short
 from electra.base.errors import DataError, SettingsError
 from electra.data.tables import Row, is_table, read_conll, table_format
+from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
     SURROGATE,
     Answering,
@@ -47,7 +49,6 @@ from electra.finetuning import (
     Splits,
     Task,
     TaskSettings,
-    short,
     softmax,
 )
 from electra.model import EncoderSettings, token_label_head
@@ -71,7 +72,7 @@ class TaggingSettings(TaskSettings):
     scheme: Literal["iob1", "iob2", "bioes", "none"] = "iob2"
     train_scheme: Literal["as read", "iob1", "iob2", "bioes"] = "as read"
     metric: Literal["f1", "accuracy"] = "f1"
-    length: int = Field(256, ge=8)
+    length: int = Field(256, ge=8, le=1_000_000)
     token_column: int = 0
     tag_column: int = -1
     labels: tuple[str, ...] = ()
@@ -187,7 +188,7 @@ class Tagging(Task):
         """The ids of a word: those of its text by itself. A word of which the tokenizer leaves nothing (a control character,
         a lone accent where accents are stripped) is [UNK], so that every word has a first token to stand for it."""
         text = word.encode("utf-8", "replace").decode()  # lone surrogates
-        return self.tokenizer.encode(text, add_special_tokens=False).ids or [self.special.unk]
+        return encode_texts(self.tokenizer, [text], self.length)[0].ids or [self.special.unk]
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
         """Long sentences become several examples and lose nothing. A row counts as cut where a single word has more

@@ -13,20 +13,29 @@ import math
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from electra.base import config
 from electra.base.errors import DataError, DivergedError, SettingsError
-from electra.base.files import read_json, write_atomically, write_json
+from electra.base.files import (
+    LONGEST_NAME,
+    read_object,
+    read_or_set_aside,
+    set_aside_file,
+    write_atomically,
+    write_json,
+)
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import Table
 from electra.base.randomness import mix
@@ -34,7 +43,7 @@ from electra.data.shards import read_manifest
 from electra.data.tables import read_rows
 from electra.inspector.detect import text_vectors
 from electra.interop.read import Pretrained
-from electra.pretraining.load import load_network
+from electra.pretraining.load import CONFIG, load_network, load_settings
 from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import flops_per_token, try_step
@@ -44,6 +53,8 @@ from electra.train.step import Execution, build_step
 log = logging.getLogger(__name__)
 
 EVALUATIONS = 4
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+MOST = {"seconds": 1e9, "flops": 1e30, "steps": 1e12}
 MEASURES = {"auc": "RTD AUC", "mlm_loss": "MLM loss", "probe": "probe accuracy"}
 
 
@@ -67,13 +78,14 @@ class Budget(NamedTuple):
 
 def parse_budget(text: str) -> Budget:
     match = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*(s|m|h|steps|flops)", text.strip())
-    amount = float(match[1]) if match else 0.0
-    if not match or not 0 < amount < math.inf:
-        raise SettingsError(f'budget {text!r} is not understood. Use "2m", "90s", "1h", "3e14 flops" or "500 steps".')
-    match unit := match[2]:
-        case "steps" | "flops":
-            return Budget(unit, amount)
-    return Budget("seconds", amount * {"s": 1, "m": 60, "h": 3600}[unit])
+    with suppress(ValueError):  # 1.2.3
+        amount, unit = (float(match[1]), match[2]) if match else (0.0, "steps")
+        budget = Budget("seconds", amount * SECONDS[unit]) if unit in SECONDS else Budget(unit, amount)  # type: ignore[arg-type]
+        if 0 < budget.amount <= MOST[budget.unit]:
+            return budget
+    most = ", ".join(f"{amount:.0e} {unit}" for unit, amount in MOST.items())
+    example = '"2m", "90s", "1h", "3e14 flops" or "500 steps"'
+    raise SettingsError(f"budget {text[:40]!r} is not understood. Use {example}, above 0 and at most {most}.")
 
 
 class Variant(NamedTuple):
@@ -109,6 +121,9 @@ class ComparedRun:
     diverged: bool = False
 
 
+STORED_RUN = TypeAdapter(ComparedRun)
+
+
 @dataclass(frozen=True)
 class Job:
     variant: Variant
@@ -123,7 +138,8 @@ def run_comparison(
 ) -> list[ComparedRun]:
     """Every variant with every seed, `jobs` runs at a time; the report is in `out`. Every setting is checked before anything
     starts, finished runs are kept, and an interrupted one goes on. With a table, the frozen encoders are probed with it."""
-    folders = {variant: out / re.sub(r"[^\w.+=-]+", "_", variant.name) for variant in chosen}
+    names = folder_names([variant.name for variant in chosen])
+    folders = {variant: out / names[variant.name] for variant in chosen}
     queue = [Job(it, seed, budget, folders[it] / f"seed-{seed}", table) for seed in range(seeds) for it in chosen]
     plan = {"budget": list(budget), "table": "" if table is None else table.digest}
     for variant in chosen:
@@ -144,9 +160,19 @@ def run_comparison(
     return results
 
 
+def folder_names(names: Sequence[str]) -> dict[str, str]:
+    """Of variants, which may be called by a path. What is too long, or the same for two of them, is told apart by a hash."""
+    plain = {name: re.sub(r"[^\w.+=-]+", "_", name) for name in names}
+    counts = Counter(plain.values())
+    hashes = {name: hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8] for name in names}
+    unclear = {name for name, it in plain.items() if counts[it] > 1 or len(it.encode()) > LONGEST_NAME}
+    return {name: f"{it[:40]}-{hashes[name]}" if name in unclear else it for name, it in plain.items()}
+
+
 def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
     """A folder holds one comparison: more seeds and more variants may join it, another budget, table or setting may not."""
-    before = read_json(path) if path.is_file() else {}
+    remedy = "restore it, or remove it if its runs are those of this command"
+    before = read_object(path, remedy) if path.is_file() else {}
     if clash := [name for name, value in plan.items() if before.get(name, value) != value]:
         raise SettingsError(
             f"{path.parent} holds another comparison (not the same: {', '.join(clash)}). Use another folder."
@@ -174,8 +200,11 @@ def run_job_quietly(job: Job) -> ComparedRun:
 def run_job(job: Job) -> ComparedRun:
     """One run from nothing to its metrics; a finished one is read back, an interrupted one goes on."""
     path = job.folder / "result.json"
-    if path.is_file():
-        return ComparedRun(**read_json(path))
+    if (stored := read_or_set_aside(path)) is not None:
+        try:
+            return STORED_RUN.validate_python(stored)
+        except ValidationError:
+            log.warning("%s is damaged. Kept as %s; measured again.", path, set_aside_file(path).name)
     job.folder.mkdir(parents=True, exist_ok=True)
 
     # what a step costs decides how many the budget buys
@@ -206,7 +235,7 @@ def run_job(job: Job) -> ComparedRun:
 def plan_steps(job: Job, settings: PretrainSettings, flops: float) -> int:
     """Kept with the run: a time that was measured again would be another, and the run could not go on."""
     path = job.folder / "plan.json"
-    if not path.is_file():
+    if not isinstance((read_or_set_aside(path) or {}).get("steps"), int):
         match job.budget.unit:
             case "steps":
                 cost = 1.0
@@ -214,8 +243,10 @@ def plan_steps(job: Job, settings: PretrainSettings, flops: float) -> int:
                 cost = flops
             case "seconds":
                 cost = step_seconds(settings)
-        write_json(path, {"steps": max(1, round(job.budget.amount / cost))})
-    return int(read_json(path)["steps"])
+        begun = job.folder / "run" / CONFIG
+        steps = load_settings(begun.parent).train.steps if begun.is_file() else round(job.budget.amount / cost)
+        write_json(path, {"steps": max(1, steps)})
+    return int(read_object(path)["steps"])
 
 
 def step_seconds(settings: PretrainSettings) -> float:

@@ -2,9 +2,7 @@
 for each text. One reader for all of them: what is longer than the network's positions is read in windows.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
@@ -15,7 +13,8 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.base.errors import DataError
-from electra.data.tokenizer import special_ids
+from electra.base.files import parse_json
+from electra.data.tokenizer import encode_texts, special_ids
 from electra.interop.read import Pretrained, warn_beyond
 from electra.model import encode
 
@@ -47,7 +46,7 @@ class Scored:
 
 def detect_texts(network: Pretrained, texts: Sequence[str]) -> list[list[ScoredToken]]:
     """P(replaced) of every token."""
-    encodings = network.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    encodings = encode_texts(network.tokenizer, texts)
     scored = []
     for encoding, logits in zip(encodings, token_logits(network, [it.ids for it in encodings]), strict=True):
         tokens = zip(encoding.tokens, encoding.offsets, 1 / (1 + np.exp(-logits)), strict=True)
@@ -57,9 +56,9 @@ def detect_texts(network: Pretrained, texts: Sequence[str]) -> list[list[ScoredT
 
 def score_texts(network: Pretrained, texts: Sequence[str]) -> list[Scored]:
     """How well every token fits the others, in one pass over the text."""
-    encodings = network.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    encodings = encode_texts(network.tokenizer, texts)
     energies = token_logits(network, [encoding.ids for encoding in encodings])
-    return [Scored(encoding.tokens, -energy) for encoding, energy in zip(encodings, energies, strict=True)]
+    return [Scored(it.tokens, -energy) for it, energy in zip(encodings, energies, strict=True)]
 
 
 @torch.no_grad()
@@ -79,7 +78,7 @@ def token_logits(network: Pretrained, texts: Sequence[Sequence[int]]) -> list[np
 def text_vectors(network: Pretrained, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The last layer's vectors averaged over each text, [CLS] and [SEP] included, and that of [CLS]. Of a text that is read
     in windows each token counts once, and [CLS] is the first window's. With a `length` texts are cut there, in tokens."""
-    encodings = network.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    encodings = encode_texts(network.tokenizer, texts, length)
     ids = [encoding.ids[: None if length is None else length - 2] for encoding in encodings]
     mean, first = np.zeros((2, len(ids), network.encoder.settings.hidden), dtype=np.float32)
     for windows, hidden in read_windows(network, ids):
@@ -152,11 +151,16 @@ def rerank(
 
 
 def read_hypotheses(number: int, line: str) -> dict[str, Any]:
-    with suppress(ValueError, KeyError, TypeError, AttributeError):
-        record = json.loads(line)
+    reason = ""
+    try:
+        record = parse_json(line)
         are_texts = (isinstance(it.get("text"), str) for it in record["hypotheses"])
         are_scores = (isinstance(it.get("score", 0), int | float) for it in record["hypotheses"])
         if isinstance(record["hypotheses"], list) and all(are_texts) and all(are_scores):
             return record
+    except (KeyError, TypeError, AttributeError):
+        pass
+    except ValueError as error:
+        reason = f" ({error})"
     example = '{"hypotheses": [{"text": "…", "score": -1.5}, …]}'
-    raise DataError(f"line {number} is not a list of hypotheses. Each line must look like {example}.")
+    raise DataError(f"line {number} is not a list of hypotheses{reason}. Each line must look like {example}.")

@@ -2,7 +2,6 @@
 needed, and nothing in such a folder can name code: config.json goes through an allow-list of keys, weights are safetensors.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +9,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.errors import CorruptError, DataError, ElectraError
-from electra.data.tokenizer import adopt_vocabulary, load_tokenizer
+from electra.base.files import read_object, refuse_edited
+from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, vocabulary_size
 from electra.interop.formats import (
     FORMATS,
     NetworkKind,
@@ -37,6 +39,7 @@ from electra.model import (
 )
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.modern import ModernDetectionHead
+from electra.train.checkpoint import require_floats
 
 log = logging.getLogger(__name__)
 WEIGHTS = "model.safetensors"
@@ -110,17 +113,65 @@ def read_folder(folder: Path) -> Stored:
     for name in ("config.json", WEIGHTS, "tokenizer.json"):
         if not (folder / name).is_file() and not (name == "tokenizer.json" and vocabulary.is_file()):
             raise DataError(f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.')
+    refuse_edited(folder)
+    config = read_object(folder / "config.json")
+    if not isinstance(config.get("model_type"), str) or config["model_type"] not in FORMATS:
+        known = " or ".join(FORMATS)
+        raise DataError(f"{folder} holds a model of type {config.get('model_type')!r}, not {known}.")
+    vocab_size = checked_number(folder, config, "vocab_size")
+    if config.get(LENGTH) is not None:
+        checked_number(folder, config, LENGTH)
+    if not isinstance(config.get(OBJECTIVE, ""), str):
+        raise CorruptError(f"{folder / 'config.json'}: {OBJECTIVE} is {config[OBJECTIVE]!r}, not text.")
     try:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
-        if config.get("model_type") not in FORMATS:
-            known = " or ".join(FORMATS)
-            raise DataError(f"{folder} holds a model of type {config.get('model_type')!r}, not {known}.")
-        sizes = settings_from_config(config), config["vocab_size"]
-        return Stored(folder, config, *sizes, load_file(folder / WEIGHTS), folder_tokenizer(folder))
+        settings = settings_from_config(config)
+        tensors = load_file(folder / WEIGHTS)
     except ElectraError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise CorruptError(f"{folder} cannot be read: {str(error).splitlines()[0]}.") from None
+    except (OSError, SafetensorError) as error:
+        raise CorruptError(f"{folder / WEIGHTS} cannot be read: {error}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = validation_text(error) if isinstance(error, ValidationError) else f"{type(error).__name__} {error}"
+        raise CorruptError(f"{folder / 'config.json'} cannot be used: {reason}.") from None
+    require_floats(folder / WEIGHTS, tensors)
+    refuse_other_shapes(folder, settings, vocab_size, tensors)
+    tokenizer = folder_tokenizer(folder)
+    if (size := vocabulary_size(tokenizer)) > vocab_size:
+        name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else "vocab.txt"
+        raise CorruptError(f"{folder / name} has the id {size - 1}, beyond the vocabulary of {vocab_size}.")
+    return Stored(folder, config, settings, vocab_size, tensors, tokenizer)
+
+
+def checked_number(folder: Path, config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CorruptError(f"{folder / 'config.json'}: {key} is {value!r}, not a number of tokens.")
+    return value
+
+
+def validation_text(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, it['loc']))}: {it['msg']}" for it in error.errors()[:3])
+
+
+def refuse_other_shapes(
+    folder: Path, settings: EncoderSettings, vocab_size: int, tensors: Mapping[str, Tensor]
+) -> None:
+    """Before a network is built: what config.json says costs nothing to write and may be more than any memory."""
+    try:
+        stored = encoder_from_transformers(settings, tensors)
+    except (KeyError, RuntimeError) as error:
+        raise CorruptError(f"{folder / WEIGHTS} has no {error}.") from None
+    words = stored.get("embeddings.words.weight")
+    if words is not None and len(words) != vocab_size:
+        raise CorruptError(f"{folder / 'config.json'}: vocab_size is {vocab_size}, {WEIGHTS} has {len(words)} words.")
+    with torch.device("meta"):
+        expected = encoder_alone(settings, vocab_size).state_dict()
+    for name, tensor in expected.items():
+        if name not in stored:
+            raise CorruptError(f"{folder / WEIGHTS} has no {name}, which config.json asks for.")
+        if stored[name].shape != tensor.shape:
+            shapes = f"{tuple(stored[name].shape)}, config.json says {tuple(tensor.shape)}"
+            raise CorruptError(f"{folder / WEIGHTS}: {name} is {shapes}.")
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
@@ -128,9 +179,10 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
     path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_bytes()) if path.is_file() else {}
-    lowercase, split_cjk = (settings.get(key, True) for key in ("do_lower_case", "tokenize_chinese_chars"))
-    return adopt_vocabulary(folder / "vocab.txt", lowercase, settings.get("strip_accents"), split_cjk)
+    settings = read_object(path) if path.is_file() else {}
+    lowercase, split_cjk = (settings.get(key) is not False for key in ("do_lower_case", "tokenize_chinese_chars"))
+    strip = settings.get("strip_accents")
+    return adopt_vocabulary(folder / "vocab.txt", lowercase, strip if isinstance(strip, bool) else None, split_cjk)
 
 
 def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
@@ -166,5 +218,6 @@ def says_discriminator(stored: Stored) -> bool:
     ours. Both marks are needed, because transformers keeps the first when it fine-tunes, and a column of numbers may
     have the name of our label. Older exports have one label, "replaced"."""
     labels = FORMATS[stored.settings.kind].discriminator_labels
-    names = tuple((stored.config.get("id2label") or {}).values())
+    named = stored.config.get("id2label")
+    names = tuple(named.values()) if isinstance(named, dict) else ()
     return not labels or (OBJECTIVE in stored.config and names in (labels, labels[1:]))

@@ -7,7 +7,6 @@ languages: by us and, where it is installed and has such a head, by transformers
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +21,16 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.errors import CorruptError, MachineError
-from electra.base.files import sync_folder, write_synced
+from electra.base.errors import CorruptError, DiskFullError, MachineError
+from electra.base.files import (
+    FOLDER_MANIFEST,
+    folder_problems,
+    remove_leftovers,
+    sync_folder,
+    temporary_name,
+    write_synced,
+    writing,
+)
 from electra.base.progress import Table
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.interop.formats import FORMATS, NetworkKind, config_json, network_class, network_tensors
@@ -80,8 +87,9 @@ class Folder:
         """Writes it, reads it back and compares. Returns who has read it back."""
         content = self.content()
         hashes = {it: {"bytes": len(content[it]), "sha256": hashlib.sha256(content[it]).hexdigest()} for it in content}
-        content["MANIFEST.json"] = json.dumps(hashes, indent=1).encode()
-        out.mkdir(parents=True)
+        content[FOLDER_MANIFEST] = json.dumps(hashes, indent=1).encode()
+        with writing(out):
+            out.mkdir(parents=True)
         for name, data in content.items():
             write_synced(out / name, data)
         return check_folder(out, self.architecture, self.tokenizer, ours, read_back(out))
@@ -89,16 +97,28 @@ class Folder:
 
 @contextmanager
 def whole_or_absent(out: Path) -> Iterator[Path]:
-    """A place to write a folder to that becomes `out` at the end, once everything in it is written and checked."""
-    if out.exists():
-        raise MachineError(f"{out} exists already. Choose another folder or remove it first.")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    """A place to write a folder to that becomes `out` at the end, once everything in it is written and checked. What a killed
+    command left is removed, and what it finished is kept: `out` may be there if it is the same to the byte."""
+    refusal = MachineError(f"{out} exists already. Choose another folder or remove it first.")
+    if out.exists() and not (out / FOLDER_MANIFEST).is_file():
+        raise refusal
+    temporary = temporary_name(out)
     try:
+        remove_leftovers(out.parent, out.name)
         yield temporary
-        temporary.rename(out)
-        sync_folder(out.parent)
+        if not out.exists():
+            temporary.rename(out)
+            sync_folder(out.parent)
+        elif manifests(temporary) != manifests(out) or any(folder_problems(out / it) for it in manifests(out)):
+            raise refusal
+    except DiskFullError as error:
+        raise DiskFullError(str(error).replace(str(temporary), str(out))) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def manifests(folder: Path) -> dict[Path, bytes]:
+    return {path.parent.relative_to(folder): path.read_bytes() for path in folder.rglob(FOLDER_MANIFEST)}
 
 
 def write_network(out: Path, network: Pretrained, card: str) -> str:

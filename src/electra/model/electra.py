@@ -40,12 +40,12 @@ class ElectraEncoderSettings(Settings):
     from a normal distribution of deviation 0.02, as transformers does."""
 
     kind: Literal["electra"] = "electra"
-    layers: int = Field(12, ge=1)
-    hidden: int = Field(256, ge=1)
-    heads: int = Field(4, ge=1)
-    intermediate: int = Field(1024, ge=1)
-    embedding: int = Field(128, ge=1)
-    positions: int = Field(512, ge=2)
+    layers: int = Field(12, ge=1, le=1000)
+    hidden: int = Field(256, ge=1, le=65_536)
+    heads: int = Field(4, ge=1, le=65_536)
+    intermediate: int = Field(1024, ge=1, le=1_000_000)
+    embedding: int = Field(128, ge=1, le=65_536)
+    positions: int = Field(512, ge=2, le=1_000_000)
     dropout: float = Field(0.1, ge=0, lt=1)
     attention_dropout: float = Field(0.1, ge=0, lt=1)
     initialisation: Literal["original", "normal"] = "original"

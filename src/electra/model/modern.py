@@ -32,15 +32,15 @@ class ModernEncoderSettings(Settings):
     the layers and goes back to the words through their projection ("tied"), which is ModernBERT's at every width."""
 
     kind: Literal["modernbert"] = "modernbert"
-    layers: int = Field(12, ge=1)
-    hidden: int = Field(256, ge=2)
-    heads: int = Field(4, ge=1)
-    intermediate: int = Field(384, ge=1)
-    embedding: int = Field(256, ge=1)
-    positions: int = Field(512, ge=2)
+    layers: int = Field(12, ge=1, le=1000)
+    hidden: int = Field(256, ge=2, le=65_536)
+    heads: int = Field(4, ge=1, le=65_536)
+    intermediate: int = Field(384, ge=1, le=1_000_000)
+    embedding: int = Field(256, ge=1, le=65_536)
+    positions: int = Field(512, ge=2, le=1_000_000)
     dropout: float = Field(0.0, ge=0, lt=1)
     attention_dropout: float = Field(0.0, ge=0, lt=1)
-    window: int = Field(128, ge=2)
+    window: int = Field(128, ge=2, le=1_000_000)
     global_every: int = Field(3, ge=1)
     global_from: Literal["first", "last"] = "first"
     global_theta: float = Field(160_000.0, gt=0)

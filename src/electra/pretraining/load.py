@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tokenizers import Tokenizer
 
 from electra.base import config
-from electra.base.errors import DataError, SettingsError
-from electra.data.tokenizer import load_tokenizer
+from electra.base.errors import CorruptError, DataError, SettingsError
+from electra.base.files import distrust
+from electra.data.shards import TOKENIZER
+from electra.data.tokenizer import load_tokenizer, tokenizer_hash
 from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
 from electra.interop.write import model_card, write_network
@@ -21,6 +24,8 @@ from electra.train import checkpoint
 from electra.train.log import read_metrics
 
 CONFIG = "config.toml"
+COPY = "state.json of a checkpoint has its text under settings"
+NETWORK_SECTIONS = ("encoder", "generator", "masking", "sampling", "objective")
 EXPORTS = ("discriminator", "recovery", "generator")
 """Folders in an export of several networks, the main one first."""
 SCALED = ("layers", "hidden", "heads", "intermediate")
@@ -37,7 +42,11 @@ class Exported(NamedTuple):
 def load_settings(folder: Path) -> PretrainSettings:
     if not (folder / CONFIG).is_file():
         raise DataError(f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.')
-    return config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
+    try:
+        return config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
+    except SettingsError as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise CorruptError(f"{folder / CONFIG} is damaged ({reason}). Restore it: {COPY}.") from None
 
 
 def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
@@ -46,9 +55,28 @@ def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
     newest = checkpoint.newest_checkpoint(folder / "checkpoints")
     if newest is None:
         raise DataError(f"{folder} has no checkpoint yet. Train first: electra pretrain {folder / CONFIG}")
-    objective = build_objective(settings, load_tokenizer(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    refuse_edited_run(folder, settings, tokenizer, newest.state)
+    objective = build_objective(settings, tokenizer)
     checkpoint.restore(newest, {"model": dict(objective.named_parameters())})
     return settings, objective.eval()
+
+
+def refuse_edited_run(folder: Path, settings: PretrainSettings, tokenizer: Tokenizer, state: Mapping[str, Any]) -> None:
+    """What the checkpoint says of its tokenizer and its networks. Weights that load are not enough: with other ids or another
+    number of heads they compute something else."""
+    digest = tokenizer_hash(tokenizer)
+    if state.get("tokenizer_sha256", digest) != digest:
+        distrust(
+            f"{folder / TOKENIZER} is not the tokenizer that the run was trained with", "Put back that of its data"
+        )
+    if "settings" not in state:  # an older run
+        return
+    trained, now = config.parse_toml(state["settings"]), config.flatten(config.dump(settings))
+    networks = config.flatten({name: trained.get(name, {}) for name in NETWORK_SECTIONS})
+    if changed := [f"{key}: {value!r} -> {now.get(key)!r}" for key, value in networks.items() if now.get(key) != value]:
+        listed = "; ".join(changed)
+        distrust(f"{folder / CONFIG} is not what the run was trained with ({listed})", f"Restore it: {COPY}")
 
 
 def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:

@@ -18,12 +18,12 @@ import electra
 from electra.base import config
 from electra.base.batch import SpecialIds
 from electra.base.errors import CorruptError, DataError, SettingsError
-from electra.base.files import lock, read_json, remove_leftovers, write_atomically, write_json
+from electra.base.files import lock, read_or_set_aside, remove_leftovers, write_atomically, write_json
 from electra.base.jobs import Signals
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
-from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash
+from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network, load_settings
 from electra.pretraining.settings import PretrainSettings, build_objective
@@ -56,6 +56,9 @@ def build_parts(settings: PretrainSettings, device: torch.device, verify: bool =
     folder = Path(settings.data)
     data = open_data(folder, "train", verify)
     tokenizer = load_tokenizer(folder)
+    if (size := vocabulary_size(tokenizer)) != data.manifest.vocab_size:
+        what = f"vocab_size is {data.manifest.vocab_size}, its tokenizer has {size}"
+        raise CorruptError(f'{folder}/manifest.json: {what}. Remove it and run "electra prepare" again.')
     special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
     train, pin = settings.train, device.type == "cuda"
@@ -121,6 +124,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         data = Path(settings.data)
         tokenizer_sha256 = read_manifest(data).tokenizer_sha256
         fingerprint = {"data_manifest_sha256": manifest_hash(data), "tokenizer_sha256": tokenizer_sha256}
+        described = fingerprint | {"settings": config.to_toml(settings)}
         if not fresh:
             refuse_other_run(folder, settings, fingerprint)
         parts = build_parts(settings, device, fresh=fresh)
@@ -135,7 +139,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         heldout = HeldOutEvaluation(update, parts.heldout, settings.train, signals)
         peak = device_peak(device)
         speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
-        run = Run(folder, fingerprint, command, peak_speed=speed)
+        run = Run(folder, described, command, peak_speed=speed)
         state = train(update, parts.loader, heldout, settings.schedule, settings.train, run, signals)
 
         # the main network, for everybody
@@ -153,12 +157,12 @@ def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict
         raise SettingsError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…)."
         )
-    path = folder / "environment.json"
-    trained = read_json(path) if path.is_file() else fingerprint
+    written = read_or_set_aside(folder / "environment.json") or {}
+    trained = fingerprint | written | checkpoint.newest_state(folder / "checkpoints")
     for key, name in (("tokenizer_sha256", "tokenizer"), ("data_manifest_sha256", "token shards")):
-        if trained.get(key) != fingerprint[key]:
+        if trained[key] != fingerprint[key]:
             raise CorruptError(
-                f"{folder} was trained on other {name} (sha256 {str(trained.get(key))[:12]}…, now {fingerprint[key][:12]}…). "
+                f"{folder} was trained on other {name} (sha256 {str(trained[key])[:12]}…, now {fingerprint[key][:12]}…). "
                 "Give the data of that run, or another run folder (run=…)."
             )
 

@@ -32,7 +32,7 @@ class PretrainSettings(config.Settings):
     data: str
     run: str
     start: str = ""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
     encoder: EncoderChoice = ElectraEncoderSettings()
     generator: GeneratorSettings = GeneratorSettings()
     masking: MaskingSettings = MaskingSettings()

@@ -4,13 +4,14 @@ Written into a hidden temporary folder, every file synced, the manifest with the
 Loading verifies every byte and falls back, loudly, on the newest whole one. safetensors and JSON only.
 """
 
-import errno
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from electra.base.errors import CorruptError, MachineError
-from electra.base.files import sync_folder, write_synced
+from electra.base.errors import CorruptError, DiskFullError, MachineError
+from electra.base.files import file_problem, manifest_problems, read_object, sync_folder, write_synced
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 STATE = "state.json"
+NAME = re.compile(r"step-(\d{9,})")
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,16 @@ def save_checkpoint(
             shutil.rmtree(target)
         temporary.rename(target)
         sync_folder(root)
-    except OSError as error:
+    except DiskFullError:
         shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            free = shutil.disk_usage(root).free
-            raise MachineError(
-                f"the disk is full: the checkpoint of step {step} does not fit ({free / 1e6:.0f} MB free at {root}). "
-                "Earlier checkpoints are whole. Free some space and run the same command again."
-            ) from None
+        needed = sum(tensor.nbytes for tensors in groups.values() for tensor in tensors.values()) / 1e6
+        free = shutil.disk_usage(root).free / 1e6
+        raise DiskFullError(
+            f"the disk is full: the checkpoint of step {step} does not fit ({needed:.1f} MB needed, {free:.0f} MB free at "
+            f"{root}). Earlier checkpoints are whole. Free some space and run the same command again."
+        ) from None
+    except (OSError, MachineError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise MachineError(f"the checkpoint of step {step} could not be written: {error}.") from None
     return target
 
@@ -77,20 +81,43 @@ def write(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def checkpoint_folders(root: Path) -> list[Path]:
-    return sorted(root.glob("step-*")) if root.is_dir() else []
+    """The oldest first. Copies that people made beside them have other names."""
+    folders = (path for path in root.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir())
+    return sorted(folders, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def problem_of(folder: Path) -> str | None:
     """Why a checkpoint cannot be used; None when every byte is what was written."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        for name, entry in manifest.items():
-            content = (folder / name).read_bytes()
-            if (digest := hashlib.sha256(content).hexdigest()) != entry["sha256"]:
-                return f"{name} has sha256 {digest[:12]}…, not {entry['sha256'][:12]}… ({len(content)} bytes)"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        manifest = read_object(folder / MANIFEST)
+    except (CorruptError, MachineError) as error:
         return str(error)
-    return None
+    files = {"model.safetensors", STATE, *(path.name for path in folder.glob("*.safetensors"))}
+    return next(manifest_problems(folder, manifest, sorted(files)), None)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of its run. The caller has asked `problem_of`."""
+    state = read_object(folder / STATE)
+    if state.get("step") != step_of(folder) or not isinstance(state.get("seconds"), int | float):
+        raise CorruptError(f"{folder / STATE} is not that of {folder.name}. Remove that folder.")
+    return state
+
+
+def newest_state(root: Path) -> dict[str, Any]:
+    """What the newest checkpoint whose state.json is whole says of its run; empty where none is. Weights are not read."""
+    for folder in reversed(checkpoint_folders(root)):
+        with suppress(CorruptError, MachineError):
+            entry = read_object(folder / MANIFEST).get(STATE)
+            if isinstance(entry, dict) and not file_problem(
+                folder / STATE, entry.get("bytes"), str(entry.get("sha256"))
+            ):
+                return read_state(folder)
+    return {}
 
 
 def newest_checkpoint(root: Path) -> Checkpoint | None:
@@ -100,8 +127,7 @@ def newest_checkpoint(root: Path) -> Checkpoint | None:
     for folder in reversed(folders):
         problem = problem_of(folder)
         if problem is None:
-            state = json.loads((folder / STATE).read_bytes())
-            return Checkpoint(folder, state["step"], state)
+            return Checkpoint(folder, step_of(folder), read_state(folder))
         log.warning("checkpoint %s is damaged and not used: %s.", folder, problem)
     if folders:
         raise CorruptError(
@@ -114,7 +140,7 @@ def newest_checkpoint(root: Path) -> Checkpoint | None:
 def set_aside(root: Path, step: int) -> None:
     """Take damaged checkpoints beyond `step` out of the count, but keep them for whoever wants to look."""
     for folder in checkpoint_folders(root):
-        if int(folder.name.removeprefix("step-")) > step:
+        if step_of(folder) > step:
             folder.rename(root / f"damaged-{folder.name}-{os.getpid()}")
 
 
@@ -128,11 +154,23 @@ def prune(root: Path, keep: int, permanent_every: int) -> None:
     """Keep the newest `keep`, and for ever those whose step is a multiple of `permanent_every`. A folder is renamed
     before it is deleted, so that no half of a checkpoint ever has a checkpoint's name."""
     for folder in checkpoint_folders(root)[:-keep]:
-        step = int(folder.name.removeprefix("step-"))
+        step = step_of(folder)
         if not permanent_every or step % permanent_every:
             doomed = root / f".del-{step}"
             folder.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def require_floats(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Weights that are no finite numbers would make every answer NaN; integers would be taken for weights by a silent cast.
+    transformers keeps a few numberings (position_ids) among the weights."""
+    for name, tensor in tensors.items():
+        if name.endswith("_ids"):
+            continue
+        if not tensor.is_floating_point():
+            raise CorruptError(f"{path}: {name} is {str(tensor.dtype).removeprefix('torch.')}, not floating point.")
+        if not torch.isfinite(tensor).all():
+            raise CorruptError(f"{path}: {name} has NaN or infinity: its numbers are not all finite. Use another.")
 
 
 def restore(checkpoint: Checkpoint, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -140,6 +178,8 @@ def restore(checkpoint: Checkpoint, groups: Mapping[str, Mapping[str, Tensor]]) 
     for name, live in groups.items():
         try:
             stored = checkpoint.tensors(name)
+            if name == "model":
+                require_floats(checkpoint.folder / "model.safetensors", stored)
         except SafetensorError as error:
             raise CorruptError(f"{checkpoint.folder}/{name}.safetensors cannot be read: {error}.") from None
         there, here = ({(key, tensor.shape) for key, tensor in tensors.items()} for tensors in (stored, live))

@@ -1,16 +1,20 @@
 """What a run leaves behind for people and programs: metrics.jsonl, the events of trackers, run_state.json, curves."""
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import Any, Protocol
 
-from electra.base.files import write_atomically, write_json
+from electra.base.files import read_json_lines, write_atomically, write_json, writing
 
+log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
+DAMAGED = "metrics.damaged.jsonl"
 RUN_STATE = "run_state.json"
 PANELS = (
     ("loss", (("mlm_loss", "generator (MLM)"),)),
@@ -60,7 +64,12 @@ class RunLog:
 
     def __init__(self, folder: Path, step: int):
         self.folder = folder
-        self.records = [record for record in read_metrics(folder) if record["step"] <= step]
+        records, damaged = read_records(folder)
+        self.records = [record for record in records if record["step"] <= step]
+        if damaged:
+            with (folder / DAMAGED).open("ab") as aside:
+                aside.writelines(line + b"\n" for line in damaged)
+            log.warning("%s: %d damaged lines are kept in %s.", folder / METRICS, len(damaged), DAMAGED)
         write_atomically(folder / METRICS, b"".join(map(as_line, self.records)))
         self.file = (folder / METRICS).open("ab", buffering=0)
         self.trackers = trackers(folder, step)
@@ -68,7 +77,9 @@ class RunLog:
     def write(self, kind: str, step: int, values: Values) -> None:
         finite = {key: finite_or_none(value) for key, value in values.items()}
         self.records.append({"kind": kind, "step": step, **finite})
-        self.file.write(as_line(self.records[-1]))
+        line = as_line(self.records[-1])
+        with writing(self.folder / METRICS, len(line)):
+            self.file.write(line)
         for tracker in self.trackers:
             tracker.write(kind, step, values)
 
@@ -94,15 +105,27 @@ class RunLog:
 
 
 def read_metrics(folder: Path) -> list[Record]:
-    """Every record of a run. A last line cut off by a kill is left out."""
-    path = folder / METRICS
-    records = []
-    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    """Every record of a run. A last line cut off by a kill is left out, and so are damaged ones, which is said."""
+    records, damaged = read_records(folder)
+    if damaged:
+        log.warning("%s has %d damaged lines, which are left out.", folder / METRICS, len(damaged))
     return records
+
+
+def read_records(folder: Path) -> tuple[list[Record], list[bytes]]:
+    records, damaged = read_json_lines(folder / METRICS)
+    good = [is_record(record) for record in records]
+    damaged += [as_line(record).rstrip() for record, is_good in zip(records, good, strict=True) if not is_good]
+    return [record for record, is_good in zip(records, good, strict=True) if is_good], damaged
+
+
+def is_record(record: Record) -> bool:
+    """A kind, a step, and numbers or nulls; an alarm has words."""
+    kind, values = record.get("kind"), [value for key, value in record.items() if key != "kind"]
+    allowed = (int, float, str, NoneType) if kind == "alarm" else (int, float, NoneType)
+    return (
+        isinstance(kind, str) and isinstance(record.get("step"), int) and all(isinstance(it, allowed) for it in values)
+    )
 
 
 def as_line(record: Record) -> bytes:
@@ -120,7 +143,9 @@ def plot_run(folder: Path, out: Path) -> Path | None:
     train, heldout = ([record for record in records if record["kind"] == kind] for kind in ("train", "heldout"))
     if not train:
         return None
-    title = f"{folder.name}: {train[-1]['step']:,} steps, {train[-1]['seconds'] / 60:.1f} minutes of training"
+    title = (
+        f"{folder.name}: {train[-1]['step']:,} steps, {(train[-1].get('seconds') or 0) / 60:.1f} minutes of training"
+    )
     with panels(out, title, [label for label, _ in PANELS], (15, 4.2)) as axes:
         for axis, (_, curves) in zip(axes, PANELS, strict=True):
             for key, name in curves:

@@ -32,7 +32,7 @@ from electra.train.step import Step
 log = logging.getLogger(__name__)
 SURE = 0.02  # of a budget of time, after which it is known how many steps it holds
 LINES_OF_BUDGET = 50  # at least
-STATES = {75: "preempted", 130: "interrupted", 6: "diverged"}
+STATES = {75: "preempted", 130: "interrupted", 141: "interrupted", 6: "diverged"}
 
 
 class Batches(Protocol):

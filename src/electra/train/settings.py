@@ -25,7 +25,7 @@ class TrainSettings(Settings):
 
     steps: int = Field(1_000_000, ge=1)
     minutes: float = Field(0.0, ge=0, allow_inf_nan=False)
-    batch: int = Field(128, ge=1)
+    batch: int = Field(128, ge=1, le=10_000_000)
     accumulate: int = Field(1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -38,7 +38,7 @@ class TrainSettings(Settings):
     save_minutes: float = Field(10.0, gt=0)
     keep: int = Field(2, ge=2)
     keep_every: int = Field(0, ge=0)
-    workers: int = Field(1, ge=1)
+    workers: int = Field(1, ge=1, le=1024)
     corpus: Literal["auto", "device", "stream"] = "auto"
 
     @model_validator(mode="after")

@@ -1,0 +1,286 @@
+"""The table of faults. A case is done to a copy of the world (world.py); `words` is what a user types there.
+
+`code` and `says` (a regular expression) are what must come of it; `unchanged` are files that must be the same afterwards. No
+case may end in a traceback, leave a temporary file, or write an escape sequence that a file contains. `alone`: a process of
+its own, at most `megabytes` of memory and `seconds`; the others run in the process of the tests. `fast`: part of `make test`.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from faults.world import (
+    COMPARE,
+    FINETUNE,
+    PRETRAIN,
+    cast,
+    cut,
+    edit,
+    flip,
+    last_checkpoint,
+    long_word,
+    put,
+    reseal,
+    spoil,
+    swap,
+    tensors,
+)
+
+ESCAPE = "\x1b]0;owned\x07\x1b[31m"
+DEEP = "[" * 200_000
+DIGITS = "9" * 5000
+DETECT, PREDICT = 'detect export "the timak walks"', "predict tasks/table/seed-0 table.csv --out p.csv"
+EVALUATE_TASK = "evaluate tasks/table/seed-0 table.csv"
+
+
+@dataclass(frozen=True)
+class Case:
+    id: str
+    words: str
+    code: int
+    says: str = ""
+    change: Callable[[Path], object] = lambda w: None
+    unchanged: Sequence[str] = ()
+    stdin: bytes = b""
+    fast: bool = False
+    alone: bool = False
+    megabytes: int = 1500
+    seconds: float = 60.0
+    file_limit: int = 0
+
+
+CASES: list[Case] = []
+
+
+def case(id: str, words: str, code: int, says: str = "", change=lambda w: None, **more) -> None:
+    CASES.append(Case(id, words, code, says, change, **more))
+
+
+# fmt: off
+# 1. Files that are read are verified: exports, fine-tuned folders, runs, tokenizers, shards
+
+for verb, words in {"detect": DETECT, "finetune": FINETUNE.replace("tasks", "new"), "start": f"{PRETRAIN}2 start=export"}.items():
+    case(f"export-weights-bit-{verb}", words, 4, r"model\.safetensors.*sha256", lambda w: flip(w / "export/model.safetensors"), fast=verb == "detect")
+    case(f"export-tokenizer-word-{verb}", words, 4, r"tokenizer\.json", lambda w: swap(w / "export/tokenizer.json", '"the"', '"thx"'))
+    case(f"export-config-{verb}", words, 4, r"config\.json", lambda w: swap(w / "export/config.json", '"num_attention_heads": 2', '"num_attention_heads": 4'))
+    case(f"export-config-gone-{verb}", words, 3, r"config\.json", lambda w: (w / "export/config.json").unlink())
+for name in ("model.safetensors", "task.json", "config.json", "tokenizer.json", "tokenizer_config.json"):
+    for verb, words in {"predict": PREDICT, "evaluate": EVALUATE_TASK}.items():
+        case(f"task-{name}-bit-{verb}", words, 4, name.replace(".", r"\."), lambda w, name=name: flip(w / "tasks/table/seed-0" / name, 0.6), fast=verb == "predict" and name == "task.json")
+for label, content, says in [("empty", "{}", "names no file"), ("list", "[]", "manifest|object"), ("cut", '{"config.json": {', "cannot be read"), ("deep", DEEP, "nested"), ("digits", f'{{"config.json": {{"bytes": {DIGITS}}}}}', "digits"), ("nan", '{"config.json": {"bytes": NaN}}', "NaN"), ("outside", '{"../../../../../../dev/zero": {"sha256": "0"}}', "does not name|no file of the folder"), ("absolute", '{"/dev/zero": {"sha256": "0"}}', "does not name|no file of the folder"), ("half", '{"\\ud800": {"sha256": "0"}}', "half a character|cannot be read"), ("text", '{"config.json": "x", "model.safetensors": 3}', "sha256|does not name")]:
+    case(f"manifest-{label}", DETECT, 4, says, lambda w, content=content: put(w / "export/MANIFEST.json", content), fast=label in ("empty", "deep", "outside"))
+    case(f"checkpoint-manifest-{label}", "detect run hello", 0, "is damaged and not used", lambda w, content=content: put(last_checkpoint(w) / "manifest.json", content), fast=label == "outside", alone=label == "absolute", megabytes=1200)
+case("manifest-lacks-weights", DETECT, 4, "does not name model.safetensors", lambda w: edit(w / "export/MANIFEST.json", lambda m: m.pop("model.safetensors") and m), fast=True)
+case("manifest-size", DETECT, 4, r"config\.json has .* bytes, not 3", lambda w: edit(w / "export/MANIFEST.json", lambda m: m["config.json"].update(bytes=3)))
+case("manifest-gone", DETECT, 0, "the", lambda w: (w / "export/MANIFEST.json").unlink())
+case("readme-edited", DETECT, 0, "the", lambda w: put(w / "export/README.md", "mine"))
+case("table-put-into-the-folder", PREDICT, 0, "40 rows", lambda w: put(w / "tasks/table/seed-0/notes.csv", "mine"))
+case("trusted-edit", f"{DETECT} --trust", 0, "WARNING.*config.json", lambda w: swap(w / "export/config.json", '"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.2'), fast=True)
+case("verify-whole", "verify export", 0, "whole", fast=True)
+case("verify-edited", "verify export", 4, r"config\.json", lambda w: swap(w / "export/config.json", '"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.2'), fast=True)
+case("verify-run", "verify run", 0, "whole")
+case("verify-run-damaged", "verify run", 4, r"model\.safetensors", lambda w: flip(last_checkpoint(w) / "model.safetensors"))
+case("verify-shards", "verify shards", 0, "whole")
+case("verify-shards-damaged", "verify shards", 4, "train-00000", lambda w: flip(w / "shards/train-00000.safetensors"))
+case("verify-task", "verify tasks/table/seed-0", 0, "whole")
+case("verify-nothing", "verify text.txt", 3, "neither")
+
+# ... and validated where somebody has written a manifest that agrees
+
+
+def sealed(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda w: (change(w / "export"), reseal(w / "export"))
+
+
+def config_value(**values: object) -> Callable[[Path], object]:
+    return sealed(lambda folder: edit(folder / "config.json", lambda content: content.update(values)))
+
+
+def vocabulary(change: Callable[[dict], object]) -> Callable[[Path], object]:
+    return sealed(lambda folder: edit(folder / "tokenizer.json", lambda it: change(it["model"]["vocab"]) and None))
+
+
+WEIGHTS = "model.safetensors"
+case("nan-weights", DETECT, 4, r"model\.safetensors.*word_embeddings.*(NaN|finite)", sealed(lambda f: tensors(f / WEIGHTS, spoil("word_embeddings", float("nan")))), fast=True)
+case("nan-weights-json", f"{DETECT} --json", 4, "finite", sealed(lambda f: tensors(f / WEIGHTS, spoil("word_embeddings", float("nan")))))
+case("inf-weights", DETECT, 4, r"LayerNorm.*finite", sealed(lambda f: tensors(f / WEIGHTS, spoil("LayerNorm.weight", float("inf")))))
+case("nan-weights-finetune", FINETUNE.replace("tasks", "new"), 4, "finite", sealed(lambda f: tensors(f / WEIGHTS, spoil("word_embeddings", float("nan")))))
+case("nan-weights-task", PREDICT, 4, "finite", lambda w: (tensors(w / "tasks/table/seed-0" / WEIGHTS, spoil("classifier", float("nan"))), reseal(w / "tasks/table/seed-0")))
+for kind in (torch.int8, torch.int64, torch.bool, torch.uint8):
+    case(f"dtype-{str(kind).split('.')[1]}", DETECT, 4, rf"model\.safetensors.*{str(kind).split('.')[1]}", sealed(lambda f, kind=kind: tensors(f / WEIGHTS, cast("query.weight", kind))), fast=kind is torch.int8)
+case("dtype-float16", DETECT, 0, "the", sealed(lambda f: tensors(f / WEIGHTS, cast("query.weight", torch.float16))))
+case("tensor-missing", DETECT, 4, r"model\.safetensors", sealed(lambda f: tensors(f / WEIGHTS, lambda t: t.pop(next(n for n in t if "key.weight" in n)))))
+case("tensor-shape", DETECT, 4, r"model\.safetensors", sealed(lambda f: tensors(f / WEIGHTS, lambda t: t.update({n: v[:-1].clone() for n, v in t.items() if "query.weight" in n}))))
+case("weights-cut", DETECT, 4, r"model\.safetensors", sealed(lambda f: cut(f / WEIGHTS)))
+case("weights-header-length", DETECT, 4, r"model\.safetensors", sealed(lambda f: put(f / WEIGHTS, b"\xff" * 8 + b"{}")))
+case("weights-header-deep", DETECT, 4, r"model\.safetensors", sealed(lambda f: put(f / WEIGHTS, (200_000).to_bytes(8, "little") + DEEP.encode())))
+case("weights-empty", DETECT, 4, r"model\.safetensors", sealed(lambda f: put(f / WEIGHTS, b"")))
+for key, value in {"vocab_size": 10**12, "hidden_size": 10**9, "num_hidden_layers": 10**9, "max_position_embeddings": 10**12, "intermediate_size": 10**11, "embedding_size": 10**10}.items():
+    case(f"config-{key}-huge", DETECT, 4, key if key == "vocab_size" else "config|fit|" + key, config_value(**{key: value}), fast=key == "vocab_size", alone=key == "vocab_size", megabytes=1200)
+for label, value in {"text": "abc", "negative": -3, "zero": 0, "float": 1.5, "true": True, "null": None, "list": [300]}.items():
+    case(f"config-vocab_size-{label}", DETECT, 4, "vocab_size", config_value(vocab_size=value), fast=label == "negative")
+    case(f"config-hidden_size-{label}", DETECT, 4, "config", config_value(hidden_size=value))
+case("config-heads", DETECT, 4, "config|heads", config_value(num_attention_heads=5))
+case("config-model-type-list", DETECT, 3, "type", config_value(model_type=["electra"]))
+case("config-length-text", DETECT, 4, "pretraining_length", config_value(pretraining_length="x"))
+case("config-objective-list", DETECT, 4, "pretraining_objective", config_value(pretraining_objective=["electra"]))
+for label, content in {"deep": DEEP, "cut": '{"model_type"', "list": "[1]", "latin": b'{"model_type": "\xff"}', "digits": f'{{"vocab_size": {DIGITS}}}', "infinity": '{"vocab_size": 1e999}', "empty": ""}.items():
+    case(f"config-{label}", DETECT, 4, "config", sealed(lambda f, content=content: put(f / "config.json", content)), fast=label in ("deep", "latin"))
+case("special-shared", DETECT, 4, r"tokenizer\.json.*share the id", vocabulary(lambda v: v.update({"[MASK]": v["[PAD]"]})), fast=True)
+case("special-absent", DETECT, 4, r"tokenizer\.json has no \[SEP\]", sealed(lambda f: put(f / "tokenizer.json", (f / "tokenizer.json").read_text().replace("[SEP]", "[SEX]"))))
+case("id-beyond", DETECT, 4, r"tokenizer\.json.*(id|vocabulary)", vocabulary(lambda v: v.update({"zebra": 100_000})), fast=True)
+case("id-absurd", DETECT, 4, r"tokenizer\.json", vocabulary(lambda v: v.update({"zebra": 4_000_000_000})), alone=True, megabytes=1200)
+case("tokenizer-special-shared-adopted", "tokenizer new --from-json bad.json", 4, "share the id", lambda w: (put(w / "bad.json", (w / "tokenizer/tokenizer.json").read_text()), edit(w / "bad.json", lambda it: it["model"]["vocab"].update({"[MASK]": 0}))), fast=True)
+case("tokenizer-regex", "tokenizer new --from-json bad.json", 4, "regular expression", lambda w: (put(w / "bad.json", (w / "tokenizer/tokenizer.json").read_text()), edit(w / "bad.json", lambda it: it.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}))), fast=True)
+for label, content in {"deep": DEEP, "cut": '{"version"', "latin": b"\xff{}", "list": "[]", "empty": "", "null": "null", "model": '{"model": 3}'}.items():
+    case(f"tokenizer-{label}", "tokenizer new --from-json bad.json", 4, r"bad\.json", lambda w, content=content: put(w / "bad.json", content), fast=label == "deep")
+    case(f"run-tokenizer-{label}", "detect run hello", 4, r"tokenizer\.json", lambda w, content=content: put(w / "run/tokenizer.json", content))
+case("labels-disagree", PREDICT, 4, r"(config|task)\.json.*label", lambda w: (edit(w / "tasks/table/seed-0/config.json", lambda c: c.update(id2label={"0": "yes", "1": "no"}, label2id={"yes": 0, "no": 1})), reseal(w / "tasks/table/seed-0")), fast=True)
+case("labels-too-many", PREDICT, 4, "task.json", lambda w: (edit(w / "tasks/table/seed-0/task.json", lambda t: t["task"].update(labels=["a", "b", "c"])), reseal(w / "tasks/table/seed-0")))
+case("labels-twice", PREDICT, 4, "task.json", lambda w: (edit(w / "tasks/table/seed-0/task.json", lambda t: t["task"].update(labels=["a", "a"])), reseal(w / "tasks/table/seed-0")))
+for key, value in {"length": 10**9, "epochs": "x", "kind": "zebra", "text": [[]], "name": "../../x"}.items():
+    case(f"task-json-{key}", PREDICT, 4, r"task\.json", lambda w, key=key, value=value: (edit(w / "tasks/table/seed-0/task.json", lambda t: t["task"].update({key: value})), reseal(w / "tasks/table/seed-0")))
+case("run-tokenizer-word", "export run new", 4, r"tokenizer\.json", lambda w: swap(w / "run/tokenizer.json", '"the"', '"thx"'), fast=True)
+case("run-tokenizer-word-detect", "detect run hello", 4, r"tokenizer\.json", lambda w: swap(w / "run/tokenizer.json", '"the"', '"thx"'))
+case("run-heads", "detect run hello", 4, r"config\.toml.*heads", lambda w: swap(w / "run/config.toml", "heads = 2", "heads = 4"), fast=True)
+for place in (0.0, 0.3, 0.9):
+    case(f"shard-bit-{place}", f"{PRETRAIN}2", 4, "train-00000", lambda w, place=place: flip(w / "shards/train-00000.safetensors", place))
+case("shard-gone", f"{PRETRAIN}2", 4, "missing", lambda w: (w / "shards/train-00000.safetensors").unlink())
+case("shards-manifest-cut", f"{PRETRAIN}2", 4, r"manifest\.json", lambda w: cut(w / "shards/manifest.json"), fast=True)
+case("shards-manifest-deep", f"{PRETRAIN}2", 4, r"manifest\.json", lambda w: put(w / "shards/manifest.json", DEEP))
+case("shards-manifest-sum", f"{PRETRAIN}2", 4, r"manifest\.json.*sum", lambda w: edit(w / "shards/manifest.json", lambda m: m["splits"]["train"].update(tokens=5)))
+case("shards-manifest-vocabulary", f"{PRETRAIN}2", 4, "vocab", lambda w: edit(w / "shards/manifest.json", lambda m: m.update(vocab_size=10**9)))
+case("shards-manifest-vocabulary-other", f"{PRETRAIN}2", 4, "vocab", lambda w: edit(w / "shards/manifest.json", lambda m: m.update(vocab_size=301)))
+case("shards-manifest-split", f"{PRETRAIN}2", 4, r"manifest\.json.*heldout", lambda w: edit(w / "shards/manifest.json", lambda m: m["splits"].pop("heldout") and m))
+PREPARE = "prepare shards text.txt --tokenizer tokenizer --heldout 0.1 --workers 1 --unit-bytes 3000"
+case("prepare-shard-gone", PREPARE, 0, "WARNING.*missing.*Preparing again", lambda w: (w / "shards/train-00000.safetensors").unlink(), unchanged=("shards/manifest.json"), fast=True)
+case("prepare-shard-flipped", PREPARE, 0, "Preparing again", lambda w: flip(w / "shards/train-00000.safetensors"), unchanged=("shards/manifest.json"))
+case("prepare-manifest-cut", PREPARE, 4, r"manifest\.json.*remove it", lambda w: cut(w / "shards/manifest.json"), unchanged=("shards/train-00000.safetensors"))
+
+# 2. State files survive one bad byte
+
+METRICS = "run/metrics.jsonl"
+
+
+def metrics_line(number: int, content: bytes) -> Callable[[Path], None]:
+    def change(w: Path) -> None:
+        lines = (w / METRICS).read_bytes().split(b"\n")
+        lines[number] = content + lines[number][1:] if len(content) == 1 else content
+        (w / METRICS).write_bytes(b"\n".join(lines))
+
+    return change
+
+
+for label, content in {"byte": b"X", "ff": b"\xff", "empty-object": b"{}", "deep": DEEP.encode(), "list": b"[1]", "digits": f'{{"step": {DIGITS}}}'.encode(), "nan": b'{"kind": "train", "step": NaN}', "text": b'{"kind": "train", "step": "3"}', "values": b'{"kind": "train", "step": 2, "loss": "x", "seconds": []}'}.items():
+    case(f"metrics-{label}-pretrain", PRETRAIN, 0, "1 damaged line", metrics_line(1, content), fast=label in ("byte", "ff"))
+    case(f"metrics-{label}-export", "export run new", 0, "1 damaged line", metrics_line(1, content), unchanged=(METRICS))
+case("metrics-ff-evaluate", "evaluate run", 0, "damaged", metrics_line(1, b"\xff"), unchanged=(METRICS))
+for label, content in {"cut": '{"torch"', "ff": b"\xff", "deep": DEEP, "list": "[]", "empty": ""}.items():
+    case(f"environment-{label}", PRETRAIN, 0, "finished", lambda w, content=content: put(w / "run/environment.json", content), fast=label == "ff")
+    case(f"run-state-{label}", PRETRAIN, 0, "finished", lambda w, content=content: put(w / "run/run_state.json", content), fast=label == "cut")
+    case(f"results-{label}", FINETUNE, 0, "accuracy", lambda w, content=content: put(w / "tasks/results.json", content), fast=label == "cut")
+    case(f"settings-{label}", FINETUNE, 4, r"settings\.json.*(restore|remove)", lambda w, content=content: put(w / "tasks/table/settings.json", content), fast=label == "ff")
+    case(f"result-{label}", FINETUNE, 4, r"result\.json", lambda w, content=content: put(w / "tasks/table/seed-0/result.json", content))
+    case(f"comparison-{label}", COMPARE, 4, r"comparison\.json.*(restore|remove)", lambda w, content=content: put(w / "compared/comparison.json", content), fast=label == "cut")
+    case(f"compared-result-{label}", COMPARE, 0, "2", lambda w, content=content: put(next((w / "compared").glob("*/seed-0/result.json")), content), fast=label == "list")
+    case(f"compared-plan-{label}", COMPARE, 0, "2", lambda w, content=content: (put(next((w / "compared").glob("*/seed-0/plan.json")), content), next((w / "compared").glob("*/seed-0/result.json")).unlink()))
+    case(f"compared-report-{label}", COMPARE, 0, "2", lambda w, content=content: put(w / "compared/results.json", content))
+    case(f"config-toml-{label}", "detect run hello", 4, r"config\.toml is damaged", lambda w, content=content: (put(w / "run/config.toml", "x = " + (content.decode("latin-1") if isinstance(content, bytes) else content)) if content else put(w / "run/config.toml", "")), fast=label == "cut")
+case("config-toml-bytes", "evaluate run", 4, r"config\.toml is damaged", lambda w: put(w / "run/config.toml", b"\xff\xff"))
+case("config-toml-pretrain", PRETRAIN, 4, r"config\.toml is damaged", lambda w: cut(w / "run/config.toml", 0.7), unchanged=("run/checkpoints/*/*", METRICS))
+for name in ("step-000000006-backup", "step-6", "step-", "step-000000006 (copy)", "step-abc", "old"):
+    case(f"checkpoint-name-{name}", PRETRAIN, 0, "finished", lambda w, name=name: put(w / "run/checkpoints" / name / "x", "x"), unchanged=(f"run/checkpoints/{name}/x"), fast=name.endswith("backup"))
+case("checkpoint-is-a-file", PRETRAIN, 0, "finished", lambda w: put(w / "run/checkpoints/step-000000099", "x"))
+for name in ("model.safetensors", "state.json", "manifest.json", "optimizer.safetensors"):
+    case(f"checkpoint-{name}-bit", PRETRAIN, 0, "is damaged and not used", lambda w, name=name: flip(last_checkpoint(w) / name), fast=name == "state.json")
+    case(f"checkpoint-{name}-gone", PRETRAIN, 0, "is damaged and not used", lambda w, name=name: (last_checkpoint(w) / name).unlink())
+case("checkpoints-all-damaged", PRETRAIN, 4, "all .* damaged", lambda w: [flip(path) for path in (w / "run/checkpoints").glob("*/state.json")], unchanged=("run/checkpoints/*/*"))
+case("checkpoint-nan-sealed", "detect run hello", 4, "finite", lambda w: [(tensors(f / "model.safetensors", spoil("words", float("nan"))), reseal(f, "manifest.json")) for f in (w / "run/checkpoints").iterdir()], fast=True)
+
+# 3. Nothing hostile gets far
+
+for label, name in {"up": "../../x", "absolute": "/tmp/x", "dots": "..", "hidden": ".x", "empty-ish": "a/", "escape": "a\x1b[31m", "long": "x" * 300, "backslash": "..\\x", "reserved": "submission"}.items():
+    case(f"task-name-{label}", f"{FINETUNE.replace('tasks', 'new')} 'name={name}'", 2, "name", fast=label in ("up", "escape"))
+TASK = 'kind = "classification"\ntext = ["text"]\nlabel = "label"\ndata = "."\nepochs = 1\n[files]\ntrain = "table.csv"\ntest = "table.csv"\n[submission]\ntest = "../../out.tsv"\n'
+case("submission-name", f"{FINETUNE.replace('table.csv', 'hostile.toml').replace('tasks', 'new')}", 2, "submission", lambda w: put(w / "hostile.toml", TASK), fast=True)
+for label, text in {"markup": "[/b]", "escape": ESCAPE, "c1": "\x9b31m", "right-to-left": "\u202eyes", "link": "[x](javascript:1)"}.items():
+    table = "text,label\n" + "\n".join(f"the timak walks {n},{text if n % 2 else 'no'}" for n in range(20)) + "\n"
+    case(f"label-{label}", FINETUNE.replace("tasks", "new"), 0, "accuracy", lambda w, table=table: put(w / "table.csv", table), fast=label == "escape")
+    column = f'text,"{text}"\n' + "\n".join(f"the timak walks {n},{'yes' if n % 2 else 'no'}" for n in range(20)) + "\n"
+    case(f"column-{label}", FINETUNE.replace("tasks", "new"), 0, "accuracy", lambda w, column=column: put(w / "table.csv", column))
+case("path-escape", f"detect 'x{ESCAPE}' hello", 3, r"x\\x1b", fast=True)
+case("text-escape", "detect export 'the \x1b[31mtimak\x1b[0m \x9b31m'", 0, "the")
+case("usage-escape", f"'nover{ESCAPE}b'", 2, "No such command")
+case("csv-deep-cell", f"{FINETUNE.replace('tasks', 'new')} kind=multilabel", 0, "", lambda w: put(w / "table.csv", "text,label\n" + "".join(f"the timak {n},{'yes|no' if n % 2 else 'no'}\n" for n in range(20)) + f"deep,{DEEP}\n"), fast=True)
+case("json-deep-row", FINETUNE.replace("table.csv", "deep.jsonl").replace("tasks", "new"), 3, "nested", lambda w: put(w / "deep.jsonl", '{"text": "a", "label": "x"}\n{"text": ' + DEEP + "\n"), fast=True)
+case("json-deep-list", FINETUNE.replace("table.csv", "deep.json").replace("tasks", "new"), 3, "nested", lambda w: put(w / "deep.json", '[{"text": "a", "label": ' + DEEP))
+case("recipe-deep", "config show deep.toml", 2, "nested", lambda w: put(w / "deep.toml", "x = " + DEEP), fast=True)
+case("recipe-device", "config show /dev/zero", 2, "recipe")
+case("recipe-latin", "config show latin.toml", 2, "cannot be read|UTF-8", lambda w: put(w / "latin.toml", b"x = '\xff'"))
+case("squad-deep", "finetune export squad.json kind=span --out new", 3, "JSON|nested", lambda w: put(w / "squad.json", '{"data": [' + DEEP))
+
+# 4. No input makes it hang or eat the machine
+
+case("word-of-a-megabyte", "tokenizer new word.txt --vocab-size 500", 0, "tokens", lambda w: put(w / "word.txt", long_word(1_000_000)), alone=True, seconds=60, fast=False)
+case("word-of-a-megabyte-bpe", "tokenizer new word.txt --vocab-size 500 --kind bpe", 0, "tokens", lambda w: put(w / "word.txt", long_word(1_000_000)), alone=True, seconds=60)
+case("word-of-a-megabyte-unigram", "tokenizer new word.txt --vocab-size 500 --kind unigram", 0, "tokens", lambda w: put(w / "word.txt", long_word(1_000_000) + " " + (w / "text.txt").read_text()), alone=True, seconds=60)
+case("word-of-a-megabyte-detect", "detect export word.txt", 0, "", lambda w: put(w / "word.txt", long_word(1_000_000)), alone=True, megabytes=900)
+case("cell-of-20-megabytes", "predict tasks/table/seed-0 wide.csv --out p.csv", 0, "2 rows, 1 longer", lambda w: put(w / "wide.csv", "text,label\nthe timak,yes\n" + "the timak walks " * 1_300_000 + ",no\n"), alone=True, megabytes=900)
+case("cell-of-20-megabytes-finetune", FINETUNE.replace("table.csv", "wide.csv").replace("tasks", "new"), 0, "accuracy", lambda w: put(w / "wide.csv", (w / "table.csv").read_text() + "the timak walks " * 1_300_000 + ",no\n"), alone=True, megabytes=1100)
+case("columns-100000", FINETUNE.replace("table.csv", "wide.csv").replace("tasks", "new"), 3, "", lambda w: put(w / "wide.csv", ",".join(f"c{n}" for n in range(100_000)) + "\n" + "," * 99_999 + "\n"), alone=True)
+for words, says in {"train.steps=1000000000000000000000000000000": "steps.*(beyond|integer)", "train.steps=1e30": "steps", "encoder.layers=1000000000": "layers.*less than or equal to 1000", "encoder.hidden=1000000000": "hidden", "encoder.positions=10000000000": "positions", "optimizer.lr=inf": "lr.*finite", "optimizer.lr=nan": "lr", "optimizer.clip=inf": "clip", "optimizer.betas=[0.9]": "betas.*too few", "optimizer.betas=[[0.9],0.9]": "betas", "optimizer.betas=" + "[" * 2000: "nested|no value", "train.batch=1000000000000": "batch", f"train.steps={DIGITS}": "digits|no value|steps", "train.steps=-1": "steps", "train.save_minutes=inf": "save_minutes", "seed=100000000000000000000": "seed", "rows.length=1000000000000": "rows.length", "schedule.warmup=1e40": "warmup", "masking.share=nan": "share", "a.b.c.d.e.f.g.h.i.j.k.l=1": "unknown key|deep"}.items():
+    case(f"setting-{words[:40]}", f"{PRETRAIN}2 '{words}'", 2, says, fast=words.startswith(("train.steps=1e30", "encoder.layers", "optimizer")))
+for words, says in {"epochs=1000000000000": "epochs", "lr=inf": "lr", "batch=1000000000000000": "batch", "length=100000000000": "length", "evaluations=10000000000": "evaluations", "warmup=nan": "warmup"}.items():
+    case(f"finetune-{words[:30]}", f"{FINETUNE.replace('tasks', 'new')} {words}", 2, says, fast=words == "lr=inf")
+for budget in ("1e400 steps", "1e30 steps", "0 steps", "nan steps", "1e999 flops", "1e300 h", "9" * 400 + " steps"):
+    case(f"budget-{budget[:12]}", f'compare recipe.toml data=shards --budget "{budget}" --out new --seeds 1', 2, "budget|steps", fast=budget.startswith("1e"))
+for size in ("1000000000000", "0", "-5", "99999999999999999999999"):
+    case(f"vocab-size-{size}", f"tokenizer new text.txt --vocab-size {size}", 2, "vocab.size", fast=size.startswith("1000"))
+for option in ("--unit-bytes 0", "--unit-bytes 99999999999999999999", "--heldout nan", "--heldout inf", "--heldout 2", "--workers 0", "--workers -3"):
+    case(f"prepare{option.replace(' ', '-')}", f"prepare new text.txt --tokenizer tokenizer {option}", 2, "")
+case("weight-nan", "rerank export lists.jsonl --weight nan", 2, "weight", lambda w: put(w / "lists.jsonl", '{"hypotheses": []}\n'))
+
+# 5. Every way out is the contract's
+
+case("full-export", "export run new", 5, r"model\.safetensors does not fit.*bytes", alone=True, file_limit=20_000)
+case("full-predict", "predict tasks/table/seed-0 big.csv --out p.csv", 5, r"p\.csv does not fit.*bytes", lambda w: put(w / "big.csv", "text,label\n" + "the timak walks,yes\n" * 3000), alone=True, file_limit=20_000)
+case("full-tokenizer", "tokenizer new text.txt --vocab-size 300", 5, r"tokenizer\.json does not fit.*bytes", alone=True, file_limit=2_000)
+case("full-prepare", "prepare new text.txt --tokenizer tokenizer --workers 1", 5, "is full.*bytes|does not fit.*bytes", alone=True, file_limit=3_000)
+case("full-finetune", FINETUNE.replace("tasks", "new"), 5, "does not fit|full", alone=True, file_limit=20_000)
+case("full-pretrain", f"{PRETRAIN}2", 5, "does not fit|full", alone=True, file_limit=20_000)
+case("full-evaluate", "evaluate run", 5, "does not fit", alone=True, file_limit=300)
+case("export-leftover", "export run new", 0, "same", lambda w: (w / "new/.generator.999999999.tmp").mkdir(parents=True), fast=True)
+case("predict-leftover", PREDICT, 0, "40 rows", lambda w: put(w / ".p.csv.999999999.tmp", "x"))
+case("export-again", "export run new", 0, "already|same", lambda w: __import__("faults.world").world.run_words("export run new", w), fast=True)
+case("export-elsewhere", "export run table.csv", 5, "table.csv")
+case("no-model", "detect nowhere hello", 3, "nowhere")
+case("folder-as-table", "predict tasks/table/seed-0 shards", 3, "not a file")
+case("read-only", "tokenizer /proc/x text.txt --vocab-size 300", 5, "cannot be written")
+
+# 6. Half characters, endless digits, NaN, bytes that are not UTF-8: alike in every verb
+
+HALF = '{"text": "a \\ud800 b", "label": "yes"}\n'
+GOOD = "".join(json.dumps({"text": f"the timak {n}", "label": "yes" if n % 2 else "no"}) + "\n" for n in range(20))
+for label, line, says in [("half", HALF, r"half a character|surrogate"), ("digits", f'{{"text": "a", "label": {DIGITS}}}\n', "digits"), ("nan", '{"text": "a", "label": NaN}\n', "NaN"), ("latin", b'{"text": "a \xff", "label": "yes"}\n', "UTF-8"), ("deep", '{"text": "a", "label": ' + DEEP + "\n", "nested")]:
+    rows = GOOD.encode() + (line if isinstance(line, bytes) else line.encode())
+    for verb, words in {"finetune": FINETUNE.replace("table.csv", "odd.jsonl").replace("tasks", "new"), "predict": "predict tasks/table/seed-0 odd.jsonl --out p.jsonl", "evaluate": "evaluate tasks/table/seed-0 odd.jsonl", "prepare": "prepare new odd.jsonl --tokenizer tokenizer --workers 1", "tokenizer": "tokenizer new odd.jsonl --vocab-size 300", "compare": 'compare recipe.toml data=shards --budget "2 steps" --out new --seeds 1 --table odd.jsonl'}.items():
+        if label == "nan" and verb in ("prepare", "tokenizer"):
+            pass
+        case(f"{label}-{verb}", words, 3, says, lambda w, rows=rows: put(w / "odd.jsonl", rows), fast=label == "half" or verb == "predict")
+case("half-json-list", "predict tasks/table/seed-0 odd.json --out p.json", 3, "half", lambda w: put(w / "odd.json", "[" + HALF.strip() + "]"))
+case("latin-csv", "predict tasks/table/seed-0 odd.csv --out p.csv", 3, "UTF-8", lambda w: put(w / "odd.csv", b"text,label\na \xff,yes\n"))
+case("latin-tsv", "predict tasks/table/seed-0 odd.tsv --out p.tsv", 3, "UTF-8", lambda w: put(w / "odd.tsv", b"text\tlabel\na \xff\tyes\n"))
+case("stdin-latin", "detect export", 3, "standard input.*UTF-8", stdin=b"abc \xff", fast=True)
+case("stdin-empty", "detect export", 3, "no text", stdin=b"")
+case("argument-latin", "detect export 'abc \udcff'", 3, "UTF-8", fast=True)
+case("file-latin", "detect export odd.txt", 3, r"odd\.txt.*UTF-8", lambda w: put(w / "odd.txt", b"abc \xff"))
+case("vocab-latin", "tokenizer new --from-vocab v.txt", 4, r"v\.txt.*UTF-8", lambda w: put(w / "v.txt", b"[PAD]\n\xff\n"))
+case("number-of-400-digits", FINETUNE.replace("table.csv", "odd.jsonl").replace("tasks", "new"), 0, "accuracy", lambda w: put(w / "odd.jsonl", GOOD + f'{{"text": "a b", "label": {"9" * 400}}}\n{{"text": "c b", "label": {"9" * 400}}}\n'))
+case("labels-and-spaces", FINETUNE.replace("table.csv", "odd.csv").replace("tasks", "new"), 3, "differ by spaces", lambda w: put(w / "odd.csv", "text,label\n" + "".join(f"the timak {n},{('yes', 'no', 'yes ')[n % 3]}\n" for n in range(30))), fast=True)
+for option in ("--seeds 1000000000000", "--jobs 1000000000", "--seeds 0"):
+    case(f"finetune{option.replace(' ', '-')}", f"{FINETUNE.replace('tasks', 'new')} {option}", 2, "")
+case("score-nan", "rerank electric lists.jsonl", 3, "NaN|electric", lambda w: put(w / "lists.jsonl", '{"hypotheses": [{"text": "a", "score": NaN}]}\n'))
+case("formula-cells", "predict tasks/table/seed-0 odd.csv --out p.csv --escape-formulas", 0, "2 rows", lambda w: put(w / "odd.csv", 'text,label,n\n"=1+1",yes,-3\n"@x",no,4\n'))
