@@ -61,7 +61,7 @@ def test_missing_data_names_the_key():
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest_or_with_all():
-    with pytest.raises(SettingsError, match=r"no recipe 'large'.* Did you mean electra-large\?"):
+    with pytest.raises(SettingsError, match=r"no recipe 'large'.* Did you mean electra-large or modern-large\?"):
         resolve("large", [])
     with pytest.raises(SettingsError, match="no recipe 'maskedlm'.* Did you mean masked-lm?"):
         resolve("tiny+maskedlm", [DATA])

@@ -13,16 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 from electra.base.errors import CorruptError, DataError, ElectraError
 from electra.data.corpus import Corpus
 from electra.data.prepare import PrepareSettings, prepare
-from electra.data.shards import (
-    ShardEntry,
-    _damaged,
-    _parse,
-    manifest_hash,
-    open_data,
-    read_manifest,
-    token_dtype,
-    verify_shards,
-)
+from electra.data.shards import ShardEntry, _damaged, _parse, manifest_hash, open_data, token_dtype, verify_shards
 from electra.data.tokenizer import (
     SPECIAL_TOKENS,
     TokenizerSettings,
@@ -172,15 +163,19 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_its_position(prepared: Pa
 
 
 def test_counts_that_do_not_fit_are_refused(prepared: Path) -> None:
-    text = (prepared / "manifest.json").read_text()
-    lines = read_manifest(prepared).splits["train"].shards[0].lines
-    (prepared / "manifest.json").write_text(text.replace(f'"lines": {lines}', f'"lines": {lines + 1}', 1))
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    split = manifest["splits"]["train"]
+    split["shards"][0]["lines"] += 1
+    (prepared / "manifest.json").write_text(json.dumps(manifest))
+    assert "lines is not the sum over its shards" in refused(prepared)
+    split["lines"] += 1
+    (prepared / "manifest.json").write_text(json.dumps(manifest))
     assert "its header does not fit" in refused(prepared)
 
 
 def test_an_empty_split_is_refused(prepared: Path) -> None:
     manifest = json.loads((prepared / "manifest.json").read_text())
-    manifest["splits"]["heldout"]["shards"] = []
+    manifest["splits"]["heldout"] = {"shards": [], "tokens": 0, "documents": 0, "lines": 0}
     (prepared / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="has no heldout documents"):
         open_data(prepared, "heldout")

@@ -148,7 +148,7 @@ def test_a_vocabulary_without_the_special_tokens_is_refused(tmp_path: Path) -> N
         CorruptError, match=r"vocab.txt has no \[SEP\], \[MASK\]. A vocabulary for ELECTRA needs"
     ) as error:
         adopt_vocabulary(path)
-    assert error.value.exit_code == 3
+    assert error.value.exit_code == 4
     wordpiece = Tokenizer.from_str(adopt_complete(tmp_path).to_str().replace("[MASK]", "<mask>"))
     wordpiece.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(CorruptError, match=r"tokenizer.json has no \[MASK\]"):
@@ -184,7 +184,7 @@ def test_a_missing_or_broken_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     assert error.value.exit_code == 4
     (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff")
-    with pytest.raises(DataError, match="not UTF-8 at byte 6"):
+    with pytest.raises(CorruptError, match="not UTF-8 at byte 6"):
         adopt_vocabulary(tmp_path / "vocab.txt")
 
 

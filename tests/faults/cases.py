@@ -156,9 +156,9 @@ case("shards-manifest-vocabulary", f"{PRETRAIN}2", 4, "vocab", lambda w: edit(w 
 case("shards-manifest-vocabulary-other", f"{PRETRAIN}2", 4, "vocab", lambda w: edit(w / "shards/manifest.json", lambda m: m.update(vocab_size=301)))
 case("shards-manifest-split", f"{PRETRAIN}2", 4, r"manifest\.json.*heldout", lambda w: edit(w / "shards/manifest.json", lambda m: m["splits"].pop("heldout") and m))
 PREPARE = "prepare shards text.txt --tokenizer tokenizer --heldout 0.1 --workers 1 --unit-bytes 3000"
-case("prepare-shard-gone", PREPARE, 0, "WARNING.*missing.*Preparing again", lambda w: (w / "shards/train-00000.safetensors").unlink(), unchanged=("shards/manifest.json"), fast=True)
-case("prepare-shard-flipped", PREPARE, 0, "Preparing again", lambda w: flip(w / "shards/train-00000.safetensors"), unchanged=("shards/manifest.json"))
-case("prepare-manifest-cut", PREPARE, 4, r"manifest\.json.*remove it", lambda w: cut(w / "shards/manifest.json"), unchanged=("shards/train-00000.safetensors"))
+case("prepare-shard-gone", PREPARE, 0, "WARNING.*missing.*Preparing again", lambda w: (w / "shards/train-00000.safetensors").unlink(), unchanged=("shards/manifest.json",), fast=True)
+case("prepare-shard-flipped", PREPARE, 0, "Preparing again", lambda w: flip(w / "shards/train-00000.safetensors"), unchanged=("shards/manifest.json",))
+case("prepare-manifest-cut", PREPARE, 4, r"manifest\.json.*remove it", lambda w: cut(w / "shards/manifest.json"), unchanged=("shards/train-00000.safetensors",))
 
 # 2. State files survive one bad byte
 
@@ -176,8 +176,8 @@ def metrics_line(number: int, content: bytes) -> Callable[[Path], None]:
 
 for label, content in {"byte": b"X", "ff": b"\xff", "empty-object": b"{}", "deep": DEEP.encode(), "list": b"[1]", "digits": f'{{"step": {DIGITS}}}'.encode(), "nan": b'{"kind": "train", "step": NaN}', "text": b'{"kind": "train", "step": "3"}', "values": b'{"kind": "train", "step": 2, "loss": "x", "seconds": []}'}.items():
     case(f"metrics-{label}-pretrain", PRETRAIN, 0, "1 damaged line", metrics_line(1, content), fast=label in ("byte", "ff"))
-    case(f"metrics-{label}-export", "export run new", 0, "1 damaged line", metrics_line(1, content), unchanged=(METRICS))
-case("metrics-ff-evaluate", "evaluate run", 0, "damaged", metrics_line(1, b"\xff"), unchanged=(METRICS))
+    case(f"metrics-{label}-export", "export run new", 0, "1 damaged line", metrics_line(1, content), unchanged=(METRICS,))
+case("metrics-ff-evaluate", "evaluate run", 0, "damaged", metrics_line(1, b"\xff"), unchanged=(METRICS,))
 for label, content in {"cut": '{"torch"', "ff": b"\xff", "deep": DEEP, "list": "[]", "empty": ""}.items():
     case(f"environment-{label}", PRETRAIN, 0, "finished", lambda w, content=content: put(w / "run/environment.json", content), fast=label == "ff")
     case(f"run-state-{label}", PRETRAIN, 0, "finished", lambda w, content=content: put(w / "run/run_state.json", content), fast=label == "cut")
@@ -192,12 +192,12 @@ for label, content in {"cut": '{"torch"', "ff": b"\xff", "deep": DEEP, "list": "
 case("config-toml-bytes", "evaluate run", 4, r"config\.toml is damaged", lambda w: put(w / "run/config.toml", b"\xff\xff"))
 case("config-toml-pretrain", PRETRAIN, 4, r"config\.toml is damaged", lambda w: cut(w / "run/config.toml", 0.7), unchanged=("run/checkpoints/*/*", METRICS))
 for name in ("step-000000006-backup", "step-6", "step-", "step-000000006 (copy)", "step-abc", "old"):
-    case(f"checkpoint-name-{name}", PRETRAIN, 0, "finished", lambda w, name=name: put(w / "run/checkpoints" / name / "x", "x"), unchanged=(f"run/checkpoints/{name}/x"), fast=name.endswith("backup"))
+    case(f"checkpoint-name-{name}", PRETRAIN, 0, "finished", lambda w, name=name: put(w / "run/checkpoints" / name / "x", "x"), unchanged=(f"run/checkpoints/{name}/x",), fast=name.endswith("backup"))
 case("checkpoint-is-a-file", PRETRAIN, 0, "finished", lambda w: put(w / "run/checkpoints/step-000000099", "x"))
 for name in ("model.safetensors", "state.json", "manifest.json", "optimizer.safetensors"):
     case(f"checkpoint-{name}-bit", PRETRAIN, 0, "is damaged and not used", lambda w, name=name: flip(last_checkpoint(w) / name), fast=name == "state.json")
     case(f"checkpoint-{name}-gone", PRETRAIN, 0, "is damaged and not used", lambda w, name=name: (last_checkpoint(w) / name).unlink())
-case("checkpoints-all-damaged", PRETRAIN, 4, "all .* damaged", lambda w: [flip(path) for path in (w / "run/checkpoints").glob("*/state.json")], unchanged=("run/checkpoints/*/*"))
+case("checkpoints-all-damaged", PRETRAIN, 4, "all .* damaged", lambda w: [flip(path) for path in (w / "run/checkpoints").glob("*/state.json")], unchanged=("run/checkpoints/*/*",))
 case("checkpoint-nan-sealed", "detect run hello", 4, "finite", lambda w: [(tensors(f / "model.safetensors", spoil("words", float("nan"))), reseal(f, "manifest.json")) for f in (w / "run/checkpoints").iterdir()], fast=True)
 
 # 3. Nothing hostile gets far

@@ -42,7 +42,8 @@ def test_a_verb_that_only_prints_ends_quietly_at_a_closed_pipe(words, world, tmp
     assert process.stdout and process.stderr
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(120) in (0, 141) and process.stderr.read() == ""
+    errors = process.stderr.read()
+    assert process.wait(120) in (0, 141) and errors == "", errors
 
 
 @pytest.mark.slow

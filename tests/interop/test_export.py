@@ -135,12 +135,13 @@ def test_truncation_and_padding_in_a_foreign_tokenizer_do_not_cut_text(finished_
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "MANIFEST.json").unlink()
     assert len(read_network(folder, "discriminator").tokenizer.encode(TEXT).ids) > 8
 
 
 def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
     config = transformers.ElectraConfig(
-        vocab_size=50,
+        vocab_size=300,
         embedding_size=16,
         hidden_size=32,
         num_hidden_layers=2,
@@ -174,6 +175,7 @@ def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
 def test_a_folder_that_cannot_be_trusted_is_refused(finished_run, tmp_path, name, content, error, message):
     folder = tmp_path / "model"
     shutil.copytree(finished_run / "export", folder)
+    (folder / "MANIFEST.json").unlink()
     if content is None:
         (folder / name).unlink()
     else:
@@ -184,7 +186,11 @@ def test_a_folder_that_cannot_be_trusted_is_refused(finished_run, tmp_path, name
 
 def test_an_existing_folder_is_not_overwritten(finished_run, exported):
     again = electra("export", finished_run, exported)
-    assert again.returncode == 5 and "exists already" in again.stderr
+    assert again.returncode == 0, "the same files to the byte: a killed export is repeatable"
+    card = next(exported.rglob("README.md"))
+    card.write_text("mine")
+    again = electra("export", finished_run, exported)
+    assert again.returncode == 5 and "exists already" in again.stderr and card.read_text() == "mine"
 
 
 @pytest.mark.parametrize("change", [{"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}])
@@ -193,6 +199,7 @@ def test_an_electra_that_we_would_compute_otherwise_is_refused(change, toy_model
     folder = shutil.copytree(toy_model, tmp_path / "model")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    (folder / "MANIFEST.json").unlink()
     ((key, value),) = change.items()
     with pytest.raises(DataError, match=f"{key}={value} is not supported"):
         read_network(folder, "encoder")

@@ -205,7 +205,7 @@ def read_json(path: Path, remedy: str = "restore it, or remove it") -> Any:
 def read_object(path: Path, remedy: str = "restore it, or remove it") -> dict[str, Any]:
     content = read_json(path, remedy)
     if not isinstance(content, dict):
-        raise CorruptError(f"{path} holds {type(content).__name__}, not an object. It was edited: {remedy}.")
+        raise CorruptError(f"{path} cannot be read: it holds {type(content).__name__}, not an object: {remedy}.")
     return content
 
 

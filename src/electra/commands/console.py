@@ -7,13 +7,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from electra.base.errors import DataError, ElectraError, SettingsError
 from electra.base.files import json_text
 from electra.base.progress import Table, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Recipe = Annotated[str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file')]
 OverrideWords = Annotated[
@@ -34,10 +37,21 @@ way."""
 _CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
+def terminal() -> "Console":
+    """rich's own way out at a closed pipe is exit code 1; `main` knows better."""
+    from rich.console import Console
+
+    def leave() -> None:
+        raise BrokenPipeError
+
+    console = Console(highlight=False)
+    console.on_broken_pipe = leave  # type: ignore[method-assign]
+    return console
+
+
 def print_table(table: Table) -> None:
     """The first column and columns of words stand left; columns of numbers, with their units and gaps, right."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table as Drawing
     from rich.text import Text
 
@@ -47,7 +61,7 @@ def print_table(table: Table) -> None:
         drawing.add_column(Text(visible(name)), justify="right" if numbers else "left", no_wrap=numbers)
     for row in table.rows:
         drawing.add_row(*(Text(visible(cell)) for cell in row)) if row else drawing.add_section()
-    console = Console(highlight=False)
+    console = terminal()
     if table.title:
         console.print(visible(table.title), style="italic", markup=False, soft_wrap=True)
     console.print(drawing)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from electra.base.progress import visible
-from electra.commands.console import TextInput, Trust, read_lines, say_json
+from electra.commands.console import TextInput, Trust, read_lines, say_json, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -23,12 +23,10 @@ def detect_command(
     trust: Trust = False,
 ) -> None:
     """Each token with its probability of having been replaced."""
-    from rich.console import Console
-
     from electra.inspector import load
 
     loaded = load(model)
-    console = Console(highlight=False)
+    console = terminal()
     for line in read_lines(text):
         tokens = loaded.detect(line)
         if as_json:

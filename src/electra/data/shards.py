@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ElectraError, MachineError
-from electra.base.files import parse_json, read_bytes, read_object
+from electra.base.files import parse_json, read_bytes
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -126,11 +126,15 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise DataError(f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.')
     try:
-        return Manifest.model_validate(read_object(path, remedy))
+        return Manifest.model_validate(parse_json(read_bytes(path)))
+    except CorruptError:
+        raise
     except ValidationError as error:
         problem = error.errors()[0]
         what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        raise CorruptError(f"{path} is damaged or of another version ({what}): {remedy}.") from None
+    except ValueError as error:
+        what = str(error)
+    raise CorruptError(f"{path} is damaged or of another version ({what}): {remedy}.")
 
 
 def manifest_hash(folder: Path) -> str:
