@@ -203,6 +203,7 @@ def test_an_export_of_before_lengths_were_written_is_read(finished_run, tmp_path
     config = json.loads((folder / "config.json").read_text())
     del config["pretraining_length"]
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "MANIFEST.json").unlink()
     model: Model = load(folder)
     assert model.network.length is None and model.detect(TEXT)
     done = electra("detect", folder, TEXT, "--json")

@@ -130,6 +130,7 @@ def test_local_angles_that_are_null_are_the_global_ones(tokenizer):
 def test_an_odd_window_of_others_is_read_as_the_even_one_it_means(tokenizer, tmp_path):
     write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     path = tmp_path / "out" / "config.json"
+    (tmp_path / "out" / "MANIFEST.json").unlink()  # as other people's folders are
     path.write_text(json.dumps(json.loads(path.read_text()) | {"local_attention": 7}))
     again = read_network(tmp_path / "out", "encoder").encoder
     assert again.settings == SETTINGS
@@ -170,6 +171,7 @@ def test_checking_leaves_dropout_as_it_was(tokenizer):
 def test_what_we_cannot_compute_is_refused(change, says, tokenizer, tmp_path):
     write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     path = tmp_path / "out" / "config.json"
+    (tmp_path / "out" / "MANIFEST.json").unlink()  # as other people's folders are
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(DataError, match=says):
         read_network(tmp_path / "out", "encoder")
@@ -178,6 +180,7 @@ def test_what_we_cannot_compute_is_refused(change, says, tokenizer, tmp_path):
 def test_weights_that_do_not_fit_are_refused(tokenizer, tmp_path):
     write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     path = tmp_path / "out" / "config.json"
+    (tmp_path / "out" / "MANIFEST.json").unlink()  # as other people's folders are
     config = json.loads(path.read_text()) | {"intermediate_size": 50}
     path.write_text(json.dumps(config))
     with pytest.raises(CorruptError, match="does not fit its config.json"):

@@ -153,6 +153,7 @@ def test_both_layouts_are_read_here(prepared, tmp_path):
     assert config["id2label"] == {"0": "original", "1": "replaced"}
     config |= {"id2label": {"0": "replaced"}, "label2id": {"replaced": 0}}
     (old / "config.json").write_text(json.dumps(config))
+    (old / "MANIFEST.json").unlink(missing_ok=True)
     tensors = load_file(old / "model.safetensors")
     tensors |= {name: tensors[name][1:].clone() for name in ("classifier.weight", "classifier.bias")}
     save_file(tensors, old / "model.safetensors")

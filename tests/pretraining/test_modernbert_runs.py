@@ -184,6 +184,7 @@ def test_classification_from_a_run_and_from_its_export(run, start, tmp_path):
     assert load_task_folder(model).task.length == 48
     older = shutil.copytree(model, tmp_path / "older")
     (older / "task.json").write_text(json.dumps({key: described[key] for key in described if key != "length"}))
+    (older / "MANIFEST.json").unlink()
     assert load_task_folder(older).task.length == 32
     done = electra("predict", model, table, "--probabilities", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -170,8 +170,8 @@ def refuse_other_shapes(
         if name not in stored:
             raise CorruptError(f"{folder / WEIGHTS} has no {name}, which config.json asks for.")
         if stored[name].shape != tensor.shape:
-            shapes = f"{tuple(stored[name].shape)}, config.json says {tuple(tensor.shape)}"
-            raise CorruptError(f"{folder / WEIGHTS}: {name} is {shapes}.")
+            shapes = f"{name} is {tuple(stored[name].shape)}, not {tuple(tensor.shape)}"
+            raise CorruptError(f"{folder / WEIGHTS} does not fit its config.json: {shapes}.")
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
