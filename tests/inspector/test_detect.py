@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from electra.data.tokenizer import special_ids
-from electra.inspector.detect import token_logits, windows_of
+from electra.inspector.detect import score_texts, token_logits, windows_of
 from electra.pretraining.load import load_network
 from helpers import electra
 
@@ -127,3 +127,13 @@ def test_bad_lists_and_models_that_cannot_score_are_refused(electric_run, finish
     assert electra("rerank", electric_run, tmp_path / "none.jsonl").returncode == 3
     done = electra("detect", electric_run / "export", "text")
     assert done.returncode == 3 and "electra score" in done.stderr
+
+
+def test_an_electric_model_whose_scores_are_all_the_same_says_so(electric_run, caplog):
+    loaded, texts = load_network(electric_run), ["The barak walks the lonute, and the lonute walks back."]
+    assert loaded.head is not None
+    score_texts(loaded, texts)
+    assert "same score" not in caplog.text
+    torch.nn.init.zeros_(loaded.head.output.weight)
+    score_texts(loaded, texts)
+    assert "every token has the same score" in caplog.text

@@ -4,12 +4,13 @@ import numpy as np
 import torch
 from scipy import stats
 
-from conftest import SPECIAL, TINY, inputs_for
+from conftest import SPECIAL, TINY, inputs_for, make_batch
 from electra.base.batch import Batch
 from electra.model.generators import GeneratorSettings
 from electra.objectives import build as build_objective
 from electra.objectives.corruption import MaskingSettings
 from electra.objectives.electric import ElectricSettings
+from electra.objectives.metrics import summarise
 
 LETTERS, LENGTH, TOPICS, FIRST = 6, 16, 3, 5
 LETTER = np.random.default_rng(4).dirichlet(np.full(LETTERS, 0.4), TOPICS) * 0.9 + 0.1 / LETTERS
@@ -71,3 +72,15 @@ def test_the_learned_energies_rank_as_the_true_probabilities_do():
     assert stats.spearmanr(found[:300].sum(1), exact[:300].sum(1)).statistic >= 0.9
     assert stats.spearmanr(found.ravel(), exact.ravel()).statistic >= 0.9
     assert np.abs(found - exact)[:300].mean() < 0.35  # where there was data to learn from, the scale is right too
+
+
+def test_the_variance_of_the_scores_is_that_of_the_energies_at_real_tokens():
+    generator = GeneratorSettings(kind="two_tower", width=0.5, depth=0.5)
+    objective = build_objective(ElectricSettings(), inputs_for(97, TINY, generator)).eval()
+    batch = make_batch()
+    with torch.no_grad():
+        corrupted = objective.corruptor(batch)
+        metrics = summarise(objective(batch, corrupted).sums, objective.extra_metrics)
+        energies = objective.networks()["discriminator"].detect(corrupted.batch)
+    expected = energies[batch.is_real].double().numpy().var()
+    np.testing.assert_allclose(metrics["energy_variance"], expected, rtol=1e-4)

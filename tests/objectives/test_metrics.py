@@ -61,6 +61,25 @@ def test_a_good_generator_that_improves_slowly_is_not_called_out():
     assert alarms(history(mlm_loss=2.0, mlm_accuracy=0.6), 0.5, 2000) == {}
 
 
+def test_both_networks_at_a_standstill_get_one_remedy_and_never_two_that_contradict():
+    still = {"mlm_loss": 6.1, "mlm_accuracy": 0.1}
+    one_class = {"auc": 0.51, "recall": 0.0, "flagged_share": 0.0}
+    (text,) = alarms(history(**still, **one_class), 0.5, 2000).values()
+    assert text.startswith("neither network learns") and "a third" in text and "three times" in text
+
+    # one after the other: the second does not advise the opposite of the first
+    first = alarms(history(**still, auc=0.7), 0.5, 2000)
+    assert first.keys() == {"generator stands still"}
+    assert alarms(history(**one_class), 0.6, 2400, (), first.keys()).keys() == {"neither learns"}
+    assert alarms(history(**still, **one_class), 0.6, 2400, (), {"neither learns"}) == {}
+
+
+def test_an_electric_whose_scores_are_all_the_same_is_called_out():
+    (text,) = alarms(history(energy_variance=1e-12), 0.5, 2000).values()
+    assert "every token has the same score" in text and "schedule.warmup" in text
+    assert alarms(history(energy_variance=0.5), 0.5, 2000) == {}
+
+
 def test_sampling_one_token_everywhere_is_called_out():
     (text,) = alarms(history(sampled_variety=1.0), 0.5, 2000).values()
     assert "sampling is degenerate" in text

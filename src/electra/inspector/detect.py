@@ -2,8 +2,10 @@
 for each text. One reader for all of them: what is longer than the network's positions is read in windows.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -18,8 +20,10 @@ from electra.data.tokenizer import encode_texts, special_ids
 from electra.interop.read import Pretrained, warn_beyond
 from electra.model import encode
 
+log = logging.getLogger(__name__)
 WINDOWS_AT_ONCE = 32
 LISTS_AT_ONCE = 64
+ENOUGH_TOKENS, SAME_SCORE = 8, 1e-3  # so many tokens with scores no further apart say that nothing was learned
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,19 @@ def score_texts(network: Pretrained, texts: Sequence[str]) -> list[Scored]:
     """How well every token fits the others, in one pass over the text."""
     encodings = encode_texts(network.tokenizer, texts)
     energies = token_logits(network, [encoding.ids for encoding in encodings])
+    values = np.concatenate([np.zeros(0), *energies])
+    if len(values) >= ENOUGH_TOKENS and np.ptp(values) < SAME_SCORE:
+        say_same_score()
     return [Scored(it.tokens, -energy) for it, energy in zip(encodings, energies, strict=True)]
+
+
+@lru_cache
+def say_same_score() -> None:
+    """Once in a process, however many texts are scored."""
+    log.warning(
+        "every token has the same score: this Electric model ignores its text (a collapsed run). Train it again with a "
+        "longer schedule.warmup or a lower optimizer.lr."
+    )
 
 
 @torch.no_grad()

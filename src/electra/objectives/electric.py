@@ -21,8 +21,8 @@ from torch import nn
 from electra.base.batch import Batch
 from electra.model import encode
 from electra.objectives.corruption import Corrupted, Network, NoiseSettings, ObjectiveBase, ObjectiveInputs, mark
-from electra.objectives.losses import Loss, log_likelihood, noise_logits
-from electra.objectives.metrics import ONE_CLASS, detection
+from electra.objectives.losses import Loss, log_likelihood, mean_over, noise_logits
+from electra.objectives.metrics import ONE_CLASS, Ratio, detection
 
 
 class ElectricSettings(ObjectiveBase):
@@ -45,7 +45,7 @@ class ElectricSettings(ObjectiveBase):
 
 class Electric(nn.Module):
     headline = ("mlm_loss", "rtd_loss", "auc")
-    extra_metrics = ()
+    extra_metrics = (Ratio("energy_variance", "energy_squares", "real"),)
     # noise that looks like data is what Electric strives for: an AUC near one half is no failure
     muted_alarms = (ONE_CLASS,)
 
@@ -62,6 +62,8 @@ class Electric(nn.Module):
         log_q = log_likelihood(corrupted.generated.everywhere, corrupted.batch.ids)
         logits = noise_logits(energies, log_q, self.corruptor.masking.share)
         nce_loss, sums = detection(logits, mark(corrupted.chosen), batch.is_real)
+        scores = energies.detach().float()
+        sums["energy_squares"] = ((scores - mean_over(scores, batch.is_real)).square() * batch.is_real).sum()
         total = self.settings.generator_weight * corrupted.generator_loss + self.settings.detection_weight * nce_loss
         return Loss(total, corrupted.sums | sums)
 

@@ -46,10 +46,13 @@ OF_GENERATOR = ("mlm_loss", "mlm_accuracy", "sampled_accuracy", "sampled_variety
 ONE_CLASS = "one class"
 GENERATOR_STALLS = "generator stands still"
 DEGENERATE_SAMPLING = "degenerate sampling"
+NEITHER_LEARNS = "neither learns"
+ONE_SCORE = "one score"
 
 BINS = 1200
 PATIENCE = 500
 LOGIT_LIMIT = 12.0
+LEAST_VARIANCE = 1e-3  # of energies within a batch; networks that learned have 0.1 and more
 
 
 def histogram(values: Int[Tensor, "*shape"], where: Bool[Tensor, "*shape"], size: int) -> Int[Tensor, "{size}"]:
@@ -121,16 +124,21 @@ def area_under_curve(positives: Counts, negatives: Counts) -> float:
 
 
 def alarms(
-    history: Sequence[Mapping[str, float]], progress: float, step: int, muted: Container[str] = ()
+    history: Sequence[Mapping[str, float]],
+    progress: float,
+    step: int,
+    muted: Container[str] = (),
+    sounded: Container[str] = (),
 ) -> dict[str, str]:
-    """Warnings for known failures, by name, so that each is sounded once. `history`: metrics of the run so far, the newest
-    last, evenly spaced; `progress`: the share of the run that is done. The first tenth of a run and its first 500 steps are
-    left in peace: no network has left its plateau by then."""
+    """Warnings for known failures, by name; those `sounded` before are not sounded again. `history`: metrics of the run so
+    far, the newest last, evenly spaced; `progress`: the share of the run that is done. The first tenth of a run and its first
+    500 steps are left in peace: no network has left its plateau by then."""
     if progress < 0.1 or step < PATIENCE or not history:
         return {}
     now = history[-1]
     warnings: dict[str, str] = {}
-    if now.get("auc", 1) < 0.6 and not 0.001 < now["flagged_share"] < 0.999:
+    detects_nothing = now.get("auc", 1) < 0.6 and ONE_CLASS not in muted
+    if detects_nothing and not 0.001 < now["flagged_share"] < 0.999:
         answer = "original" if now["flagged_share"] < 0.5 else "replaced"
         warnings[ONE_CLASS] = (
             f'the discriminator answers "{answer}" for every token (recall {now["recall"]:.3f}, AUC {now["auc"]:.2f}): '
@@ -150,4 +158,21 @@ def alarms(
             f"sampling is degenerate: the generator's samples are as varied as {now['sampled_variety']:.0f} tokens, the "
             f"text as {now['target_variety']:.0f}. Check sampling.temperature; lower optimizer.lr."
         )
-    return {name: text for name, text in warnings.items() if name not in muted}
+    if now.get("energy_variance", 1) < LEAST_VARIANCE:
+        warnings[ONE_SCORE] = (
+            f"every token has the same score (variance of the energies {now['energy_variance']:.1g}): the network ignores "
+            "its text. Lengthen schedule.warmup or lower optimizer.lr, and start a new run."
+        )
+    warnings = {name: text for name, text in warnings.items() if name not in muted}
+
+    # where both networks fail, one remedy contradicts the other
+    both = all(name in warnings or name in sounded for name in (ONE_CLASS, GENERATOR_STALLS))
+    if both or (detects_nothing and GENERATOR_STALLS in warnings) or NEITHER_LEARNS in sounded:
+        pair = [warnings.pop(name) for name in (ONE_CLASS, GENERATOR_STALLS) if name in warnings]
+        if pair:
+            warnings[NEITHER_LEARNS] = (
+                f"neither network learns: MLM loss {now['mlm_loss']:.2f}, AUC {now['auc']:.2f}. The learning rate is too high "
+                "or too low, or the run too short: try short runs with a third and with three times this optimizer.lr "
+                "(electra compare varies it), and a longer schedule.warmup."
+            )
+    return {name: text for name, text in warnings.items() if name not in sounded}

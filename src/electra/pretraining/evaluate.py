@@ -33,6 +33,7 @@ MEANINGS = {
     "precision": "of the tokens it flags, replaced ones",
     "recall": "of the replaced tokens, flagged ones",
     "auc": "ROC-AUC: a replaced token scores above an original one",
+    "energy_variance": "Electric: how much its scores differ within a batch; near 0 they say nothing",
     "recovery_loss": "main network: cross-entropy of naming the original tokens",
     "reward": "generator: mean reward, the discriminator's loss at its samples",
     "selection_accuracy": "main network: picks the original among the candidates",

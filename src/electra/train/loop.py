@@ -249,7 +249,7 @@ class RunState:
         self.log.write("train", self.step, metrics)
         self.history.append(metrics)
         progress = self.horizon.progress(self.step)
-        warnings = alarms(self.history, progress, self.step, objective.muted_alarms)
+        warnings = alarms(self.history, progress, self.step, objective.muted_alarms, self.alarmed)
         if self.horizon.budget and progress > SURE and (warning := schedule_warning(schedule, self.planned_steps)):
             warnings["warm-up"] = warning
         for alarm, text in warnings.items():
