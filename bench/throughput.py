@@ -155,14 +155,14 @@ def profile_of(variant: Variant, case: Case) -> tuple[str, dict[str, float]]:
 
 
 HEADER = (
-    f"{'variant':28}{'size':>7}{'rows':>6}{'length':>7}{'dropout':>8}{'ms per step':>12}{'min..max':>18}{'tokens/s':>12}"
+    f"{'variant':28}{'size':>13}{'rows':>6}{'length':>7}{'dropout':>8}{'ms per step':>12}{'min..max':>18}{'tokens/s':>12}"
     "{peer:>25}"
     f"{'measured':>10}{'nominal':>9}{'GiB':>8}{'compile s':>11}"
 )
 
 
 def line(row: dict[str, Any], peer: float | None, peaks: list[float]) -> str:
-    start = f"{row['variant']:28}{row['size']:>7}{row['rows']:6}{row['length']:7}{row['dropout']:8}"
+    start = f"{row['variant']:28}{row['size']:>13}{row['rows']:6}{row['length']:7}{row['dropout']:8}"
     if "problem" in row:
         return f"{start}  {row['problem']}"
     ratio = f"{peer / row['ms']:25.2f}" if peer else f"{'-':>25}"
