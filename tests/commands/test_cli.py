@@ -5,13 +5,16 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from helpers import SETTINGS, electra, electra_process, write_corpus
+import electra as package
+from helpers import SETTINGS, electra, electra_process, environment, write_corpus
 
 TEXT = "The barak walks the lonute, and the lonute walks back."
 
@@ -42,9 +45,52 @@ def test_detect_reads_a_file_or_standard_input_and_run_and_export_agree(finished
     from_file = electra("detect", finished_run, file, "--json").stdout
     from_stdin = electra("detect", finished_run / "export", "--json", stdin=f"{TEXT}\n{TEXT}\n").stdout
     ours, theirs = ([json.loads(line) for line in out.splitlines()] for out in (from_file, from_stdin))
-    assert len(ours) == len(theirs) == 2
+    assert [bool(it["tokens"]) for it in ours] == [True, False, True] and len(theirs) == 2  # every line has its answer
     pairs = zip(ours[0]["tokens"], theirs[0]["tokens"], strict=True)
     assert all(math.isclose(a["probability"], b["probability"], abs_tol=1e-5) for a, b in pairs)
+
+
+def test_detect_shows_the_text_as_it_was_written_with_a_legend(finished_run):
+    text = "The BARAK  walks the lonute, and BACK."
+    legend, shown = electra("detect", finished_run, text).stdout.splitlines()
+    assert "replaced" in legend and "0.15" in legend
+    assert re.sub(r"·[01]\.\d\d", "", shown) == text
+
+
+def test_help_names_every_verb_under_its_group_and_cuts_no_sentence(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = electra("--help").stdout
+    for title in ("Data:", "Pre-training:", "Fine-tuning:", "Models:", "Machine and settings:"):
+        assert f"\n{title}\n" in text
+    assert text.index("Pre-training:") < text.index("  pretrain  ") < text.index("Fine-tuning:")
+    assert "..." not in text.split("First steps")[1] and "as the paper counts and as" in text
+
+
+def test_the_version_is_told():
+    assert electra("--version").stdout == f"electra {package.__version__}\n"
+
+
+def test_shells_complete_verbs_and_recipes():
+    def completed(*words):
+        env = {"_ELECTRA_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        script = "import sys; sys.argv = ['electra']; from electra.commands import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env=environment(env)
+        ).stdout
+
+    assert set(completed("electra", "pre").split()) == {"predict", "prepare", "pretrain"}
+    assert set(completed("electra", "pretrain", "tiny+mas").split()) == {"tiny+masked-lm"}
+    assert "electra" in electra("--help").stdout and "--install-completion" in electra("--help").stdout
+
+
+def test_config_list_tells_sizes_from_additions_and_breaks_no_word(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    text = electra("config", "list").stdout
+    sizes, additions = text.split("Additions")
+    assert "  electra-small " in sizes and "  masked-lm " in additions and "  masked-lm " not in sizes
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "discriminator" in text and not any(line.endswith("-") for line in lines)
 
 
 def test_text_that_spells_special_tokens_is_text(finished_run):

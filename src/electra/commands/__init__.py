@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+import electra
 from electra.base.errors import DataError, ElectraError, PipeClosedError
 from electra.base.files import trusting
 from electra.base.jobs import stop_at_closed_pipe
@@ -37,8 +39,36 @@ from electra.commands.speedrun import speedrun_command
 from electra.commands.tokenizer import tokenizer_command
 from electra.commands.verify import verify_command
 
+VERBS: dict[str, dict[str, Callable[..., None]]] = {
+    "First steps": {"quickstart": quickstart_command},
+    "Data": {"tokenizer": tokenizer_command, "prepare": prepare_command},
+    "Pre-training": {"pretrain": pretrain_command, "compare": compare_command, "speedrun": speedrun_command},
+    "Fine-tuning": {"finetune": finetune_command, "predict": predict_command, "evaluate": evaluate_command},
+    "Models": {
+        "detect": detect_command,
+        "score": score_command,
+        "rerank": rerank_command,
+        "export": export_command,
+        "verify": verify_command,
+    },
+    "Machine and settings": {"doctor": doctor_command, "flops": flops},
+}
+
+
+class Grouped(TyperGroup):
+    """The verbs by what they are about, each with the whole of its first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, verb in self.commands.items():
+            sections.setdefault(verb.rich_help_panel, []).append((name, verb.get_short_help_str(limit=1000)))  # type: ignore[attr-defined]
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
-    add_completion=False,
+    cls=Grouped,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -47,32 +77,26 @@ app = typer.Typer(
 )
 
 
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"electra {electra.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root(debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False) -> None:
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="show the version", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
     pass
 
 
-VERBS: dict[str, Callable[..., None]] = {
-    "quickstart": quickstart_command,
-    "tokenizer": tokenizer_command,
-    "prepare": prepare_command,
-    "pretrain": pretrain_command,
-    "compare": compare_command,
-    "speedrun": speedrun_command,
-    "finetune": finetune_command,
-    "predict": predict_command,
-    "evaluate": evaluate_command,
-    "detect": detect_command,
-    "score": score_command,
-    "rerank": rerank_command,
-    "export": export_command,
-    "verify": verify_command,
-    "doctor": doctor_command,
-    "flops": flops,
-}
-for name, verb in VERBS.items():
-    app.command(name)(verb)
-app.add_typer(config_app, name="config")
+for title, verbs in VERBS.items():
+    for name, verb in verbs.items():
+        app.command(name, rich_help_panel=title)(verb)
+app.add_typer(config_app, name="config", rich_help_panel=title)
 
 
 class Messages(logging.Handler):

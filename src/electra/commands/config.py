@@ -1,5 +1,8 @@
 """electra config: recipes, tasks and settings."""
 
+import shutil
+import textwrap
+
 import typer
 
 from electra.commands.console import OverrideWords, Recipe, say
@@ -31,8 +34,17 @@ def list_recipes() -> None:
     from electra.base import config
 
     names = config.recipe_names()
-    for name in names:
-        say(f"{name:<{max(map(len, names))}}  {config.recipe_comment(name)}")
+    sizes = [name for name in names if "layers" in config.read_recipe(name).get("encoder", {})]
+    column, width = max(map(len, names)) + 4, shutil.get_terminal_size().columns
+    others = [name for name in names if name not in sizes]
+    for title, part in (
+        ("Sizes, complete by themselves:", sizes),
+        ("Additions to any of them (tiny+masked-lm):", others),
+    ):
+        say(title)
+        for name in part:
+            lines = textwrap.wrap(config.recipe_comment(name), max(30, width - column), break_on_hyphens=False)
+            say(f"  {name:<{column - 2}}" + f"\n{'':{column}}".join(lines))
 
 
 @config_app.command("tasks")

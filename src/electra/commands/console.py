@@ -18,7 +18,18 @@ from electra.base.progress import Table, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-Recipe = Annotated[str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file')]
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """For the shell: recipes that begin so, also after a +."""
+    from electra.base import config
+
+    before, plus, last = incomplete.rpartition("+")
+    return [f"{before}{plus}{name}" for name in config.recipe_names() if name.startswith(last)]
+
+
+Recipe = Annotated[
+    str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file', autocompletion=complete_recipe)
+]
 OverrideWords = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings, such as train.steps=2000")
 ]
@@ -78,8 +89,9 @@ def say_json(content: object) -> None:
     print(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line))
 
 
-def read_lines(text: str | None) -> list[str]:
-    """A file's lines if `text` names one, `text` itself if not, standard input if it is absent."""
+def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
+    """A file's lines if `text` names one, `text` itself if not, standard input if it is absent. `keep_blank`: so that every
+    line has its answer in the same place."""
     if text is None:
         where, data = "standard input", sys.stdin.buffer.read()
     elif os.path.isfile(text):  # noqa: PTH113  (False, not an error, where text is too long for a path)
@@ -91,7 +103,7 @@ def read_lines(text: str | None) -> list[str]:
     except UnicodeDecodeError as error:
         raise DataError(f"{where} has bytes that are not UTF-8 (byte {error.start}). Convert it first.") from None
     if lines := [line for line in content.splitlines() if line.strip()]:
-        return lines
+        return content.splitlines() if keep_blank else lines
     raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
 
 

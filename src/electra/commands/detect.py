@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
     from electra.inspector.detect import ScoredToken
 
+LEAST_SHOWN = 0.15
+LEGEND = (
+    f"After each token: how probably it was replaced (0 to 1); on red from {LEAST_SHOWN} on, the brighter the more."
+)
+
 
 def detect_command(
     model: Annotated[Path, typer.Argument(help="a run folder or an exported model folder")],
@@ -25,26 +30,30 @@ def detect_command(
     """Each token with its probability of having been replaced."""
     from electra.inspector import load
 
-    loaded = load(model)
+    loaded, lines = load(model), read_lines(text, keep_blank=True)
     console = terminal()
-    for line in read_lines(text):
+    if not as_json:
+        console.print(LEGEND, style="dim", soft_wrap=True)
+    for line in lines:
         tokens = loaded.detect(line)
         if as_json:
             say_json({"text": line, "tokens": [asdict(token) for token in tokens]})
         else:
-            console.print(coloured(tokens), soft_wrap=True)
+            console.print(coloured(line, tokens), soft_wrap=True)
 
 
-def coloured(tokens: "Sequence[ScoredToken]") -> "Text":
-    """Each token with its probability, on a background that goes from none to red; pieces of a word stay together."""
+def coloured(line: str, tokens: "Sequence[ScoredToken]") -> "Text":
+    """The text as it was written, each token with its probability, on a background that goes from none to red."""
     from rich.style import Style
     from rich.text import Text
 
-    text = Text()
-    for number, token in enumerate(tokens):
-        text.append(" " if number and token.start != tokens[number - 1].end else "")
+    text, shown = Text(), 0
+    for token in tokens:
+        text.append(visible(line[shown : token.start]))
         red = 80 + int(175 * token.probability)
-        style = Style(bgcolor=f"rgb({red},0,0)", color="white") if token.probability >= 0.15 else Style()
-        text.append(visible(token.token), style)
+        style = Style(bgcolor=f"rgb({red},0,0)", color="white") if token.probability >= LEAST_SHOWN else Style()
+        text.append(visible(line[max(shown, token.start) : token.end]), style)
         text.append(f"·{token.probability:.2f}", Style(dim=True))
+        shown = max(shown, token.end)
+    text.append(visible(line[shown:]))
     return text

@@ -26,7 +26,7 @@ def score_command(
     from electra.inspector import load
 
     loaded = load(model)
-    for line in read_lines(text):
+    for line in read_lines(text, keep_blank=as_json):
         scored = loaded.score(line)
         if as_json:
             pairs = zip(scored.tokens, scored.token_scores, strict=True)
