@@ -206,3 +206,14 @@ def test_the_log_says_which_share_of_the_peak_is_used_where_that_is_known(
 def test_no_peak_is_known_of_a_processor():
     assert trial.device_peak(torch.device("cpu")) == 0
     assert trial.measured_cpu(seconds=0.02, size=64) > 1e6
+
+
+def test_a_run_of_so_many_minutes_has_as_many_steps_as_the_device_makes_of_them():
+    words = ("flops", "electra-small", "train.steps=1000", "--device", "A100")
+    by_steps = json.loads(electra(*words, "--json").stdout)
+    timed = json.loads(electra(*words, "train.minutes=30", "--json").stdout)
+    hours = by_steps["devices"]["a100"]["hours"]
+    assert timed["devices"]["a100"]["steps"] == pytest.approx(1000 * 0.5 / hours)
+    assert timed["minutes"] == 30 and not {"steps", "run", "tokens", "paper_run"} & timed.keys()
+    shown = electra(*words, "train.minutes=30").stdout
+    assert "30 minutes of 128 rows" in shown and "steps │" in shown and "1,000,000" not in shown

@@ -31,7 +31,11 @@ def flops(
     peaks = devices(device, tflops)
     result = count(recipe, overrides or [], vocab_size) | {"utilisation": utilisation, "devices": peaks}
     for entry in peaks.values():
-        entry["hours"] = result["run"] / (entry["tflops"] * 1e12 * utilisation) / 3600
+        steps_per_second = entry["tflops"] * 1e12 * utilisation / result["step"]
+        if "minutes" in result:
+            entry["steps"] = result["minutes"] * 60 * steps_per_second
+        else:
+            entry["hours"] = result["steps"] / steps_per_second / 3600
     print(json.dumps(result)) if as_json else show(recipe, result)
 
 
@@ -49,10 +53,13 @@ def count(recipe: str, overrides: list[str], vocab_size: int | None) -> dict[str
         vocab_size = read_manifest(Path(settings.data)).vocab_size if has_data else PAPER_VOCABULARY
     parts, train = count_flops(settings, vocab_size), settings.train
     step_tokens, per_token = train.batch * settings.rows.length, sum(parts.values())
-    tokens = step_tokens * train.steps
-    sizes = {"length": settings.rows.length, "batch": train.batch, "steps": train.steps, "tokens": tokens}
-    flops = {"token": per_token, "step": per_token * step_tokens, "run": per_token * tokens}
+    sizes = {"length": settings.rows.length, "batch": train.batch}
+    flops = {"token": per_token, "step": per_token * step_tokens}
     counts: dict[str, Any] = {"vocabulary": vocab_size, **sizes, "parts": parts, **flops}
+    if train.minutes:  # how many steps that makes is up to the device
+        return counts | {"minutes": train.minutes}
+    tokens = step_tokens * train.steps
+    counts |= {"steps": train.steps, "tokens": tokens, "run": per_token * tokens}
     for key, corrected in (("paper_run", False), ("paper_run_corrected", True)):
         if (run := paper_flops(settings, vocab_size, corrected)) is not None:
             counts[key] = run
@@ -80,25 +87,29 @@ def show(recipe: str, result: dict[str, Any]) -> None:
     from electra.base.progress import Table
     from electra.pretraining.trial import PAPER_BERT_BASE
 
-    def cells(name: str, run: float) -> tuple[str, ...]:
-        per_token, per_step = run / result["tokens"] / 1e6, run / result["steps"]
-        return name, f"{per_token:.2f} M", f"{per_step:.3g}", f"{run:.4g}"
+    step_tokens, timed = result["batch"] * result["length"], "minutes" in result
 
-    rows = [cells(name, value * result["tokens"]) for name, value in result["parts"].items()]
-    rows += [(), cells("total", result["run"]), ()]
+    def cells(name: str, per_token: float) -> tuple[str, ...]:
+        run = () if timed else (f"{per_token * result['tokens']:.4g}",)
+        return name, f"{per_token / 1e6:.2f} M", f"{per_token * step_tokens:.3g}", *run
+
+    rows = [cells(name, value) for name, value in result["parts"].items()]
+    rows += [(), cells("total", result["token"]), ()]
     names = {"paper_run": "as the paper counts", "paper_run_corrected": "   its slips corrected"}
-    rows += [cells(name, result[key]) for key, name in names.items() if key in result]
-    columns = ("training FLOPs, matrix products", "per token", "per step", "the run")
-    size = f"{result['steps']:,} steps of {result['batch']:,} rows of {result['length']} tokens"
+    rows += [cells(name, result[key] / result["tokens"]) for key, name in names.items() if key in result]
+    columns = ("training FLOPs, matrix products", "per token", "per step", *(() if timed else ("the run",)))
+    length = f"{result['minutes']:g} minutes" if timed else f"{result['steps']:,} steps"
+    size = f"{length} of {result['batch']:,} rows of {result['length']} tokens"
     print_table(Table(columns, rows, f"{recipe}: {size}, vocabulary {result['vocabulary']:,}"))
     if "paper_run" in result:
         print(f"as the paper counts: {result['paper_run'] / PAPER_BERT_BASE:.3g} times its BERT-Base")
 
     rows = []
     for name, entry in result["devices"].items():
-        rate = result["tokens"] / (entry["hours"] * 3600)
+        rate = entry["tflops"] * 1e12 * result["utilisation"] / result["token"]
         measured = f" ({entry['measured_tflops']:.0f} measured)" if "measured_tflops" in entry else ""
-        rows.append((name, f"{entry['tflops']:.3g}{measured}", f"{rate:,.0f}", readable_hours(entry["hours"])))
+        whole = f"{entry['steps']:,.0f} steps" if timed else readable_hours(entry["hours"])
+        rows.append((name, f"{entry['tflops']:.3g}{measured}", f"{rate:,.0f}", whole))
     columns = ("device", "peak TFLOP/s", "tokens/s", "the run")
     print_table(Table(columns, rows, f"time at {result['utilisation']:.0%} of the peak"))
 
