@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from electra.data.shards import Manifest
     from electra.finetuning.predict import Predicted
     from electra.inspector import Model, load
-    from electra.inspector.compare import ComparedRun, LabelledTexts
+    from electra.inspector.compare import ComparedRun, Yardsticks
     from electra.pretraining.load import Exported
 
 __version__ = "0.1.0"
@@ -222,25 +222,22 @@ def compare(
     budget: str = "2m",
     seeds: int = 3,
     vary: str = "",
-    table: "PathLike | LabelledTexts | None" = None,
+    yardsticks: "Yardsticks | None" = None,
     out: PathLike = "runs/compare",
     jobs: int = 1,
 ) -> "list[ComparedRun]":
-    """Train recipes under the same budget ("2m", "3e14 flops", "500 steps"), each with several seeds, and measure them alike;
-    `vary` ("generator.width=0.25,0.5") tries values of a setting. `table` has columns text and label (`read_labelled` reads
-    others), for a probe of what the frozen encoders know.
+    """Train recipes under the same budget ("2m", "3e14 flops", "500 steps", or several: "1e14 flops, 2e14 flops"), each with several
+    seeds, and measure them alike; `vary` ("generator.width=0.25,0.5") tries values of a setting. `yardsticks` (of
+    `electra.inspector.compare`) are a labelled table, for a probe of what the frozen encoders know, and fine-tuning tasks.
 
     >>> results = electra.compare(["tiny", "tiny+masked-lm"], {"data": "my-shards"}, budget="2 steps", seeds=1, out="my-comparison")
     >>> [result.variant for result in results]
     ['tiny', 'tiny+masked-lm']
     """
-    from electra.inspector import compare as comparison
-    from electra.inspector.compare import read_labelled
+    from electra.inspector.compare import Yardsticks, run_comparison, variants
 
-    if isinstance(table, str | Path):
-        table = read_labelled(Path(table), "text", "label", 4000)
-    variants = comparison.variants(recipes, _words(overrides), vary)
-    return comparison.run_comparison(variants, seeds, comparison.parse_budget(budget), table, jobs, Path(out))
+    chosen = variants(recipes, _words(overrides), budget, vary)
+    return run_comparison(chosen, seeds, yardsticks or Yardsticks(), jobs, Path(out))
 
 
 def verify(path: PathLike) -> list[str]:

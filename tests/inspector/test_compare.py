@@ -12,6 +12,8 @@ from electra.inspector.compare import (
     Budget,
     ComparedRun,
     LabelledTexts,
+    Tasks,
+    Yardsticks,
     comparison_table,
     parse_budget,
     summary,
@@ -27,6 +29,7 @@ from helpers import electra
         ("90s", Budget("seconds", 90)),
         ("0.5h", Budget("seconds", 1800)),
         ("3e14 flops", Budget("flops", 3e14)),
+        ("3e14 paper flops", Budget("paper flops", 3e14)),
         ("500 steps", Budget("steps", 500)),
     ],
 )
@@ -41,7 +44,7 @@ def test_a_budget_that_is_none_is_refused(text):
 
 
 def test_varying_a_key_makes_a_variant_of_every_recipe_and_value():
-    made = variants(["a", "b"], ["data=x"], "generator.width=0.5,1")
+    made = variants(["a", "b"], ["data=x"], "2m", "generator.width=0.5,1")
     assert [v.name for v in made] == [f"{r} generator.width={w}" for r in "ab" for w in ("0.5", "1")]
     assert made[1].overrides == ("data=x", "generator.width=1")
 
@@ -51,11 +54,11 @@ def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measu
     results.append(ComparedRun("b", 0, 20, 2e9, 1.0, {"auc": float("nan")}, 0.5))
     results.append(ComparedRun("b", 1, 20, 2e9, 1.0, {}, None, diverged=True))
     rows = summary(results)
-    assert rows[0]["auc"] == {"median": 0.7, "least": 0.6, "greatest": 0.9}
+    assert rows[0]["auc"] == {"median": 0.7, "least": 0.6, "greatest": 0.9, "seeds": [0.6, 0.9, 0.7]}
     assert "auc" not in rows[1]
     table = comparison_table(results).markdown()
     assert rows[1]["probe"]["median"] == 0.5 and "| b | 2 (1 diverged) | 20 |" in table
-    assert "| a | 3 | 10 | 1.00e+09 | 0.700 (0.600–0.900) | – |" in table
+    assert "| a | 3 | 10 | 1.00e+09 | – | 0.700 (0.600–0.900) | – |" in table
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,7 @@ def test_a_probe_runs_where_train_device_says(recipe, prepared, tmp_path, monkey
     monkeypatch.setattr("electra.inspector.compare.choose_device", lambda train: torch.device("meta"))
     labelled = LabelledTexts(["a", "b"], np.array(["x", "y"]), 1)
     words = [f"data={prepared}", "train.device=cpu"]
-    compare([str(recipe)], words, seeds=1, budget="1 steps", table=labelled, out=tmp_path / "out")
+    compare([str(recipe)], words, seeds=1, budget="1 steps", yardsticks=Yardsticks(labelled), out=tmp_path / "out")
     assert devices == ["meta"]
 
 
@@ -130,7 +133,7 @@ def test_a_cut_plan_is_one_line_and_not_a_traceback(compared):
 
 def test_a_recipe_named_twice_is_refused():
     with pytest.raises(SettingsError, match="named twice"):
-        variants(["a", "a"], [], "")
+        variants(["a", "a"], [], "2m")
 
 
 def test_the_same_flops_are_fewer_steps_for_a_dearer_objective(recipe, prepared, tmp_path):
@@ -160,3 +163,45 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on(recipe, prepared, 
     good, bad = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (good["diverged"], bad["diverged"]) == (0, 1)
     assert "auc" in good and "auc" not in bad and "diverged" in done.stdout
+
+
+def test_several_budgets_and_tasks_give_a_curve_over_flops(recipe, prepared, tmp_path):
+    rows = [f"{'barak sees' if n % 2 else 'selin hears'} it {n},{'a' if n % 2 else 'b'}" for n in range(80)]
+    (tmp_path / "kinds.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    words = ["compare", recipe, f"{recipe}+masked-lm", f"data={prepared}", "finetune.epochs=1", "finetune.batch=16"]
+    words += ["--tasks", tmp_path / "kinds.csv", "--task-seeds", "2", "--seeds", "1", "--out", tmp_path / "out"]
+    done = electra(*words, "--budget", "2e8 paper flops, 4e8 paper flops")
+    assert done.returncode == 0, done.stderr
+    small, large, masked_small, masked_large = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert small["variant"] == f"{recipe}, 2e8 paper flops" and large["steps"] == pytest.approx(
+        2 * small["steps"], abs=1
+    )
+    assert small["paper_flops"] == pytest.approx(2e8, rel=0.1) == pytest.approx(masked_small["paper_flops"], rel=0.1)
+    run = json.loads(next((tmp_path / "out").rglob("result.json")).read_text())
+    assert len(run["tasks"]["kinds"]) == 2 and all(0 <= score <= 100 for score in run["tasks"]["kinds"])
+    assert masked_large["tasks"]["median"] == masked_large["kinds"]["median"]
+    assert "mean of tasks" in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_the_mean_of_tasks_is_that_of_their_medians():
+    run = ComparedRun("a", 0, 1, 1.0, 1.0, {}, None, tasks={"cola": [10, 30, 20], "rte": [50, 60, 58]})
+    assert run.measure("tasks") == 39 and run.measure("cola") == 20
+
+
+def test_what_the_paper_does_not_count_needs_another_budget(recipe, prepared, tmp_path):
+    words = ["compare", f"{recipe}+electric", f"data={prepared}", "--out", tmp_path / "out"]
+    done = electra(*words, "--budget", "1e8 paper flops")
+    assert done.returncode == 2 and "the paper has no count" in done.stderr
+
+
+def test_settings_of_fine_tuning_without_a_task_are_refused(recipe, prepared, tmp_path):
+    done = electra("compare", recipe, f"data={prepared}", "finetune.lr=1e-3", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "Name some with --tasks" in done.stderr
+
+
+def test_a_task_that_does_not_exist_stops_everything_before_it_starts(recipe, prepared, tmp_path):
+    with pytest.raises(SettingsError, match="colla"):
+        compare(
+            [str(recipe)], [f"data={prepared}"], yardsticks=Yardsticks(tasks=Tasks(("colla",), {})), out=tmp_path / "o"
+        )
+    assert not list(tmp_path.rglob("*.safetensors"))

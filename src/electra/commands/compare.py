@@ -8,13 +8,20 @@ import typer
 from electra.base.errors import SettingsError
 from electra.commands.console import Jobs, print_table, say
 
+FINETUNE = "finetune."
+
 
 def compare_command(
     recipes_and_overrides: Annotated[
         list[str], typer.Argument(metavar="RECIPE… KEY=VALUE…", help="recipes, and settings for all of them")
     ],
     seeds: Annotated[int, typer.Option(help="runs of each recipe", min=1, max=10_000)] = 3,
-    budget: Annotated[str, typer.Option(help='each run gets "2m", "1h", "3e14 flops" or "500 steps"')] = "2m",
+    budget: Annotated[
+        str,
+        typer.Option(
+            help='each run gets "2m", "1h", "3e14 flops", "3e14 paper flops" or "500 steps"; several with commas'
+        ),
+    ] = "2m",
     vary: Annotated[str, typer.Option(help="key=value,value,…: every recipe with each of the values")] = "",
     table: Annotated[
         Path | None, typer.Option(help="labelled table for a probe: how much of it the frozen encoder knows")
@@ -22,20 +29,34 @@ def compare_command(
     text: Annotated[str, typer.Option(help="its column of text")] = "text",
     label: Annotated[str, typer.Option(help="its column of labels")] = "label",
     probe_rows: Annotated[int, typer.Option(help="rows of it that are used, at most", min=10, max=10_000_000)] = 4000,
+    tasks: Annotated[
+        str, typer.Option(help="fine-tuning tasks as yardsticks, cola,rte,…; with settings such as finetune.data=GLUE")
+    ] = "",
+    task_seeds: Annotated[int, typer.Option(help="fine-tuning runs of each task", min=1, max=10_000)] = 1,
     out: Annotated[Path, typer.Option(help="folder for the runs, the table and the plot")] = Path("runs/compare"),
     jobs: Jobs = 1,
 ) -> None:
     """Train recipes under the same budget, over several seeds; a table and a plot of what came out."""
     import electra
-    from electra.inspector.compare import comparison_table, read_labelled
+    from electra.base.config import parse_overrides
+    from electra.inspector.compare import Tasks, Yardsticks, comparison_table, read_labelled
 
-    overrides = [word for word in recipes_and_overrides if "=" in word]
+    words = [word for word in recipes_and_overrides if "=" in word]
     recipes = [word for word in recipes_and_overrides if "=" not in word]
     if not recipes:
         raise SettingsError("name at least one recipe, such as tiny or tiny+masked-lm.")
-    labelled = None if table is None else read_labelled(table, text, label, probe_rows)
+    method = parse_overrides([word.removeprefix(FINETUNE) for word in words if word.startswith(FINETUNE)])
+    names = tuple(name.strip() for name in tasks.split(",") if name.strip())
+    if method and not names:
+        raise SettingsError(
+            f"{FINETUNE}{next(iter(method))} is for fine-tuning, and there is no task. Name some with --tasks."
+        )
+    probed = None if table is None else read_labelled(table, text, label, probe_rows)
+    yardsticks = Yardsticks(probed, Tasks(names, method, task_seeds) if names else None)
+    overrides = [word for word in words if not word.startswith(FINETUNE)]
     results = electra.compare(
-        recipes, overrides, vary=vary, seeds=seeds, budget=budget, table=labelled, jobs=jobs, out=out
+        recipes, overrides, vary=vary, seeds=seeds, budget=budget, yardsticks=yardsticks, jobs=jobs, out=out
     )
-    print_table(comparison_table(results, f"{budget} per run, median (least–greatest) of {seeds} seeds"))
+    title = f"{budget} per run, median (least–greatest) of {seeds} seeds"
+    print_table(comparison_table(results, title, is_wide=False))
     say(f"{out / 'comparison.md'} · {out / 'comparison.png'} · {out / 'results.json'}")

@@ -1,22 +1,26 @@
 """Recipes side by side: each trained on the same data under the same budget, over several seeds, and measured alike.
 
-A budget is time ("2m"), FLOPs ("3e14 flops") or steps ("500 steps"). Time is turned into steps before the run by a few trial
-steps on this machine, so that the learning rate falls to its end in every run. The report has the median and the spread over
-the seeds of whatever was measured, and leaves nothing out: a run that diverged is a result.
+A budget is time ("2m"), FLOPs ("3e14 flops", or "3e14 paper flops" by the paper's count) or steps ("500 steps"); several of them show
+how scores grow with it. Time is turned into steps before the run by a few trial steps on this machine, so that the learning rate
+falls to its end in every run. The report has the median and the spread over the seeds of whatever was measured, and leaves
+nothing out: a run that diverged is a result.
 
-The probe asks how much of a labelled table a frozen encoder already knows: logistic regression on its vectors, nothing fine-tuned.
+Yardsticks: the probe asks how much of a labelled table a frozen encoder already knows (logistic regression on its vectors, nothing
+fine-tuned); tasks are fine-tuned, several seeds each.
 """
 
 import hashlib
+import json
 import logging
 import math
 import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -41,12 +45,14 @@ from electra.base.progress import Table
 from electra.base.randomness import mix
 from electra.data.shards import read_manifest
 from electra.data.tables import read_rows
+from electra.finetuning.plan import make_plan
+from electra.finetuning.run import finetune
 from electra.inspector.detect import text_vectors
 from electra.interop.read import Pretrained
 from electra.pretraining.load import CONFIG, load_network, load_settings
 from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
-from electra.pretraining.trial import flops_per_token, try_step
+from electra.pretraining.trial import flops_per_token, paper_flops, try_step
 from electra.train.device import choose_device
 from electra.train.step import Execution, build_step
 
@@ -54,8 +60,8 @@ log = logging.getLogger(__name__)
 
 EVALUATIONS = 4
 SECONDS = {"s": 1, "m": 60, "h": 3600}
-MOST = {"seconds": 1e9, "flops": 1e30, "steps": 1e12}
-MEASURES = {"auc": "RTD AUC", "mlm_loss": "MLM loss", "probe": "probe accuracy"}
+MOST = {"seconds": 1e9, "flops": 1e30, "paper flops": 1e30, "steps": 1e12}
+MEASURES = {"auc": "RTD AUC", "mlm_loss": "MLM loss", "probe": "probe accuracy", "tasks": "mean of tasks"}
 
 
 @dataclass(frozen=True)
@@ -71,40 +77,73 @@ class LabelledTexts:
         return hashlib.sha256(whole.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class Tasks:
+    """Fine-tuning tasks or tables; `overrides` are those of fine-tuning, `data` among them."""
+
+    names: tuple[str, ...]
+    overrides: Mapping[str, Any]
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Yardsticks:
+    """What runs are measured by beside their own metrics."""
+
+    table: LabelledTexts | None = None
+    tasks: Tasks | None = None
+
+    def plan(self) -> dict[str, Any]:
+        """What must not change within a comparison."""
+        table = {"table": "" if self.table is None else self.table.digest}
+        return (
+            table if self.tasks is None else table | {"tasks": json.loads(json.dumps(asdict(self.tasks), default=str))}
+        )
+
+
 class Budget(NamedTuple):
-    unit: Literal["seconds", "flops", "steps"]
+    unit: Literal["seconds", "flops", "paper flops", "steps"]
     amount: float
 
 
 def parse_budget(text: str) -> Budget:
-    match = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*(s|m|h|steps|flops)", text.strip())
+    match = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*(s|m|h|steps|flops|paper flops)", text.strip())
     with suppress(ValueError):  # 1.2.3
         amount, unit = (float(match[1]), match[2]) if match else (0.0, "steps")
         budget = Budget("seconds", amount * SECONDS[unit]) if unit in SECONDS else Budget(unit, amount)  # type: ignore[arg-type]
         if 0 < budget.amount <= MOST[budget.unit]:
             return budget
     most = ", ".join(f"{amount:.0e} {unit}" for unit, amount in MOST.items())
-    example = '"2m", "90s", "1h", "3e14 flops" or "500 steps"'
+    example = '"2m", "90s", "1h", "3e14 flops", "3e14 paper flops" or "500 steps"'
     raise SettingsError(f"budget {text[:40]!r} is not understood. Use {example}, above 0 and at most {most}.")
 
 
 class Variant(NamedTuple):
+    """`series` is the name without the budget: what a curve over budgets belongs to."""
+
     name: str
     recipe: str
     overrides: tuple[str, ...]
+    budget: Budget
+    series: str
 
 
-def variants(recipes: Sequence[str], overrides: Sequence[str], vary: str = "") -> list[Variant]:
-    """Each recipe, or each recipe with each of the values of `vary` ("generator.width=0.25,0.5,1")."""
+def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, vary: str = "") -> list[Variant]:
+    """Each recipe, or each recipe with each of the values of `vary` ("generator.width=0.25,0.5,1"), with each of the budgets
+    ("1e15 flops, 2e15 flops")."""
     if len(set(recipes)) < len(recipes):
         raise SettingsError("a recipe is named twice. More seeds train each of them several times.")
-    if not vary:
-        return [Variant(recipe, recipe, tuple(overrides)) for recipe in recipes]
     key, equals, values = vary.partition("=")
-    if not equals:
+    if vary and not equals:
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
-    words = [f"{key}={value}" for value in values.split(",")]
-    return [Variant(f"{recipe} {word}", recipe, (*overrides, word)) for recipe in recipes for word in words]
+    added = [(f"{key}={value}",) for value in values.split(",")] if vary else [()]
+    texts = [text.strip() for text in budgets.split(",")]
+    made = []
+    for recipe, words, text in product(recipes, added, texts):
+        series = " ".join((recipe, *words))
+        name = series if len(texts) == 1 else f"{series}, {text}"
+        made.append(Variant(name, recipe, (*overrides, *words), parse_budget(text), series))
+    return made
 
 
 @dataclass(frozen=True)
@@ -119,6 +158,19 @@ class ComparedRun:
     figures: dict[str, float]
     probe: float | None
     diverged: bool = False
+    series: str = ""
+    paper_flops: float | None = None
+    tasks: dict[str, list[float]] = field(default_factory=dict)
+    """The headline of each task, seed by seed, in hundredths."""
+
+    def measure(self, name: str) -> float | None:
+        if name == "probe":
+            return self.probe
+        if name in self.tasks:
+            return statistics.median(self.tasks[name])
+        if name == "tasks":
+            return statistics.fmean(map(statistics.median, self.tasks.values())) if self.tasks else None
+        return self.figures.get(name)
 
 
 STORED_RUN = TypeAdapter(ComparedRun)
@@ -128,20 +180,26 @@ STORED_RUN = TypeAdapter(ComparedRun)
 class Job:
     variant: Variant
     seed: int
-    budget: Budget
     folder: Path
-    table: LabelledTexts | None
+    yardsticks: Yardsticks
 
 
 def run_comparison(
-    chosen: Sequence[Variant], seeds: int, budget: Budget, table: LabelledTexts | None, jobs: int, out: Path
+    chosen: Sequence[Variant], seeds: int, yardsticks: Yardsticks, jobs: int, out: Path
 ) -> list[ComparedRun]:
     """Every variant with every seed, `jobs` runs at a time; the report is in `out`. Every setting is checked before anything
-    starts, finished runs are kept, and an interrupted one goes on. With a table, the frozen encoders are probed with it."""
+    starts, finished runs are kept, and an interrupted one goes on."""
     names = folder_names([variant.name for variant in chosen])
     folders = {variant: out / names[variant.name] for variant in chosen}
-    queue = [Job(it, seed, budget, folders[it] / f"seed-{seed}", table) for seed in range(seeds) for it in chosen]
-    plan = {"budget": list(budget), "table": "" if table is None else table.digest}
+    queue = [Job(it, seed, folders[it] / f"seed-{seed}", yardsticks) for seed in range(seeds) for it in chosen]
+    plan = yardsticks.plan()
+    if len({variant.budget for variant in chosen}) == 1:
+        plan["budget"] = list(chosen[0].budget)
+    if yardsticks.tasks is not None:
+        for name in yardsticks.tasks.names:
+            make_plan(
+                name, dict(yardsticks.tasks.overrides), {}
+            )  # reads its tables: what is wrong with them is said now
     for variant in chosen:
         settings, _ = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
         plan[variant.name] = hashlib.sha256(config.to_toml(settings).encode()).hexdigest()
@@ -212,39 +270,58 @@ def run_job(job: Job) -> ComparedRun:
     settings, _ = resolve(job.variant.recipe, [*job.variant.overrides, *own])
     vocab_size = read_manifest(Path(settings.data)).vocab_size
     flops = flops_per_token(settings, vocab_size) * settings.train.batch * settings.rows.length
-    settings = with_steps(settings, plan_steps(job, settings, flops))
+    paper = paper_flops(with_steps(settings, 1), vocab_size)
+    settings = with_steps(settings, plan_steps(job, settings, flops, paper))
 
     # train and measure
     started = time.monotonic()
-    metrics, probe, diverged = {}, None, False
+    metrics, probe, tasks, diverged = {}, None, {}, False
     try:
         metrics = pretrain(settings, "the electra compare command again")
-        if job.table is not None:
+        if job.yardsticks.table is not None:
             network = load_network(Path(settings.run), "encoder")
             network.encoder.to(choose_device(settings.train))
-            probe = probe_accuracy(job.table, network, settings.rows.length)
+            probe = probe_accuracy(job.yardsticks.table, network, settings.rows.length)
+        if job.yardsticks.tasks is not None:
+            tasks = finetuned_scores(Path(settings.run), job.yardsticks.tasks, job.folder / "finetune")
     except DivergedError:  # a result, and the others go on
         diverged = True
     steps, seconds = settings.train.steps, time.monotonic() - started
     figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
-    result = ComparedRun(job.variant.name, job.seed, steps, flops * steps, seconds, figures, probe, diverged)
+    result = ComparedRun(
+        *(job.variant.name, job.seed, steps, flops * steps, seconds, figures, probe, diverged, job.variant.series),
+        paper_flops=None if paper is None else paper * steps,
+        tasks=tasks,
+    )
     write_json(path, asdict(result))
     return result
 
 
-def plan_steps(job: Job, settings: PretrainSettings, flops: float) -> int:
+def finetuned_scores(run: Path, tasks: Tasks, out: Path) -> dict[str, list[float]]:
+    results = finetune(run, list(tasks.names), tasks.overrides, out, tasks.seeds)["tasks"]
+    return {
+        name: [100 * result["scores"]["dev"][f"seed {seed}"][result["metric"]] for seed in range(tasks.seeds)]
+        for name, result in results.items()
+    }
+
+
+def plan_steps(job: Job, settings: PretrainSettings, flops: float, paper: float | None) -> int:
     """Kept with the run: a time that was measured again would be another, and the run could not go on."""
     path = job.folder / "plan.json"
     if not isinstance((read_or_set_aside(path) or {}).get("steps"), int):
-        match job.budget.unit:
+        match job.variant.budget.unit:
             case "steps":
                 cost = 1.0
             case "flops":
                 cost = flops
+            case "paper flops":
+                if paper is None:
+                    raise SettingsError(f'the paper has no count for {job.variant.name}. Give the budget in "flops".')
+                cost = paper
             case "seconds":
                 cost = step_seconds(settings)
         begun = job.folder / "run" / CONFIG
-        steps = load_settings(begun.parent).train.steps if begun.is_file() else round(job.budget.amount / cost)
+        steps = load_settings(begun.parent).train.steps if begun.is_file() else round(job.variant.budget.amount / cost)
         write_json(path, {"steps": max(1, steps)})
     return int(read_object(path)["steps"])
 
@@ -278,32 +355,51 @@ def by_variant(results: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
 
 
 def measured(results: Sequence[ComparedRun], measure: str) -> list[float]:
-    values = (result.probe if measure == "probe" else result.figures.get(measure) for result in results)
+    values = (result.measure(measure) for result in results)
     return [value for value in values if value is not None and not math.isnan(value)]
+
+
+def measures_of(results: Sequence[ComparedRun]) -> dict[str, str]:
+    """Those that some run has, and what they are called; of tasks the mean, then each."""
+    named = MEASURES | {task: task for result in results for task in result.tasks}
+    return {measure: name for measure, name in named.items() if measured(results, measure)}
 
 
 def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """One row per variant, in the order of the results: the median, least and greatest of every measure over its seeds."""
     rows = []
     for name, runs in by_variant(results).items():
-        row = {"variant": name, "seeds": len(runs), "diverged": sum(result.diverged for result in runs)}
-        row |= {"steps": runs[0].steps, "flops": runs[0].flops}
-        for measure in MEASURES:
-            if values := measured(runs, measure):
-                row[measure] = {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
+        row: dict[str, Any] = {"variant": name, "seeds": len(runs), "diverged": sum(result.diverged for result in runs)}
+        row |= {"steps": runs[0].steps, "flops": runs[0].flops, "paper_flops": runs[0].paper_flops}
+        for measure in measures_of(runs):
+            values = measured(runs, measure)
+            spread = {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
+            row[measure] = spread | {"seeds": values}
         rows.append(row)
     return rows
 
 
-def comparison_table(results: Sequence[ComparedRun], title: str = "") -> Table:
-    measures = {measure: name for measure, name in MEASURES.items() if measured(results, measure)}
-    spread = "{median:.3f} ({least:.3f}–{greatest:.3f})"
+def comparison_table(results: Sequence[ComparedRun], title: str = "", is_wide: bool = True) -> Table:
+    """A terminal has no room for the paper's count of FLOPs and for spreads of one seed (`is_wide` = False)."""
+    measures = measures_of(results)
+    hundredths = {"tasks", *(task for result in results for task in result.tasks)}
     rows = []
     for row in summary(results):
         seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
-        cells = (spread.format(**row[measure]) if measure in row else "–" for measure in measures)
+        has_spread = is_wide or row["seeds"] > 1
+        cells = [with_spread(row.get(name), 1 if name in hundredths else 3, has_spread) for name in measures]
+        if is_wide:
+            cells.insert(0, "–" if row["paper_flops"] is None else f"{row['paper_flops']:.2e}")
         rows.append((row["variant"], seeds, f"{row['steps']:,}", f"{row['flops']:.2e}", *cells))
-    return Table(("recipe", "seeds", "steps", "FLOPs", *measures.values()), rows, title)
+    paper = ["paper's count"] if is_wide else []
+    return Table(("recipe", "seeds", "steps", "FLOPs", *paper, *measures.values()), rows, title)
+
+
+def with_spread(values: Mapping[str, float] | None, digits: int, has_spread: bool) -> str:
+    if values is None:
+        return "–"
+    median, least, greatest = (f"{values[key]:.{digits}f}" for key in ("median", "least", "greatest"))
+    return f"{median} ({least}–{greatest})" if has_spread else median
 
 
 def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
@@ -312,23 +408,39 @@ def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    runs_of = by_variant(results)
-    measures = [measure for measure in MEASURES if measured(results, measure)]
+    runs_of, measures = by_variant(results), measures_of(results)
     if not measures:  # every run diverged
         return
-    size = (1.5 + 3.6 * len(measures), 1.2 + 0.42 * len(runs_of))
-    figure, axes = plt.subplots(1, len(measures), figsize=size, sharey=True, squeeze=False)
-    for axis, measure in zip(axes[0], measures, strict=True):
-        for place, runs in enumerate(runs_of.values()):
-            if values := measured(runs, measure):
-                axis.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.55)
-                axis.plot([statistics.median(values)], [place], "|", color="black", markersize=16, markeredgewidth=2)
-        axis.set_yticks(range(len(runs_of)), list(runs_of))
-        axis.set_xlabel(MEASURES[measure])
-        axis.margins(0.1, 0.3)
-        axis.grid(alpha=0.3)
-    axes[0][0].invert_yaxis()
-    figure.suptitle("dots: seeds, bar: median", fontsize=9)
+    if len({run.series for run in results}) < len(
+        runs_of
+    ):  # several budgets: scores over FLOPs, a curve for each series
+        figure, axes = plt.subplots(1, len(measures), figsize=(1 + 4 * len(measures), 3.6), squeeze=False)
+        for axis, (measure, name) in zip(axes[0], measures.items(), strict=True):
+            for series in dict.fromkeys(run.series for run in results):
+                own = [runs for runs in runs_of.values() if runs[0].series == series and measured(runs, measure)]
+                own.sort(key=lambda runs: runs[0].flops)
+                medians = [statistics.median(measured(runs, measure)) for runs in own]
+                (line,) = axis.plot([runs[0].flops for runs in own], medians, label=series)
+                points = [(run.flops, value) for runs in own for run in runs for value in measured([run], measure)]
+                axis.plot(*zip(*points, strict=True), "o", color=line.get_color(), alpha=0.5) if points else None
+            axis.set(xscale="log", xlabel="FLOPs", ylabel=name)
+            axis.grid(alpha=0.3)
+        axes[0][0].legend(fontsize=8)
+        figure.suptitle("dots: seeds, line: median", fontsize=9)
+    else:
+        size = (1.5 + 3.6 * len(measures), 1.2 + 0.42 * len(runs_of))
+        figure, axes = plt.subplots(1, len(measures), figsize=size, sharey=True, squeeze=False)
+        for axis, (measure, name) in zip(axes[0], measures.items(), strict=True):
+            for place, runs in enumerate(runs_of.values()):
+                if values := measured(runs, measure):
+                    axis.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.55)
+                    axis.plot([statistics.median(values)], [place], "|", color="black", ms=16, mew=2)
+            axis.set_yticks(range(len(runs_of)), list(runs_of))
+            axis.set_xlabel(name)
+            axis.margins(0.1, 0.3)
+            axis.grid(alpha=0.3)
+        axes[0][0].invert_yaxis()
+        figure.suptitle("dots: seeds, bar: median", fontsize=9)
     figure.tight_layout()
     figure.savefig(out, dpi=110)
     plt.close(figure)
