@@ -152,7 +152,9 @@ def test_a_fine_tuned_network_to_the_last_bit(name, start, recipe, prepared, tmp
     folder = tmp_path / name.split()[0]
     words = [word.replace("text=a,b", 'text=["a","b"]').replace("text=text", 'text=["text"]') for word in KINDS[name]]
     out = tmp_path / "out"
-    done = electra("finetune", model, folder, *words, "epochs=2", "batch=8", "--seeds", "1", "--out", out)
+    done = electra(
+        "finetune", model, folder, *words, "method=paper", "epochs=2", "batch=8", "--seeds", "1", "--out", out
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(next(out.rglob("results.json")).read_text())
     weights = sorted(out.rglob("*.safetensors"))

@@ -64,8 +64,9 @@ def test_settings_win_over_a_method_and_a_task_s_file_may_name_one(planned):
     assert (plan.method.lr, plan.method.layer_decay, plan.task.pooling) == (1e-5, 0.7, "cls")
 
 
-def test_epochs_on_the_command_line_mean_so_many_and_no_more(planned):
-    assert planned(modern_of(64), "epochs = 2", method="robust").method.min_steps > 0
+def test_epochs_that_people_set_mean_so_many_and_no_more(planned):
+    assert planned(modern_of(64), method="robust").method.min_steps > 0
+    assert planned(modern_of(64), "epochs = 2", method="robust").method.min_steps == 0
     assert planned(modern_of(64), method="robust", epochs=2).method.min_steps == 0
     assert planned(modern_of(64), method="robust", epochs=2, min_steps=30).method.min_steps == 30
 

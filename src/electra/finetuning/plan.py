@@ -38,7 +38,7 @@ FREE_METHOD_KEYS = ("device", "record", "save_minutes")
 """Where a run was computed and how often it was saved do not change what it is: it may go on elsewhere."""
 DecayKind = Literal["exact", "original"]
 MethodName = Literal["paper", "robust"]
-DEFAULT_METHOD: MethodName = "paper"
+DEFAULT_METHOD: MethodName = "robust"
 
 
 def settings_class(kind: object) -> type[TaskSettings]:
@@ -126,7 +126,9 @@ def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
     paper = {"lr": lr, "layer_decay": decay, "dropout": encoder.dropout, "attention_dropout": encoder.attention_dropout}
     narrow = max(1.0, 256 / encoder.hidden)
     robust = {
-        "lr": round(lr * narrow ** (5 / 3), 6),
+        "lr": round(
+            lr * narrow ** (4 / 3 if encoder.kind == "modernbert" else 1), 6
+        ),  # post-norm layers collapse sooner
         "layer_decay": decay if narrow == 1 else 1.0,
         "bias_correction": True,
         "min_steps": 250,
@@ -157,7 +159,7 @@ class Plan:
 
 def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> Plan:
     """`overrides` come from the command line and win; `defaults` of each method fit the model and lose to a TOML file. Epochs on
-    the command line mean so many and no more."""
+    the command line or in a file of one's own mean so many and no more."""
     path, shipped = Path(item), config.recipe_names(TASKS)
     kind = settings_class(overrides["kind"]) if "kind" in overrides else None
 
@@ -192,8 +194,10 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
         unread: dict[int, str] = {}
         contents["train"] = list(read_rows(files["train"], tree.get("header", ()), unread)), unread
         notes += guess(tree, files["train"], contents["train"][0])
-    named = defaults.get(tree.setdefault("method", DEFAULT_METHOD), {})
-    task, method = place(tree, {**named, "min_steps": 0} if "epochs" in overrides else named)
+    named = dict(defaults.get(tree.setdefault("method", DEFAULT_METHOD), {}))
+    if "epochs" in overrides or ("epochs" in tree and item not in shipped):
+        named["min_steps"] = 0
+    task, method = place(tree, named)
 
     # the rows
     splits: dict[str, Sequence[Row]] = {}
