@@ -6,9 +6,7 @@ from typing import Annotated
 import typer
 
 from electra.base.errors import SettingsError
-from electra.commands.console import Jobs, print_table, say
-
-FINETUNE = "finetune."
+from electra.commands.console import FINETUNE, Jobs, print_table, say
 
 
 def compare_command(

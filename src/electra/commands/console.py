@@ -38,6 +38,7 @@ TextKey = Annotated[str, typer.Option(help="key or column that holds the text")]
 Documents = Annotated[Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")]
 OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
 TextInput = Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")]
+FINETUNE = "finetune."  # what a setting of fine-tuning begins with, where a command also pre-trains
 Jobs = Annotated[int, typer.Option(help="runs at the same time", min=1, max=1024)]
 Text2 = Annotated[str | None, typer.Option(help="column of a second text")]
 Trust = Annotated[bool, typer.Option("--trust", help="read model folders that were edited since they were written")]

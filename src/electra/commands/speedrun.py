@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from electra.base.errors import SettingsError
-from electra.commands.console import Jobs, print_table, resume_hint
+from electra.commands.console import FINETUNE, Jobs, print_table, resume_hint
 
 if TYPE_CHECKING:
     from electra.finetuning.speedrun import SpeedrunSettings
 
 OPTIONS = ("minutes", "seeds", "jobs", "out", "train.minutes")
-FINETUNE = "finetune."
 
 
 def speedrun_command(

@@ -18,11 +18,11 @@ from electra.base.progress import Progress
 from electra.data.shards import open_data
 from electra.data.tokenizer import SPECIAL_TOKENS, continuing_tokens, load_tokenizer
 
-LONG, SHORT = 13, 8
+LONG, FEW_WORDS = 13, 8
 """Texts of 13 words and more are looked for by their 13-grams (as GPT-3's check does), shorter ones by 8-grams; below 8 words an
 n-gram is common language, and nothing is said about the text."""
 TABLE_BITS = 24
-EXAMPLES = 3
+SHOWN_ROWS = 3
 
 Texts = Sequence[str]
 
@@ -110,9 +110,9 @@ def find_overlap(tasks: Mapping[str, Sequence[Texts]], data: Path) -> dict[str, 
     texts = list(dict.fromkeys(text for rows in tasks.values() for row in rows for text in row))
     for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
         words = hashes.words(np.array(encoded.ids, np.int64))
-        size = LONG if len(words) >= LONG else SHORT
+        size = LONG if len(words) >= LONG else FEW_WORDS
         ngrams[text] = size, hashes.ngrams(words, size)
-    wanted = {size: Wanted([grams for own, grams in ngrams.values() if own == size]) for size in (LONG, SHORT)}
+    wanted = {size: Wanted([grams for own, grams in ngrams.values() if own == size]) for size in (LONG, FEW_WORDS)}
 
     # one pass over the corpus
     total, done, began = sum(len(shard.tokens) for shard in corpus.shards), 0, time.monotonic()
@@ -135,4 +135,4 @@ def overlap_of(rows: Sequence[Texts], found: Mapping[str, np.ndarray]) -> Overla
     some = [[text for text in row if found[text].any()] for row in rows]
     whole = [[text for text in row if len(found[text]) and found[text].all()] for row in rows]
     examples = [texts[0] for texts in whole if texts] or [texts[0] for texts in some if texts]
-    return Overlap(len(rows), checked, sum(map(bool, some)), sum(map(bool, whole)), examples[:EXAMPLES])
+    return Overlap(len(rows), checked, sum(map(bool, some)), sum(map(bool, whole)), examples[:SHOWN_ROWS])

@@ -17,7 +17,7 @@ from electra.base.files import read_json, write_json
 from electra.finetuning import Rows, Splits, Task
 
 MAJORITY, WORDS, UNTRAINED = "majority", "words", "untrained"
-MEANINGS = {
+BASELINES = {
     MAJORITY: "the most frequent answer of train for every row (numbers: their mean)",
     WORDS: "TF-IDF with logistic regression (numbers: ridge; tags: the word's most frequent one)",
     UNTRAINED: "the same network from random weights, at the rate that is best on dev",

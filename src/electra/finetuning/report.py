@@ -18,7 +18,7 @@ from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter
 from electra.finetuning import Outputs, Task
 from electra.finetuning.alarms import label_alarms, result_alarms
-from electra.finetuning.baselines import MEANINGS, Scores
+from electra.finetuning.baselines import BASELINES, Scores
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
@@ -267,7 +267,7 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def baseline_names(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Those that some task has."""
-    return [name for name in MEANINGS if any(name in baselines_of(result) for result in results.values())]
+    return [name for name in BASELINES if any(name in baselines_of(result) for result in results.values())]
 
 
 def baseline_cell(result: Mapping[str, Any], name: str) -> str:
@@ -276,7 +276,7 @@ def baseline_cell(result: Mapping[str, Any], name: str) -> str:
 
 def baseline_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What the names mean."""
-    return [f"{name}: {MEANINGS[name]}" for name in baseline_names(results)]
+    return [f"{name}: {BASELINES[name]}" for name in baseline_names(results)]
 
 
 def shown(value: float | None) -> str:

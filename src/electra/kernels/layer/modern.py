@@ -142,7 +142,7 @@ def stack_backward_shapes(
     return [half_weights[0].new_empty(grad_output.shape), *weights, vectors]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def remember_stack(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, is_real, _, norms, half_weights, angles, *settings = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
@@ -151,7 +151,7 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.dtype, ctx.settings = x.dtype, settings
 
 
-def differentiate(ctx: Any, grad_output: list[Tensor | None]) -> tuple[Any, ...]:
+def differentiate_stack(ctx: Any, grad_output: list[Tensor | None]) -> tuple[Any, ...]:
     is_real, angles, *saved = ctx.saved_tensors
     kept, norms, halves = ctx.counts
     tensors = saved[:kept], saved[kept : kept + norms], saved[kept + norms :]
@@ -161,6 +161,6 @@ def differentiate(ctx: Any, grad_output: list[Tensor | None]) -> tuple[Any, ...]
 
 fused_stack = torch.library.custom_op("electra::modern_layers", stack, mutates_args=())
 fused_stack.register_fake(stack_shapes)
-fused_stack.register_autograd(differentiate, setup_context=remember)
+fused_stack.register_autograd(differentiate_stack, setup_context=remember_stack)
 _stack_backward = torch.library.custom_op("electra::modern_layers_backward", stack_backward, mutates_args=())
 _stack_backward.register_fake(stack_backward_shapes)
