@@ -127,7 +127,10 @@ def test_answers_to_squad_files_are_what_the_official_evaluator_reads(model, tmp
     assert done.returncode == 0, done.stderr
     written = ", ".join(str(tmp_path / f"test.predictions.{name}") for name in ("json", "nbest.json"))
     assert f"{written}: 25 rows" in done.stdout
-    said = json.loads((tmp_path / "test.predictions.json").read_text())
+    (tmp_path / "test.predictions.json").rename(tmp_path / "said.json")
+    again = electra("predict", model, file, "--probabilities")
+    assert again.returncode == 2 and "test.predictions.nbest.json is there already" in again.stderr
+    said = json.loads((tmp_path / "said.json").read_text())
     assert list(said) == [row["id"] for row in rows]
     best = json.loads((tmp_path / "test.predictions.nbest.json").read_text())
     assert all(best[name][0]["text"] == text and best[name][0]["probability"] <= 1 for name, text in said.items())

@@ -86,10 +86,12 @@ def predict_file(
     target = out or default_name(file)
     if target.exists() and target.samefile(file):
         raise SettingsError(f"{target} is the input itself. Choose another out.")
-    if target.exists() and not force:
-        raise SettingsError(f"{target} is there already. Choose another out, or force it to be overwritten.")
-    written = [target]
-    match predictor.task.settings.layout(file):
+    layout, written = predictor.task.settings.layout(file), [target]
+    more = [beside(target, what) for what in ("nbest", "null")] if layout == "squad" and probabilities else []
+    for path in (target, *more):
+        if path.exists() and not force:
+            raise SettingsError(f"{path} is there already. Choose another out, or force it to be overwritten.")
+    match layout:
         case "table":
             predict_table(predictor, file, target, probabilities, escape_formulas)
         case "columns":
