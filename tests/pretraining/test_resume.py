@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -147,3 +148,32 @@ def test_accumulating_in_parts_gives_the_same_corruption_losses_and_gradient(rec
         first[accumulate] = figures(run)[0]
     for name in ("replaced_share", "sampled_accuracy", "mlm_loss", "rtd_loss", "loss", "gradient_norm"):
         assert first[4][name] == pytest.approx(first[1][name], rel=1e-3), name
+
+
+def test_a_finished_run_is_made_longer_with_a_schedule_of_its_own_and_its_config_repeats_it(recipe, prepared, tmp_path):
+    """Twice longer; the run that config.toml describes has the same weights to the bit."""
+    run, every = tmp_path / "run", ("train.log_every=1", "sampling.start_temperature=2")
+    for steps in (8, 16, 20):
+        done = electra("pretrain", recipe, f"data={prepared}", f"run={run}", f"train.steps={steps}", *every)
+        assert done.returncode == 0, done.stderr
+        assert ("made longer" in done.stderr) == (steps > 8)
+    rates = [record["lr"] / 1e-3 for record in read_metrics(run) if record["kind"] == "train"]
+    warmed = [(n + 1) / 4 if n < 4 else 1 for n in range(8)]
+    expected = [warmed[n] * (1 - n / 8) for n in range(8)] * 2 + [(n + 1) / 2 * (1 - n / 4) for n in range(2)]
+    assert rates[:18] == pytest.approx(expected) and len(rates) == 20
+
+    # every end has its export
+    ends = [run / name for name in ("export-step-8", "export-step-16", "export")]
+    assert len({(folder / "model.safetensors").read_bytes() for folder in ends}) == 3
+
+    again = electra("pretrain", run / "config.toml", f"run={tmp_path / 'again'}")
+    assert again.returncode == 0, again.stderr
+    assert final_weights(tmp_path / "again") == final_weights(run)
+
+    # the same command once more changes nothing, and what is not finished is not made longer
+    words = ("pretrain", recipe, f"data={prepared}", f"run={run}", *every)
+    before = final_weights(run)
+    assert electra(*words, "train.steps=20").returncode == 0 and final_weights(run) == before
+    shutil.rmtree(run / "checkpoints" / "step-000000020")
+    refused = electra(*words, "train.steps=30")
+    assert refused.returncode == 2 and "finish this one first" in refused.stderr and f"start={run}" in refused.stderr

@@ -124,11 +124,14 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         data = Path(settings.data)
         tokenizer_sha256 = read_manifest(data).tokenizer_sha256
         fingerprint = {"data_manifest_sha256": manifest_hash(data), "tokenizer_sha256": tokenizer_sha256}
-        described = fingerprint | {"settings": config.to_toml(settings)}
         if not fresh:
+            settings = made_longer(folder, settings)
             refuse_other_run(folder, settings, fingerprint)
+        described = fingerprint | {"settings": config.to_toml(settings)}
         parts = build_parts(settings, device, fresh=fresh)
         log.info(parts.loader_note)
+        if settings.train.stages:  # its export is of an earlier end
+            set_export_aside(folder, settings.train.stages[-1])
         write_atomically(folder / CONFIG, config.to_toml(settings).encode())
         write_json(folder / "environment.json", environment() | fingerprint)
         write_atomically(folder / "tokenizer.json", (data / "tokenizer.json").read_bytes())
@@ -150,12 +153,43 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         return metrics
 
 
+def made_longer(folder: Path, settings: PretrainSettings) -> PretrainSettings:
+    """The settings with the stages of the run in `folder`, and one more where it is finished and shall have more steps."""
+    before, train = load_settings(folder).train, settings.train
+    if train.stages or before.minutes or train.minutes:
+        return settings
+    stages, done = before.stages, checkpoint.newest_state(folder / "checkpoints").get("step")
+    if train.steps > before.steps == done:
+        stages = (*stages, before.steps)
+        log.info(
+            "the finished run is made longer: %d more steps after step %d, with a warm-up and a decay of their own.",
+            train.steps - before.steps,
+            before.steps,
+        )
+    update = {"train": train.model_copy(update={"stages": stages})}
+    return settings.model_copy(update=update) if stages and stages[-1] < train.steps else settings
+
+
+def set_export_aside(folder: Path, step: int) -> None:
+    """The export of a finished run, before the run goes on beyond `step`; nothing where that has begun already."""
+    aside = folder / f"export-step-{step}"
+    if (folder / "export").is_dir() and not aside.exists() and load_settings(folder).train.steps == step:
+        (folder / "export").rename(aside)
+        log.info("its export is kept as %s.", aside)
+
+
 def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> None:
     """Checkpoints in `folder` go on with the settings and the data that made them."""
-    before = config.dump(load_settings(folder))
-    if changed := config.differences(before, config.dump(settings), ignore=("run", "data", *FREE_TO_CHANGE)):
+    before = load_settings(folder)
+    is_longer = settings.train.stages == (*before.train.stages, before.train.steps)
+    free = ("run", "data", *FREE_TO_CHANGE, *(("train.steps", "train.stages") if is_longer else ()))
+    if changed := config.differences(config.dump(before), config.dump(settings), ignore=free):
+        more = ""
+        if settings.train.steps > before.train.steps and not settings.train.minutes:
+            more = " More train.steps are for a run that is finished: finish this one first."
         raise SettingsError(
-            f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…)."
+            f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…), "
+            f"which may begin with its weights (start={folder}).{more}"
         )
     written = read_or_set_aside(folder / "environment.json") or {}
     trained = fingerprint | written | checkpoint.newest_state(folder / "checkpoints")

@@ -9,7 +9,7 @@ where the run ends, however the speed changed on the way.
 import math
 from collections import deque
 
-from electra.train.settings import TrainSettings
+from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
 
 READINGS = 20
 """The speed is that between the first and the last of so many."""
@@ -23,6 +23,7 @@ class Horizon:
     def __init__(self, settings: TrainSettings):
         self.budget = 60.0 * settings.minutes
         self.steps: float = math.inf if self.budget else settings.steps
+        self.stages = settings.stages
         self.seconds_per_step = 0.0
         self.readings: deque[tuple[int, float]] = deque([(0, 0.0)], READINGS)
 
@@ -49,7 +50,9 @@ class Horizon:
             self.steps = step + max(0, round((self.budget - seconds) / self.seconds_per_step))
 
     def progress(self, step: int) -> float:
-        """The share of the run that is done after `step` steps."""
+        """The share of the run that is done after `step` steps; a run that is made longer had been done."""
+        if self.stages:
+            return min(1.0, step / self.stages[0])
         if not self.budget or math.isinf(self.steps):
             return step / self.steps
         at, seconds = self.readings[-1]
@@ -59,3 +62,14 @@ class Horizon:
     def place(self, step: int) -> float:
         """Where in `steps` the schedule is: at the step itself, or where a run of even speed would be."""
         return self.progress(step) * self.steps if self.budget and math.isfinite(self.steps) else step
+
+    def fraction(self, schedule: ScheduleSettings, step: int) -> float:
+        """Of the peak learning rate. Every stage has a schedule of its own, with the first one's share of warm-up."""
+        ends = (*self.stages, self.steps)
+        number = sum(step >= end for end in self.stages)
+        if not number:
+            return learning_rate(schedule, 1.0, self.place(step), ends[0])
+        begin, end = ends[number - 1], ends[number]
+        share = min(1.0, schedule.warmup_steps(ends[0]) / ends[0])
+        warmed = schedule.model_copy(update={"warmup": round(share * (end - begin))})
+        return learning_rate(warmed, 1.0, step - begin, end - begin)

@@ -26,7 +26,7 @@ from electra.train.device import Precision, autocast, check_space, deterministic
 from electra.train.horizon import Horizon
 from electra.train.log import Record, RunLog
 from electra.train.optimizers import optimizer_tensors
-from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate, schedule_warning
+from electra.train.settings import ScheduleSettings, TrainSettings, schedule_warning
 from electra.train.step import Step
 
 log = logging.getLogger(__name__)
@@ -103,8 +103,8 @@ def train(
                 break
 
             # one update
-            fraction = learning_rate(schedule, 1.0, horizon.place(state.step), horizon.steps)
-            if horizon.budget:
+            fraction = horizon.fraction(schedule, state.step)
+            if horizon.budget or horizon.stages:
                 batch = replace(batch, progress=horizon.progress(state.step))
             sums, norm = update(batch, state.step, fraction)
             state.count(sums, update.paused)

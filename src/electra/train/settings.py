@@ -2,6 +2,7 @@
 
 import math
 import sys
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -21,10 +22,12 @@ class TrainSettings(Settings):
     `fast`: compiled, captured and with our kernels, "auto" where the machine can, "on" or not at all, "off" in plain torch.
     `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none). With `minutes` a run ends
     after so much training, however many steps that makes: `steps` is not looked at. Compiling, evaluating and saving are
-    not training."""
+    not training. `stages` are the steps at which a run was finished before it was made longer: from each on, the schedule
+    warms up and decays anew."""
 
     steps: int = Field(1_000_000, ge=1)
     minutes: float = Field(0.0, ge=0, allow_inf_nan=False)
+    stages: tuple[int, ...] = ()
     batch: int = Field(128, ge=1, le=10_000_000)
     accumulate: int = Field(1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -45,6 +48,15 @@ class TrainSettings(Settings):
     def accumulate_divides_batch(self) -> "TrainSettings":
         if self.batch % self.accumulate:
             raise ValueError(f"batch ({self.batch}) must be a multiple of accumulate ({self.accumulate})")
+        return self
+
+    @model_validator(mode="after")
+    def stages_are_in_order(self) -> "TrainSettings":
+        ends = (0, *self.stages, self.steps)
+        if self.stages and (self.minutes or any(end <= begin for begin, end in pairwise(ends))):
+            raise ValueError(
+                f"stages ({self.stages}) are steps in growing order below steps ({self.steps}), without minutes"
+            )
         return self
 
     @property
