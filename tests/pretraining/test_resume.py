@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from electra.objectives.corruption import SamplingSettings
 from electra.train.checkpoint import checkpoint_folders, newest_checkpoint, problem_of
 from electra.train.log import read_metrics
 from helpers import command, electra, environment
@@ -161,6 +162,9 @@ def test_a_finished_run_is_made_longer_with_a_schedule_of_its_own_and_its_config
     warmed = [(n + 1) / 4 if n < 4 else 1 for n in range(8)]
     expected = [warmed[n] * (1 - n / 8) for n in range(8)] * 2 + [(n + 1) / 2 * (1 - n / 4) for n in range(2)]
     assert rates[:18] == pytest.approx(expected) and len(rates) == 20
+    temperatures = [record["temperature"] for record in read_metrics(run) if record["kind"] == "train"]
+    cooling = SamplingSettings(start_temperature=2.0).cooling
+    assert temperatures == pytest.approx([2 - min(1, n / 8 / cooling) if n < 8 else 1 for n in range(20)])
 
     # every end has its export
     ends = [run / name for name in ("export-step-8", "export-step-16", "export")]

@@ -437,9 +437,9 @@ def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
                     axis.plot([statistics.median(values)], [place], "|", color="black", ms=16, mew=2)
             axis.set_yticks(range(len(runs_of)), list(runs_of))
             axis.set_xlabel(name)
-            axis.margins(0.1, 0.3)
+            axis.margins(x=0.1)
             axis.grid(alpha=0.3)
-        axes[0][0].invert_yaxis()
+        axes[0][0].set_ylim(len(runs_of) - 0.5, -0.5)  # the first on top, no dot on the frame
         figure.suptitle("dots: seeds, bar: median", fontsize=9)
     figure.tight_layout()
     figure.savefig(out, dpi=110)

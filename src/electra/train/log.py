@@ -21,6 +21,7 @@ PANELS = (
     ("loss", (("rtd_loss", "discriminator (RTD)"),)),
     ("ROC-AUC and shares", (("auc", "AUC"), ("recall", "recall"), ("mlm_accuracy", "generator accuracy"))),
 )
+FLATTEST = 0.1  # axis of scores: small changes shall look small
 
 Values = Mapping[str, float | str]
 Record = dict[str, Any]
@@ -146,13 +147,25 @@ def plot_run(folder: Path, out: Path) -> Path | None:
     title = (
         f"{folder.name}: {train[-1]['step']:,} steps, {(train[-1].get('seconds') or 0) / 60:.1f} minutes of training"
     )
-    with panels(out, title, [label for label, _ in PANELS], (15, 4.2)) as axes:
-        for axis, (_, curves) in zip(axes, PANELS, strict=True):
+    with panels(out, title, [*(label for label, _ in PANELS), "learning rate"], (19, 4.2)) as axes:
+        draw_schedule(axes[-1], train)
+        for axis, (_, curves) in zip(axes, PANELS, strict=False):
             for key, name in curves:
                 points = axis.plot(*series(train, key), alpha=0.55, linewidth=1, label=f"{name}, training")
                 like = {"color": points[0].get_color(), "marker": "o", "markersize": 3}
                 axis.plot(*series(heldout, key), **like, label=f"{name}, held-out")
     return out
+
+
+def draw_schedule(axis: Any, train: Sequence[Record]) -> None:
+    """The learning rate, and the temperature of sampling where it changes: while it falls, replacements get harder to catch."""
+    axis.plot(*series(train, "lr"), color="tab:purple", label="learning rate")
+    temperatures = series(train, "temperature")
+    if temperatures[0]:
+        right = axis.twinx()
+        right.plot(*temperatures, color="tab:red", linestyle="--")
+        right.set_ylabel("sampling temperature")
+        axis.plot([], [], color="tab:red", linestyle="--", label="sampling temperature (right)")
 
 
 def plot_scores(
@@ -164,6 +177,10 @@ def plot_scores(
             axis.plot(*series(records, key), marker="o", markersize=3, label=name)
         for (name, level), style in zip(levels.items(), (":", "--", "-."), strict=False):
             axis.axhline(level, color="0.4", linestyle=style, linewidth=1, label=name)
+        values = [value for records in curves.values() for value in series(records, key)[1]]
+        low, high = axis.get_ylim()
+        low = max(low, -0.01) if values and min(values) >= 0 else low  # a score that is never negative has no such axis
+        axis.set_ylim(low, max(high, low + FLATTEST))
     return out
 
 

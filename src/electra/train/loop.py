@@ -19,6 +19,7 @@ from electra.base.errors import DivergedError
 from electra.base.jobs import Signals
 from electra.base.progress import Progress, metrics_text
 from electra.objectives import Trainable
+from electra.objectives.corruption import Corruptor
 from electra.objectives.losses import Sums
 from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
@@ -242,6 +243,9 @@ class RunState:
             "seconds": self.seconds,
             "training_seconds": self.training_seconds,
         }
+        corruptor = objective.corruptor
+        if isinstance(corruptor, Corruptor) and corruptor.sampling.start_temperature != corruptor.sampling.temperature:
+            metrics["temperature"] = float(corruptor.sampling.temperature_at(self.horizon.progress(self.step - 1)))
         if self.run.peak_speed:
             metrics["mfu"] = speed / self.run.peak_speed
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):

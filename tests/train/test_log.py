@@ -1,0 +1,42 @@
+"""What the curves show, read from the figures before they are closed."""
+
+import json
+
+import pytest
+
+from electra.train.log import plot_run, plot_scores
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    import matplotlib.pyplot as plt
+
+    kept = []
+    monkeypatch.setattr(plt, "close", kept.append)
+    yield lambda: kept.pop()
+    monkeypatch.undo()
+    plt.close("all")
+
+
+def test_the_curves_of_a_run_show_learning_rate_and_temperature(tmp_path, figure):
+    records = [
+        {"kind": "train", "step": n, "seconds": n, "lr": n / 10, "temperature": 2 - n / 10, "auc": 0.5}
+        for n in range(10)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    plot_run(tmp_path, tmp_path / "curves.png")
+    *_, rates, temperatures = figure().axes
+    assert list(rates.lines[0].get_ydata()) == [record["lr"] for record in records]
+    assert list(temperatures.lines[0].get_ydata()) == [record["temperature"] for record in records]
+    assert {text.get_text() for text in rates.get_legend().get_texts()} == {
+        "learning rate",
+        "sampling temperature (right)",
+    }
+
+
+@pytest.mark.parametrize(("values", "low"), [([0.0, 0.0], -0.01), ([0.91, 0.912], 0.9), ([-0.2, -0.2], -0.3)])
+def test_a_flat_score_is_drawn_flat_and_never_on_an_axis_of_negative_scores(values, low, tmp_path, figure):
+    curves = {"seed 0": [{"step": step, "f1": value} for step, value in enumerate(values)]}
+    plot_scores(curves, {}, "f1", "f1", tmp_path / "curves.png")
+    bottom, top = figure().axes[0].get_ylim()
+    assert bottom >= low and top - bottom > 0.099 and bottom <= min(values) <= max(values) < top
