@@ -196,7 +196,7 @@ def best_of(records: Sequence[Record]) -> tuple[int, int]:
 def calibrate(model: Finetuned, prepared: Prepared, method: MethodSettings) -> float:
     """Shrinks the logits towards the classes' shares in train, inside the weights of the last layer:
 
-        logits <- a logits + (1 - a) log share        with the a in [0.01, 1] of the least loss on rows held out
+        logits <- a logits + (1 - a) log share        with the a in [0.1, 1] of the least loss on rows held out
 
     A network that has learned small tables by heart is as sure of its errors as of the rest. Where what it says is worth
     little, a is small and the most frequent class is answered, as it should be; between classes that are equally frequent no
@@ -211,7 +211,7 @@ def calibrate(model: Finetuned, prepared: Prepared, method: MethodSettings) -> f
     def loss(weight: float) -> float:
         return float(F.cross_entropy(weight * logits + (1 - weight) * prior, targets))
 
-    best = min((step / WEIGHTS_TRIED for step in range(1, WEIGHTS_TRIED + 1)), key=loss)
+    best = min((step / WEIGHTS_TRIED for step in range(WEIGHTS_TRIED // 10, WEIGHTS_TRIED + 1)), key=loss)
     layer = model.head.get_submodule(task.output_layer)
     assert isinstance(layer, nn.Linear)
     with torch.no_grad():
