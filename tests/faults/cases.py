@@ -182,6 +182,7 @@ for label, content in {"cut": '{"torch"', "ff": b"\xff", "deep": DEEP, "list": "
     case(f"environment-{label}", PRETRAIN, 0, "finished", lambda w, content=content: put(w / "run/environment.json", content), fast=label == "ff")
     case(f"run-state-{label}", PRETRAIN, 0, "finished", lambda w, content=content: put(w / "run/run_state.json", content), fast=label == "cut")
     case(f"results-{label}", FINETUNE, 0, "accuracy", lambda w, content=content: put(w / "tasks/results.json", content), fast=label == "cut")
+    case(f"baselines-{label}", FINETUNE, 0, "accuracy", lambda w, content=content: put(w / "tasks/table/baselines.json", content))
     case(f"settings-{label}", FINETUNE, 4, r"settings\.json.*(restore|remove)", lambda w, content=content: put(w / "tasks/table/settings.json", content), fast=label == "ff")
     case(f"result-{label}", FINETUNE, 4, r"result\.json", lambda w, content=content: put(w / "tasks/table/seed-0/result.json", content))
     case(f"comparison-{label}", COMPARE, 4, r"comparison\.json.*(restore|remove)", lambda w, content=content: put(w / "compared/comparison.json", content), fast=label == "cut")

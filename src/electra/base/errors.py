@@ -4,11 +4,17 @@ Exit codes are a contract (docs/formats.md): scripts and schedulers act on them.
 offending value and the remedy. Bugs of ours are assertions and keep their traceback.
 """
 
+LONGEST_MESSAGE_LINE = 1000
+
 
 class ElectraError(ValueError):
-    """Base of every error meant for people; `exit_code` is what the command line returns."""
+    """Base of every error meant for people; `exit_code` is what the command line returns. What a message quotes may be a cell
+    of 20 MB or a hundred thousand columns: of each line the beginning and the remedy are kept."""
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__("\n".join(map(shortened, str(message).split("\n"))))
 
 
 class SettingsError(ElectraError):
@@ -49,3 +55,7 @@ class InterruptedRunError(ElectraError):
 
 class PipeClosedError(ElectraError):
     exit_code = 141  # whoever read our output went away (`| head`): saved; run the same command again
+
+
+def shortened(line: str) -> str:
+    return line if len(line) <= LONGEST_MESSAGE_LINE else f"{line[: LONGEST_MESSAGE_LINE - 300]} … {line[-290:]}"

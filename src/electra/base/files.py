@@ -265,7 +265,7 @@ def manifest_problems(folder: Path, manifest: Any, required: Collection[str] = (
     yield from (f"its manifest does not name {name}" for name in required if name not in manifest)
     for name, entry in manifest.items():
         if not is_plain_name(name):
-            yield f"its manifest names {name!r}, which is no file of the folder"
+            yield f"its manifest names {name[:60]!r}, which is no file of the folder"
         elif not isinstance(entry, Mapping) or not isinstance(entry.get("sha256"), str):
             yield f"its manifest has no sha256 of {name}"
         elif problem := file_problem(folder / name, entry.get("bytes"), entry["sha256"]):
@@ -278,7 +278,7 @@ def file_problem(path: Path, size: Any, sha256: str) -> str | None:
         if not stat.S_ISREG(status.st_mode):
             return "is not a regular file"
         if size is not None and status.st_size != size:
-            return f"has {status.st_size:,} bytes, not {size:,}" if isinstance(size, int) else "has no size"
+            return f"has {status.st_size:,} bytes, not {str(size)[:20]}"
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:

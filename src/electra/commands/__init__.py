@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 import electra
-from electra.base.errors import DataError, ElectraError, PipeClosedError
+from electra.base.errors import DataError, ElectraError, PipeClosedError, shortened
 from electra.base.files import trusting
 from electra.base.jobs import stop_at_closed_pipe
 from electra.base.progress import show_live_bars, visible
@@ -104,7 +104,7 @@ class Messages(logging.Handler):
     puts itself in its place, to print them above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = message_lines(record.getMessage())
+        text = "\n".join(map(shortened, visible(record.getMessage()).split("\n")))
         if record.levelno >= logging.WARNING:
             text = f"WARNING: {text}"
             text = f"\033[1;33m{text}\033[0m" if sys.stderr.isatty() else text
@@ -167,13 +167,8 @@ def fail(words: list[str], message: object, code: int) -> None:
     if "--debug" in words:
         raise
     with suppress(BrokenPipeError):
-        print(message_lines(f"electra: {message}"), file=sys.stderr, flush=True)
+        print(visible(f"electra: {message}"), file=sys.stderr, flush=True)
     sys.exit(code)
-
-
-def message_lines(text: str) -> str:
-    """What it quotes may be a cell of 20 MB, or a hundred thousand columns."""
-    return "\n".join(line if len(line) <= 1000 else f"{line[:1000]}…" for line in visible(text).split("\n"))
 
 
 def close_output() -> None:

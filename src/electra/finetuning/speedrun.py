@@ -26,7 +26,7 @@ import torch
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
-from electra.base.files import lock, read_json, write_json
+from electra.base.files import lock, read_object, read_or_set_aside, write_json
 from electra.data.corpus import Corpus
 from electra.data.overlap import find_overlap
 from electra.data.prepare import prepare
@@ -116,7 +116,7 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
             )
         result = {
             **scores(settings, plans, finetuned["tasks"]),
-            "method": read_json(out / next(iter(plans)) / SETTINGS)["method"],
+            "method": read_object(out / next(iter(plans)) / SETTINGS)["method"],
             **measurements(pretraining, heldout),
             "wall_clock": timings.split(Path(pretraining.run)),
             "overlap": overlap,
@@ -155,10 +155,10 @@ def prepare_text(settings: SpeedrunSettings, shards: Path) -> None:
 
 def check_overlap(settings: SpeedrunSettings, plans: Mapping[str, Plan], shards: Path) -> dict[str, Any]:
     path = settings.out / "overlap.json"
-    if not path.is_file() or read_json(path).keys() != plans.keys():
+    if not path.is_file() or read_object(path).keys() != plans.keys():
         texts = {name: [row_texts(plan, row) for row in plan.splits["dev"]] for name, plan in plans.items()}
         write_json(path, {name: asdict(overlap) for name, overlap in find_overlap(texts, shards).items()})
-    content: dict[str, Any] = read_json(path)
+    content: dict[str, Any] = read_object(path)
     return content
 
 
@@ -172,7 +172,7 @@ class Timings:
 
     def __init__(self, path: Path):
         self.path = path
-        self.stages: dict[str, dict[str, Any]] = read_json(path) if path.is_file() else {}
+        self.stages: dict[str, dict[str, Any]] = read_or_set_aside(path) or {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -188,7 +188,7 @@ class Timings:
 
     def split(self, run: Path) -> dict[str, float]:
         """In seconds; "start" is what a pre-training run takes before its first step and for its export."""
-        inside = {key: round(value, 2) for key, value in read_json(run / RUN_STATE)["seconds"].items()}
+        inside = {key: round(value, 2) for key, value in read_object(run / RUN_STATE)["seconds"].items()}
         seconds = {name: round(entry["seconds"], 2) for name, entry in self.stages.items()}
         start = max(0.0, round(seconds.pop("pretrain") - sum(inside.values()), 2))
         prepared = {"prepare": seconds.pop("prepare"), "start": start}
@@ -230,7 +230,7 @@ def scores(
 def measurements(settings: PretrainSettings, heldout: Mapping[str, float]) -> dict[str, Any]:
     """Of the pre-training run."""
     run, train = Path(settings.run), settings.train
-    state, vocab_size = read_json(run / RUN_STATE), read_manifest(Path(settings.data)).vocab_size
+    state, vocab_size = read_object(run / RUN_STATE), read_manifest(Path(settings.data)).vocab_size
     steps, seconds = state["step"], state["seconds"]["train"]
     done = settings.model_copy(update={"train": train.model_copy(update={"steps": steps})})
     flops = sum(count_flops(settings, vocab_size).values()) * steps * train.batch * settings.rows.length
