@@ -25,7 +25,7 @@ BASELINES = {
 UNSPACED = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Thai, Lao, kana and Chinese characters."""
 MOST_ROWS = MOST_WORDS = 50_000
-MOST_CHARACTERS = 1 << 16
+READ_CHARACTERS = 1 << 16
 LOOSENESS = 10.0
 """What scikit-learn calls C in a logistic regression; in ridge its inverse is alpha."""
 
@@ -52,7 +52,7 @@ def baseline_scores(folder: Path, data_sha256: str, task: Task, train: Rows, oth
 
 def beginning(text: str) -> str:
     """A cell of 20 MB would cost a gigabyte; the network reads far less of it."""
-    return text[:MOST_CHARACTERS].lower()
+    return text[:READ_CHARACTERS].lower()
 
 
 class WordModel:
