@@ -339,3 +339,17 @@ def test_a_closed_pipe_is_not_an_error(finished_run):
     words = " ".join(f"'{word}'" for word in command("config", "show", "tiny"))
     done = subprocess.run(f"{words} | head -1", shell=True, capture_output=True, text=True, env=environment())
     assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+def test_prepare_names_its_options_and_hints_at_text_without_documents(tmp_path, prepared):
+    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n')
+    (tmp_path / "lines.txt").write_text("The barak walks.\n" * 50)
+    words = ("prepare", tmp_path / "out", "--tokenizer", prepared, "--workers", 1)
+    refused(electra(*words, tmp_path / "a.jsonl"), 3, "Set text_key", "Here that is --text-key.")
+    done = electra(*words, tmp_path / "lines.txt")
+    assert done.returncode == 0 and "--documents line" in done.stdout and "1 documents" in done.stdout
+    assert "Nothing is held out" in done.stdout
+    assert (
+        "Nothing is held out"
+        not in electra(*words[:1], tmp_path / "b", *words[2:], tmp_path / "lines.txt", "--heldout", 0).stdout
+    )

@@ -84,6 +84,26 @@ def test_tables_give_their_text_column(tmp_path: Path) -> None:
         assert "column 'id' holds int64, not text" in refused(tmp_path / name, text_key="id")
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz"])
+def test_csv_and_tsv_are_tables_and_never_running_text(tmp_path: Path, name: str) -> None:
+    rows = ["id,body\n", '1,"one, and\nmore"\n', "2,two\n"] if "csv" in name else ["id\tbody\n", "1\tone\n", "2\ttwo\n"]
+    content = "".join(rows).encode()
+    path = write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    assert read(path, text_key="body") == (["one, and\nmore", "two"] if "csv" in name else ["one", "two"])
+    assert "has no column 'text' (it has id, body). Set text_key to one of them" in refused(path)
+    ragged = write(tmp_path / f"ragged-{name.removesuffix('.gz')}", "".join([*rows, "3\n"]).encode())
+    assert "row 3 has 1 cells, the header 2" in refused(ragged, text_key="body")
+    assert len(read(ragged, text_key="body", on_bad="skip")) == 2
+    assert "every file is empty" in refused(write(tmp_path / "empty.csv", b"\n"))
+
+
+def test_a_key_that_the_first_row_lacks_is_asked_for(tmp_path: Path) -> None:
+    """Skipping such rows would skip all of them."""
+    path = write(tmp_path / "a.jsonl", b'{"body": "one"}\n{"body": "two"}\n')
+    message = refused(path)
+    assert "has no key 'text' (it has 'body'). Set text_key to one of them." in message and "on_bad" not in message
+
+
 def test_a_damaged_table_is_refused_by_name(tmp_path: Path) -> None:
     assert "a.parquet is cut off or damaged" in refused(write(tmp_path / "a.parquet", b"PAR1" + bytes(100)))
     assert "b.arrow is cut off or damaged" in refused(write(tmp_path / "b.arrow", b"ARROW1\0\0" + bytes(100)))

@@ -1,9 +1,11 @@
 """Training, adopting, saving: the same bytes every time, and BERT's own ids where BERT's vocabulary is used."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
 
 from electra.base.config import validate
 from electra.base.errors import CorruptError, DataError, MachineError, SettingsError
@@ -13,6 +15,7 @@ from electra.data.tokenizer import (
     SPECIAL_TOKENS,
     TokenizerSettings,
     adopt_vocabulary,
+    is_same_tokenizer,
     load_tokenizer,
     save_tokenizer,
     special_ids,
@@ -198,3 +201,18 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(SettingsError, match="vocab_size"):
         validate(TokenizerSettings, {"vocab_size": 10})
+
+
+def test_tokenizers_that_differ_in_spelling_only_are_the_same(tmp_path):
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]) + "\n")
+    said, unsaid = (adopt_vocabulary(vocabulary, True, None, True) for _ in range(2))
+    content = json.loads(unsaid.to_str())
+    content["normalizer"]["strip_accents"] = None
+    unsaid = Tokenizer.from_str(json.dumps(content))
+    said.normalizer = BertNormalizer(strip_accents=True)
+    assert tokenizer_hash(said) != tokenizer_hash(unsaid)
+    assert said.encode("Café").ids == unsaid.encode("Café").ids
+    assert is_same_tokenizer(said, unsaid)
+    said.normalizer = BertNormalizer(strip_accents=False)
+    assert not is_same_tokenizer(said, unsaid)

@@ -398,7 +398,7 @@ def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
             ("--text", "text", "--label", "label"),
             ("one class only (a)",),
         ),
-        (GOOD, GOOD[:3], (), ("dev row 1 is also train row 1", "dev row 3 is also train row 3")),
+        (GOOD, GOOD[:3], (), ("dev row 1 is also train row 1", "dev row 3 is also train row 3", "shared_rows=allow")),
         (GOOD, [{"text": "new", "label": "c"}], (), ("dev row 1: label 'c' is unknown (known: a, b)",)),
         (
             spoiled((2, "label", "1")),
@@ -472,3 +472,12 @@ def test_a_table_is_read_and_encoded_once_however_many_seeds(toy_model, table, t
     overrides = {"epochs": 1, "length": 24, "evaluations": 1, "kind": "classification"}
     run.finetune(toy_model, [str(table)], overrides, tmp_path / "out", seeds=2)
     assert len(encoded) == 3 and read == [table]  # train, the rows that calibrate, and dev, in one file
+
+
+def test_a_length_beyond_the_positions_is_refused(toy_model, tmp_path):
+    table = tmp_path / "table.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in GOOD))
+    done = electra("finetune", toy_model, table, "length=4000", "--out", tmp_path / "out")
+    assert done.returncode == 2 and not (tmp_path / "out" / "table").exists()
+    positions = json.loads((toy_model / "config.json").read_text())["max_position_embeddings"]
+    assert f"length=4000, but the model has {positions} positions. Use at most that many." in done.stderr

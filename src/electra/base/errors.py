@@ -9,12 +9,14 @@ LONGEST_MESSAGE_LINE = 1000
 
 class ElectraError(ValueError):
     """Base of every error meant for people; `exit_code` is what the command line returns. What a message quotes may be a cell
-    of 20 MB or a hundred thousand columns: of each line the beginning and the remedy are kept."""
+    of 20 MB or a hundred thousand columns: of each line the beginning and the remedy are kept. `parameters` are those that it
+    names and that people who type commands know as options."""
 
     exit_code = 1
 
-    def __init__(self, message: object = "") -> None:
+    def __init__(self, message: object = "", parameters: tuple[str, ...] = ()) -> None:
         super().__init__("\n".join(map(shortened, str(message).split("\n"))))
+        self.parameters = parameters
 
 
 class SettingsError(ElectraError):

@@ -138,7 +138,8 @@ def main(arguments: list[str] | None = None) -> None:
     except PipeClosedError as error:
         sys.exit(error.exit_code)
     except ElectraError as error:
-        fail(words, error, error.exit_code)
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in error.parameters)
+        fail(words, f"{error} Here that is {options}." if options else error, error.exit_code)
     except usage_error as error:
         text = io.StringIO()
         error.show(text)

@@ -33,6 +33,11 @@ def prepare_command(
         f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "
         f"{held.documents:,} documents ({held.tokens:,} tokens) held out"
     )
+    if heldout and not held.documents:
+        say(
+            f"Nothing is held out, so training will have no held-out metrics: this text is {train.documents:,} documents. Where "
+            "every line is one, give --documents line; where every file is one, --documents file."
+        )
     skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
     exceptions = {"skipped": skipped, "repaired": repaired, "empty files": empty}
     if any(exceptions.values()):

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from electra.base.config import Settings
 from electra.base.errors import DataError
 from electra.data.files import OpenSource, bad_bytes, find_sources, json_lines, open_parquet, opened
+from electra.data.tables import is_table, rows_of
 
 # A longer document is cut: an encoder needs about 150 times the memory of the text that it is given at once.
 LONGEST_DOCUMENT = 1 << 20
@@ -80,6 +81,8 @@ class Reading:
             before = self.documents + self.skipped
             with opened(source.path) as file:
                 match file.format:
+                    case "text" if is_table(source.path):  # by its name csv or tsv
+                        yield from self._cells(file)
                     case "text":
                         yield from self._text(file)
                     case "jsonl":
@@ -147,7 +150,20 @@ class Reading:
             self.bytes_in_this_file = file.raw.tell()
             if not problem and key not in row:
                 problem = f"has no key {key!r} (it has {', '.join(map(repr, row))})"
+                if self.stop and not self.documents:  # of the first row: skipping would skip them all
+                    raise DataError(f"{file.path}:{number} {problem}. Set text_key to one of them.", ("text_key",))
             yield from self._row(f"{file.path}:{number}", row.get(key), problem)
+
+    def _cells(self, file: OpenSource) -> Iterator[Document]:
+        """csv and tsv: the rows of one column."""
+        key, malformed = self.settings.text_key, dict[int, str]()
+        if not file.stream.peek(1).strip():
+            return
+        for number, row in enumerate(rows_of(file, malformed=malformed), 1):
+            self.bytes_in_this_file = file.raw.tell()
+            if key not in row:
+                raise no_column(file.path, key, list(row))
+            yield from self._row(f"{file.path} row {number}", row[key], malformed.pop(number, "").rstrip("."))
 
     def _table(self, file: OpenSource, size: int) -> Iterator[Document]:
         import pyarrow as pa
@@ -165,11 +181,12 @@ class Reading:
                 table = pa.ipc.open_file(file.raw)
                 schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
         if key not in schema.names:
-            raise DataError(f"{path} has no column {key!r} (it has {', '.join(schema.names)}). Set text_key.")
+            raise no_column(path, key, schema.names)
         kind = schema.field(key).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if kind not in (pa.string(), pa.large_string(), pa.string_view()):
-            raise DataError(f"{path}: column {key!r} holds {kind}, not text. Set text_key to a column of strings.")
+            problem = f"column {key!r} holds {kind}, not text. Set text_key to a column of strings."
+            raise DataError(f"{path}: {problem}", ("text_key",))
         rows = 0
         for batch in batches:
             # As bytes: Arrow does not check that its strings are UTF-8.
@@ -190,7 +207,7 @@ class Reading:
         if not problem:
             yield from self._pieces(unify_lines(text), False, where)
         elif self.stop:
-            raise DataError(f"{where} {problem}. Repair it, or set on_bad to skip.")
+            raise DataError(f"{where} {problem}. Repair it, or set on_bad to skip.", ("on_bad",))
         else:
             self.skipped += 1
 
@@ -213,12 +230,18 @@ class Reading:
         if self.stop:
             bad = _BAD.findall(text)[0][0]
             name = "a NUL character" if bad == "\0" else f"a lone surrogate (\\u{ord(bad):04x})"
-            raise DataError(f"{where} has {name} in its text. {_REMEDY}.")
+            raise DataError(f"{where} has {name} in its text. {_REMEDY}.", ("on_bad",))
         if self.settings.on_bad == "skip":
             self.skipped += 1
             return ""
         self.replaced += 1
         return _BAD.sub("\ufffd", text)
+
+
+def no_column(path: Path, key: str, columns: Sequence[str]) -> DataError:
+    return DataError(
+        f"{path} has no column {key!r} (it has {', '.join(columns)}). Set text_key to one of them.", ("text_key",)
+    )
 
 
 def unify_lines(text: str) -> str:

@@ -58,33 +58,40 @@ def read_rows(
     """Rows in the order of the file. Row numbers in messages count from 1, without the header. `header` names the
     columns of csv and tsv files that have no line for it. A row that cannot be read is an error, or, where `malformed`
     is given, described there, and without values here, so that the others keep their numbers."""
+    with open_table(path) as source:
+        yield from rows_of(source, header, malformed)
+
+
+def rows_of(
+    source: OpenSource, header: Sequence[str] = (), malformed: dict[int, str] | None = None
+) -> Iterator[dict[str, Any]]:
+    path = source.path
 
     def refuse(number: int, problem: str) -> None:
         if malformed is None:
             raise DataError(f"{path} row {number} {problem}")
         malformed[number] = problem
 
-    with open_table(path) as source:
-        match content_format(source):
-            case "csv":
-                try:
-                    yield from _cells(path, csv.reader(_text(source), strict=True), header, refuse)
-                except csv.Error as error:
-                    raise DataError(f"{path} is not valid csv ({error}). Repair it.") from None
-            case "tsv":
-                lines = (line.rstrip("\r\n").split("\t") for line in _text(source, newline="\n"))
-                yield from _cells(path, lines, header, refuse)
-            case "jsonl":
-                for number, (_, row, problem) in enumerate(json_lines(source, "strict", "Convert it"), 1):
-                    if problem:
-                        refuse(number, f"{problem}. Repair it.")
-                    yield row
-            case "json":
-                yield from _json_list(source, refuse)
-            case "parquet":
-                with open_parquet(source) as table:
-                    for batch in table.iter_batches(batch_size=1024):
-                        yield from batch.to_pylist()
+    match content_format(source):
+        case "csv":
+            try:
+                yield from _cells(path, csv.reader(_text(source), strict=True), header, refuse)
+            except csv.Error as error:
+                raise DataError(f"{path} is not valid csv ({error}). Repair it.") from None
+        case "tsv":
+            lines = (line.rstrip("\r\n").split("\t") for line in _text(source, newline="\n"))
+            yield from _cells(path, lines, header, refuse)
+        case "jsonl":
+            for number, (_, row, problem) in enumerate(json_lines(source, "strict", "Convert it"), 1):
+                if problem:
+                    refuse(number, f"{problem}. Repair it.")
+                yield row
+        case "json":
+            yield from _json_list(source, refuse)
+        case "parquet":
+            with open_parquet(source) as table:
+                for batch in table.iter_batches(batch_size=1024):
+                    yield from batch.to_pylist()
 
 
 def open_table(path: Path) -> AbstractContextManager[OpenSource]:

@@ -5,6 +5,7 @@ maps, whose random order then decides ties. `_train_wordpiece` and `learn_pieces
 """
 
 import hashlib
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -140,6 +141,20 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return json_hash(tokenizer.to_str())
+
+
+def is_same_tokenizer(first: Tokenizer, second: Tokenizer) -> bool:
+    """Whether they give every text the same ids, as far as spelling goes: BERT's normalizer strips accents where it lowers
+    the case, whether that is said (true) or not (null), and where to cut and pad is no part of it."""
+
+    def resolved(tokenizer: Tokenizer) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(tokenizer.to_str())
+        normalizer = content.get("normalizer") or {}
+        if normalizer.get("type") == "BertNormalizer" and normalizer.get("strip_accents") is None:
+            normalizer["strip_accents"] = normalizer.get("lowercase")
+        return {key: value for key, value in content.items() if key not in ("truncation", "padding")}
+
+    return resolved(first) == resolved(second)
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

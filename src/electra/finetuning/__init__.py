@@ -43,6 +43,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which JSON can write and no tokenizer reads."""
 
 
+IS_ALSO = "is also"
+
+
 @dataclass(frozen=True)
 class Problem:
     """Something wrong with the rows of a split. Rows count from 1; row 0 means all of them, split "" a file by itself.
@@ -137,6 +140,10 @@ class TaskSettings(Settings):
     def identity(self, row: Row, split: str) -> Hashable | None:
         """What must not be in train and in this split too; None where it may."""
         return None
+
+    @property
+    def shared_rows_remedy(self) -> str:
+        return "Remove them from one of both."
 
     def row_classes(self, row: Row) -> set[str]:
         """What a row teaches that must be known before it can be scored."""
@@ -279,7 +286,7 @@ class Task(Protocol):
                 if split == "train":
                     first.setdefault(key, number)
                 elif key is not None and key in first:
-                    shared.append(Problem(split, number, "is also", ("train", first[key])))
+                    shared.append(Problem(split, number, IS_ALSO, ("train", first[key])))
         return [*found, *self.overall_problems(splits, not found), *shared]
 
     def has_answers(self, split: str, rows: Rows) -> bool:

@@ -134,6 +134,10 @@ class ClassificationSettings(TaskSettings):
         refused = self.shared_rows == "refuse" and not split.startswith("test")
         return texts if refused and all(map(str.strip, texts)) else None
 
+    @property
+    def shared_rows_remedy(self) -> str:
+        return "Remove them, or keep them with shared_rows=allow (scores are then a little too good)."
+
     def label_names(self, row: Row) -> list[str]:
         """The labels of a row, known or not; none where it has none."""
         value = read_label(row, column_of(self.label, row))

@@ -17,7 +17,7 @@ from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import is_plain_name
 from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
-from electra.finetuning import Problem, Splits, Task, TaskSettings
+from electra.finetuning import IS_ALSO, Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, is_nested
 from electra.finetuning.tagging import TaggingSettings, is_texts
@@ -399,7 +399,10 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
     if shared:
         text = "%s: %s rows of the official sets are in train and in another split (%s). They are used as they are."
         log.warning(text, plan.name, f"{len(shared):,}", min(shared, key=lambda it: (it.split, it.row)))
-    return [problem for problem in problems if problem not in shared]
+    rest = [problem for problem in problems if problem not in shared]
+    if twice := sum(problem.text == IS_ALSO for problem in rest):
+        rest.insert(0, Problem("", 0, f"{twice:,} rows of dev are in train too. {plan.task.shared_rows_remedy}"))
+    return rest
 
 
 def refuse(problems: Sequence[object]) -> None:

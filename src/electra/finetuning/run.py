@@ -111,6 +111,8 @@ def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Pl
         layers = f"the model has {start.settings.layers} layers"
         raise SettingsError(f"reinitialise={plan.method.reinitialise}, but {layers}. Use at most that many.")
     length = readable_length(start.settings, plan.task.length)
+    if length < plan.task.length and "length" in overrides:
+        raise SettingsError(f"length={plan.task.length}, but the model has {length} positions. Use at most that many.")
     return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
 
 

@@ -23,7 +23,7 @@ from electra.base.jobs import Signals
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
-from electra.data.tokenizer import load_tokenizer, special_ids, tokenizer_hash, vocabulary_size
+from electra.data.tokenizer import is_same_tokenizer, load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network, load_settings
 from electra.pretraining.settings import PretrainSettings, build_objective
@@ -68,29 +68,29 @@ def build_parts(settings: PretrainSettings, device: torch.device, verify: bool =
     counts = data.token_counts() if settings.generator.kind == "unigram" and fresh else None
     objective = build_objective(settings, tokenizer, counts)
     if fresh:
-        take_weights(settings, objective, data.manifest.tokenizer_sha256)
+        take_weights(settings, objective, tokenizer)
     return Parts(objective, data.manifest, loader, note, heldout)
 
 
-def take_weights(settings: PretrainSettings, objective: Objective, tokenizer_sha256: str) -> None:
+def take_weights(settings: PretrainSettings, objective: Objective, tokenizer: Tokenizer) -> None:
     """The generator first: a disentangled discriminator is stored as its difference from it."""
     if settings.generator.kind == "frozen":
         source = load_network(Path(settings.generator.source), "generator")
         assert source.head is not None
-        refuse_other_tokenizer(settings.generator.source, source.tokenizer, tokenizer_sha256)
+        refuse_other_tokenizer(settings.generator.source, source.tokenizer, tokenizer)
         name = f"generator.source={settings.generator.source}"
         generator = objective.networks()["generator"]
         copy_weights(name, source.encoder, generator.encoder, is_scaled=True)
         copy_weights(name, source.head, generator.head)
     if settings.start:
         start = load_network(Path(settings.start), "encoder")
-        refuse_other_tokenizer(settings.start, start.tokenizer, tokenizer_sha256)
+        refuse_other_tokenizer(settings.start, start.tokenizer, tokenizer)
         main = next(iter(objective.networks().values()))
         copy_weights(f"start={settings.start}", start.encoder, main.encoder)
 
 
-def refuse_other_tokenizer(folder: str, tokenizer: Tokenizer, sha256: str) -> None:
-    if tokenizer_hash(tokenizer) != sha256:
+def refuse_other_tokenizer(folder: str, theirs: Tokenizer, ours: Tokenizer) -> None:
+    if not is_same_tokenizer(theirs, ours):
         raise DataError(
             f"{folder} was trained with another tokenizer than the data. Prepare the text with its tokenizer."
         )
