@@ -2,19 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
-import torch
-from scipy.optimize import minimize_scalar
 
 from electra.base.errors import SettingsError
-from electra.data.tokenizer import load_tokenizer
-from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.plan import MethodSettings, make_plan, method_defaults
-from electra.finetuning.run import Start, build_model, prepare_task
-from electra.finetuning.training import calibrate, infer
-from electra.interop.read import Pretrained
-from electra.model import encoder_alone, initialise
+from electra.finetuning.plan import make_plan, method_defaults
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.modern import ModernEncoderSettings
 
@@ -74,63 +65,3 @@ def test_epochs_that_people_set_mean_so_many_and_no_more(planned):
 def test_another_name_is_refused(planned):
     with pytest.raises(SettingsError, match="paper"):
         planned(modern_of(64), method="best")
-
-
-@pytest.mark.parametrize(("rows", "calibrated"), [(99, False), (100, True), (1999, True), (2000, False)])
-def test_small_tables_are_calibrated_by_the_robust_method(tmp_path, rows, calibrated):
-    for split, count in (("train", rows), ("dev", 4)):
-        lines = (json.dumps({"text": f"barak {split} {n}", "label": "ab"[n % 2]}) for n in range(count))
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    words = {"kind": "classification", "text": ["text"], "label": "label"}
-    for method, expected in (("robust", calibrated), ("paper", False)):
-        plan = make_plan(str(tmp_path), {**words, "method": method}, method_defaults(modern_of(64)))
-        assert plan.method.calibrate is expected
-    off = make_plan(str(tmp_path), {**words, "method": "robust", "calibrate": False}, method_defaults(modern_of(64)))
-    assert not off.method.calibrate
-
-
-def test_calibration_holds_rows_out_and_shrinks_logits_towards_the_shares_of_the_classes(toy_model, tmp_path):
-    """The weight and the new logits against scipy and numpy; labels are noise, so the frequent class must win."""
-    rng = np.random.default_rng(0)
-    rows = [{"text": f"the barak walks {n}", "label": "ab"[int(rng.random() < 0.3)]} for n in range(300)]
-    for split, part in (("train", rows[:280]), ("dev", rows[280:])):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    settings = modern_of(32)
-    encoder = encoder_alone(settings, 300)
-    initialise(encoder, settings, 1)
-    start = Start("toy", Pretrained(encoder, None, "encoder", load_tokenizer(toy_model)), encoder.state_dict())
-    words = {"kind": "classification", "text": ["text"], "label": "label", "method": "robust", "device": "cpu"}
-    plan = make_plan(str(tmp_path), words, method_defaults(settings))
-    task = plan.task.build(start.network.tokenizer, 24, plan.splits)
-    prepared = prepare_task(task, plan, start)
-    assert (len(prepared.train.rows), len(prepared.held_out.rows)) == (252, 28)
-    assert not {row["text"] for row in prepared.train.rows} & {row["text"] for row in prepared.held_out.rows}
-
-    model = build_model(plan, task, start, seed=0)
-    torch.nn.init.normal_(model.head.label.output.weight, std=3.0)  # sure of itself without a reason
-    held_out, dev = prepared.held_out.examples, prepared.others["dev"].examples
-
-    def logits(examples):
-        return np.stack([it["logits"] for it in infer(model, task, examples, plan.method, 0)]).astype(float)
-
-    before, of_dev = logits(held_out), logits(dev)
-    targets = np.array([example.target for example in held_out])
-    counts = 1 + np.bincount([example.target for example in prepared.train.examples])
-    prior = np.log(counts / counts.sum())
-
-    def loss(weight):
-        mixed = weight * before + (1 - weight) * prior
-        return (np.logaddexp.reduce(mixed, 1) - mixed[np.arange(28), targets]).mean()
-
-    weight = calibrate(model, prepared, plan.method)
-    best = minimize_scalar(loss, bounds=(0.1, 1), method="bounded").x
-    assert weight == pytest.approx(best, abs=0.011) and weight < 0.9
-    np.testing.assert_allclose(logits(dev), weight * of_dev + (1 - weight) * prior, atol=1e-4)
-
-
-def test_what_is_no_share_of_right_answers_is_not_calibrated(toy_model):
-    tokenizer = load_tokenizer(toy_model)
-    for settings in ({"metric": "mcc"}, {"kind": "multilabel"}, {"kind": "regression"}):
-        labels = {} if settings.get("kind") == "regression" else {"labels": ("a", "b")}
-        assert not ClassificationSettings(**settings, **labels).build(tokenizer, 24, {}).output_layer
-    assert not MethodSettings().calibrate

@@ -471,7 +471,7 @@ def test_a_table_is_read_and_encoded_once_however_many_seeds(toy_model, table, t
     monkeypatch.setattr(plan, "read_rows", lambda *words: read.append(words[0]) or read_rows(*words))
     overrides = {"epochs": 1, "length": 24, "evaluations": 1, "kind": "classification"}
     run.finetune(toy_model, [str(table)], overrides, tmp_path / "out", seeds=2)
-    assert len(encoded) == 3 and read == [table]  # train, the rows that calibrate, and dev, in one file
+    assert len(encoded) == 2 and read == [table]  # train and dev, in one file
 
 
 def test_a_length_beyond_the_positions_is_refused(toy_model, tmp_path):

@@ -208,9 +208,6 @@ class Task(Protocol):
     """The place of each label."""
     special: SpecialIds
     columns_written: Collection[str] = ("prediction",)
-    output_layer: str = ""
-    """The linear map in the head that gives one logit for each label, where the headline is the share of right answers: what
-    can be calibrated."""
     architecture: str
     """The class of transformers that reads the export, without the encoder's name before it ("ForTokenClassification"),
     or "" where none has this head."""

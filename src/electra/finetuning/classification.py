@@ -162,8 +162,6 @@ class Classification(Task):
         self.guessed = guessed
         self.architecture = "ForSequenceClassification" if settings.head == "transformers" else ""
         self.pooling = settings.pooling
-        if settings.kind == "classification" and settings.metric in ("", "accuracy"):
-            self.output_layer = "output" if settings.head == "linear" else "label.output"
 
     # What can be wrong with rows
 

@@ -30,9 +30,6 @@ PROBLEMS_SHOWN = 20
 SPLIT_PREFIXES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 KINDS = ("classification", "multilabel", "regression", "tagging", "span")
 DEV_SHARE = 10
-HELD_OUT_MOST = 500
-SMALL_TABLE = range(100, 2000)
-"""Rows of train with which the robust method calibrates: with fewer too few are left, with more it need not be."""
 SPLIT_OFF = "a tenth of train"
 FREE_METHOD_KEYS = ("device", "record", "save_minutes")
 """Where a run was computed and how often it was saved do not change what it is: it may go on elsewhere."""
@@ -68,7 +65,6 @@ class MethodSettings(config.Settings):
     paper, where the original code has 0.01. `evaluations` is how often the dev set is scored on the way, for the curve.
     `keep` says which weights are saved, and `patience` stops after so many evaluations without a better headline (0:
     never); with anything but "last" and 0 the dev score has been selected on and is no longer the paper's protocol.
-    `calibrate` holds out a tenth of train (500 rows at most) and shrinks the logits as much as those rows ask for.
     `min_steps` goes through a small table more often than `epochs` says, until there are so many steps. `reinitialise`
     starts so many of the top layers from random weights: they know detection best and the task least (Zhang et al., 2021).
     `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
@@ -93,7 +89,6 @@ class MethodSettings(config.Settings):
     evaluations: int = Field(5, ge=1, le=1_000_000)
     keep: Literal["last", "best"] = "last"
     patience: int = Field(0, ge=0)
-    calibrate: bool = False
     min_steps: int = Field(0, ge=0)
     reinitialise: int = Field(0, ge=0)
     pretrained: bool = True
@@ -214,8 +209,6 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
             count = "one row" if splits["train"] else "no rows"
             raise DataError(f"{files['train']} has {count}. At least two different ones are needed, one for dev.")
         splits, numbers = split_dev(task, splits)
-    if method.method == "robust" and "calibrate" not in tree:
-        method = method.model_copy(update={"calibrate": len(splits["train"]) in SMALL_TABLE})
     notes += task.notes
     refuse_names(task.name or name, source)
     return Plan(item, task.name or name, task, method, source, files, splits, tuple(notes), malformed, numbers)
@@ -331,9 +324,7 @@ def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequenc
     return None
 
 
-def split_dev(
-    task: TaskSettings, splits: Splits, at_most: int | None = None
-) -> tuple[dict[str, Sequence[Row]], dict[str, list[int]]]:
+def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Row]], dict[str, list[int]]]:
     """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
     there twice ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
     rows = splits["train"]
@@ -346,7 +337,7 @@ def split_dev(
         classes[place] |= task.row_classes(row)
     left = Counter(name for names in classes.values() for name in names)
     chosen: set[bytes] = set()
-    most = min(max(1, len(classes) // DEV_SHARE), at_most or len(classes))
+    most = max(1, len(classes) // DEV_SHARE)
     for place, names in classes.items():
         if len(chosen) < most and all(left[name] > 1 for name in names):
             chosen.add(place)

@@ -27,17 +27,7 @@ from electra.finetuning import Splits, Task, report
 from electra.finetuning.alarms import label_alarms, run_alarms
 from electra.finetuning.baselines import UNTRAINED, baseline_scores
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
-from electra.finetuning.plan import (
-    HELD_OUT_MOST,
-    Plan,
-    describe_files,
-    file_line,
-    make_plan,
-    method_defaults,
-    plan_problems,
-    refuse,
-    split_dev,
-)
+from electra.finetuning.plan import Plan, describe_files, file_line, make_plan, method_defaults, plan_problems, refuse
 from electra.finetuning.training import Encoded, Finetuned, Prepared, infer, train_task
 from electra.interop.formats import own_tensors
 from electra.interop.read import Pretrained, warn_beyond
@@ -117,15 +107,11 @@ def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Pl
 
 
 def prepare_task(task: Task, plan: Plan, start: Start) -> Prepared:
-    rows, held_out = plan.splits["train"], Encoded((), ())
-    if plan.method.calibrate and task.output_layer:
-        parts, _ = split_dev(plan.task, {"train": rows}, HELD_OUT_MOST)
-        rows, held_out = parts["train"], Encoded.of(task, parts["dev"])
-    train = Encoded.of(task, task.training_rows(rows))
+    train = Encoded.of(task, task.training_rows(plan.splits["train"]))
     longest = max((len(example.ids) for example in train.examples), default=0)
     warn_beyond(start.settings, start.network.length, longest)
     pad = special_ids(start.network.tokenizer).pad
-    return Prepared(task, train, encode_others(task, plan.splits), pad, held_out)
+    return Prepared(task, train, encode_others(task, plan.splits), pad)
 
 
 def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
@@ -40,7 +39,6 @@ from electra.train.step import Execution, Step
 
 Item = TypeVar("Item")
 CHUNK_BATCHES = 64
-WEIGHTS_TRIED = 100
 LOG_LINES = 100
 """In the metrics of a run; people see one in ten seconds."""
 
@@ -95,14 +93,12 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task with its rows as examples; `others` are the splits that are not trained on, dev the first. `held_out` are rows of
-    train that are kept for `calibrate`; none where nothing is calibrated."""
+    """A task with its rows as examples; `others` are the splits that are not trained on, dev the first."""
 
     task: Task
     train: Encoded
     others: Mapping[str, Encoded]
     pad: int
-    held_out: Encoded = Encoded((), ())
 
 
 @dataclass(frozen=True)
@@ -141,8 +137,6 @@ def train_task(
 
     if method.keep == "best":
         model.load_state_dict(evaluation.kept)
-    if prepared.held_out.examples:
-        calibrate(model, prepared, method)
     model.eval()
     curve = state.log.of_kind("dev")
     losses = [(record["step"], record["loss"]) for record in state.log.of_kind("train")]
@@ -191,33 +185,6 @@ def best_of(records: Sequence[Record]) -> tuple[int, int]:
         return 0, 0
     best = values.index(max(values))
     return records[best]["step"], len(values) - 1 - best
-
-
-def calibrate(model: Finetuned, prepared: Prepared, method: MethodSettings) -> float:
-    """Shrinks the logits towards the classes' shares in train, inside the weights of the last layer:
-
-        logits <- a logits + (1 - a) log share        with the a in [0.1, 1] of the least loss on rows held out
-
-    A network that has learned small tables by heart is as sure of its errors as of the rest. Where what it says is worth
-    little, a is small and the most frequent class is answered, as it should be; between classes that are equally frequent no
-    answer changes. It is one number, which a few dozen rows can tell; their accuracy could not. Returns a."""
-    task, examples = prepared.task, prepared.held_out.examples
-    shares = np.bincount([example.target for example in prepared.train.examples], minlength=len(task.labels)) + 1
-    prior = torch.from_numpy(np.log(shares / shares.sum()))
-    outputs = infer(model, task, examples, method, prepared.pad)
-    logits = torch.from_numpy(np.stack([output["logits"] for output in outputs])).double()
-    targets = torch.tensor([example.target for example in examples])
-
-    def loss(weight: float) -> float:
-        return float(F.cross_entropy(weight * logits + (1 - weight) * prior, targets))
-
-    best = min((step / WEIGHTS_TRIED for step in range(WEIGHTS_TRIED // 10, WEIGHTS_TRIED + 1)), key=loss)
-    layer = model.head.get_submodule(task.output_layer)
-    assert isinstance(layer, nn.Linear)
-    with torch.no_grad():
-        layer.weight.mul_(best)
-        layer.bias.mul_(best).add_((1 - best) * prior.to(layer.bias))
-    return best
 
 
 def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float:
