@@ -42,5 +42,8 @@ bench: $(READY)  ## the measurements behind docs/evidence.md that run on this ma
 docs: $(READY)  ## check that the links between the pages lead somewhere
 	$(BIN)/python -m pytest tests/test_docs.py
 
-.PHONY: help quickstart test test-slow test-faults sbom audit lint types bench docs
+site: $(READY)  ## the pages as a site in site/html, with every link and anchor checked
+	$(BIN)/python docs/site.py
+
+.PHONY: help quickstart test test-slow test-faults sbom audit lint types bench docs site
 .DEFAULT_GOAL := help
