@@ -1,4 +1,4 @@
-"""Ways out that only a process has: a reader that goes away, Ctrl-C, kill -9."""
+"""Ways out that only a process has: a reader that goes away, Ctrl-C."""
 
 import json
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.world import COMPARE, FINETUNE, PRETRAIN, long_word, run_words
+from faults.world import long_word
 from helpers import command, environment
 
 
@@ -16,10 +16,6 @@ def start(words: str, folder: Path, **more) -> subprocess.Popen:
     import shlex
 
     return subprocess.Popen(command(*shlex.split(words)), cwd=folder, env=environment(), **more)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))}
 
 
 def test_a_run_whose_reader_goes_away_is_saved_and_goes_on(world, tmp_path):
@@ -58,41 +54,3 @@ def test_ctrl_c_is_answered_within_a_second_of_processor_time(words, world, tmp_
     asked = time.monotonic()
     assert process.wait(60) == 130
     assert time.monotonic() - asked < 5  # a busy machine; a second on one that is not
-
-
-KILLED = {
-    "export": ("export run new", "new"),
-    "finetune": (FINETUNE.replace("tasks", "new"), "new"),
-    "compare": (COMPARE.replace("compared", "new"), "new"),
-    "prepare": ("prepare new text.txt --tokenizer tokenizer --workers 1 --unit-bytes 1000", "new"),
-    "tokenizer": ("tokenizer new text.txt --vocab-size 300", "new"),
-    "pretrain": (PRETRAIN.replace("run=run", "run=new"), "new"),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("verb", KILLED)
-def test_killed_commands_are_repeatable_and_leave_the_same_bytes(verb, world, tmp_path):
-    """kill -9 sixteen times, at moments spread over the time that the command takes; then once to the end."""
-    import shutil
-
-    words, out = KILLED[verb]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        shutil.copytree(world, folder)
-    began = time.monotonic()
-    assert start(words, whole, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait() == 0
-    seconds = time.monotonic() - began
-    hits = 0
-    for attempt in range(16):
-        process = start(words, killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(seconds * (0.3 + 0.7 * attempt / 16))
-        hits += process.poll() is None
-        process.kill()
-        process.wait()
-    done = run_words(words, killed)
-    assert done.returncode == 0, done.stderr
-    assert hits >= 5
-    assert files_of(killed / out) == files_of(whole / out)
-    assert not list((killed / out).rglob(".*.tmp")) and not list(killed.glob(".*.tmp"))

@@ -93,6 +93,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
+    remove_leftovers(path.parent, path.name)
     write_atomically(path, (json_text(content, indent=1) + "\n").encode())
 
 

@@ -161,11 +161,12 @@ def _work(function: Callable[..., Any], start: Callable[[], object] | None, conn
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if start:
         start()
-    connection.send(None)
+    with suppress(OSError):  # as below
+        connection.send(None)
     while True:
         try:
             job = connection.recv()
-        except EOFError:  # the parent is gone
+        except (EOFError, OSError):  # the parent is gone
             return
         try:
             message: tuple[bool, Any] = True, function(*job)

@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, MachineError
-from electra.base.files import parse_json, read_bytes, write_atomically
+from electra.base.files import parse_json, read_bytes, remove_leftovers, write_atomically
 from electra.base.jobs import interruptible
 from electra.base.progress import live_bars
 from electra.data.corpus import Corpus, cut_at_whitespace
@@ -133,6 +133,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
     """Writes folder/tokenizer.json and returns its path."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder, TOKENIZER)
         write_atomically(folder / TOKENIZER, (tokenizer.to_str(pretty=True) + "\n").encode())
     except OSError as error:
         raise MachineError(f"{folder / TOKENIZER} cannot be written: {error.strerror}.") from None

@@ -26,7 +26,7 @@ import torch
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
-from electra.base.files import lock, read_object, read_or_set_aside, write_json
+from electra.base.files import lock, read_object, read_or_set_aside, remove_leftovers, write_json
 from electra.data.corpus import Corpus
 from electra.data.overlap import find_overlap
 from electra.data.prepare import prepare
@@ -98,6 +98,7 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
     plans = plan_tasks(settings)
 
     with lock(settings.out):
+        remove_leftovers(settings.out)
         timings = Timings(settings.out / "timings.json")
         with timings.stage("prepare"):
             if shards != settings.data:

@@ -36,6 +36,7 @@ from electra.base.files import (
     LONGEST_NAME,
     read_object,
     read_or_set_aside,
+    remove_leftovers,
     set_aside_file,
     write_atomically,
     write_json,
@@ -213,6 +214,7 @@ def run_comparison(
     order = [variant.name for variant in chosen]
     results.sort(key=lambda result: (order.index(result.variant), result.seed))
     write_json(out / "results.json", summary(results))
+    remove_leftovers(out, "comparison.md")
     write_atomically(out / "comparison.md", comparison_table(results).markdown().encode())
     plot_comparison(out / "comparison.png", results)
     return results
