@@ -26,7 +26,7 @@ sbom: $(READY)  ## sbom.json: every installed package with its version and licen
 	$(BIN)/python bench/sbom.py > sbom.json
 
 audit: $(READY)  ## known vulnerabilities of the pinned packages, where the index answers
-	$(BIN)/python -m pip_audit -r constraints.txt --no-deps || echo "pip-audit is not installed, or the index does not answer"
+	$(BIN)/python bench/audit.py
 
 lint: $(READY)  ## ruff check and ruff format
 	$(BIN)/ruff check
