@@ -5,7 +5,9 @@ import importlib.util
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 SECONDS = 60
@@ -17,12 +19,13 @@ def main() -> None:
         return
     options = ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "5", "--format", "json"]
     words = [sys.executable, "-m", "pip_audit", *options, "-r", str(CONSTRAINTS)]
-    try:
+    packages: list[dict[str, Any]] = []
+    with suppress(ValueError, subprocess.TimeoutExpired):
         packages = json.loads(subprocess.run(words, capture_output=True, timeout=SECONDS).stdout)["dependencies"]
-    except (ValueError, subprocess.TimeoutExpired):
+    asked = [package for package in packages if "skip_reason" not in package]
+    if not asked:
         print("audit: not done, the index does not answer.")
         return
-    asked = [package for package in packages if "skip_reason" not in package]
     bad = [(package, hole) for package in asked for hole in package["vulns"]]
     for package, hole in bad:
         fixed = ", ".join(hole["fix_versions"]) or "no version"

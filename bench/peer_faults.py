@@ -160,9 +160,11 @@ def ended(process: BaseProcess, output: Path) -> dict[str, object]:
     process.join(600)
     lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
     words = ("warn", "damaged", "error", "differ", "mismatch", "electra:")
-    told = [line[:300] for line in lines if any(word in line.lower() for word in words)]
+    warnings = [line[:300] for line in lines if any(word in line.lower() for word in words)]
     traceback = any("Traceback" in line for line in lines)
-    return {"exit_code": process.exitcode, "traceback": traceback, "told": told[-6:], "last_line": lines[-1][:300]}
+    metrics = [line[-300:] for line in lines if "loss" in line or "mlm" in line]
+    told = {"told": warnings[-6:], "last_metrics": metrics[-1:], "last_line": lines[-1][:300]}
+    return {"exit_code": process.exitcode, "traceback": traceback, **told}
 
 
 def try_all(peer: Peer, place: Path) -> dict[str, dict[str, object]]:
