@@ -1,5 +1,8 @@
+import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +13,7 @@ import pytest
 from electra.base import jobs
 from electra.base.errors import DataError, MachineError, PreemptedError
 from electra.base.jobs import Signals, cpu_count, peak_memory, run_jobs
+from helpers import environment
 
 
 def double(number: int) -> int:
@@ -61,6 +65,47 @@ def test_a_signal_stops_workers_in_the_middle_of_their_jobs() -> None:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
         list(run_jobs(time.sleep, [(60,)], 1, signals))
     assert time.monotonic() - started < 30
+
+
+def tell(text: str) -> str:
+    logging.getLogger("electra.somewhere").warning("working on %s", text)
+    return text
+
+
+def test_what_workers_log_is_logged_here_before_their_results(caplog: pytest.LogCaptureFixture) -> None:
+    for relays in (False, True):
+        caplog.clear()
+        assert list(run_jobs(tell, [("one",), ("two",)], 1, relays=relays)) == ["one", "two"]
+        said = [(record.levelname, record.getMessage()) for record in caplog.records]
+        assert said == ([("WARNING", "working on one"), ("WARNING", "working on two")] if relays else [])
+
+
+SLOW_START = """
+import sys, time
+if __name__ == "__mp_main__":
+    time.sleep(2)  # a worker that is still importing
+from electra.base.errors import InterruptedRunError
+from electra.base.jobs import Signals, run_jobs
+if __name__ == "__main__":
+    print("begins", flush=True)
+    try:
+        with Signals() as signals:
+            list(run_jobs(time.sleep, [(0,)] * 2, 2, signals))
+    except InterruptedRunError:
+        sys.exit(130)
+"""
+
+
+def test_ctrl_c_while_workers_start_prints_nothing_of_theirs(tmp_path: Path) -> None:
+    (tmp_path / "slow_start.py").write_text(SLOW_START)
+    words = [sys.executable, str(tmp_path / "slow_start.py")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes, start_new_session=True, env=environment()) as process:
+        assert process.stdout and process.stdout.readline() == "begins\n"
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody gets it
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
 
 
 def test_cores_are_counted_where_the_system_does_not_say_which_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

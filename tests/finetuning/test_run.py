@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import signal
 import subprocess
 import time
@@ -152,6 +153,8 @@ def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
 def test_processes_side_by_side_give_the_same_weights(finished, toy_model, table, tmp_path):
     done = electra_process("finetune", toy_model, table, *FAST, "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
+    for seed in (0, 1):  # every job shows how far it is
+        assert re.search(rf"my seed {seed} (\d+)/\1 .*loss", done.stderr), done.stderr
     assert "2 of 2 done" in done.stderr
     for seed in ("seed-0", "seed-1"):
         weights = [folder / "my" / seed / "model.safetensors" for folder in (tmp_path / "out", finished)]

@@ -137,3 +137,11 @@ def test_an_electric_model_whose_scores_are_all_the_same_says_so(electric_run, c
     torch.nn.init.zeros_(loaded.head.output.weight)
     score_texts(loaded, texts)
     assert "every token has the same score" in caplog.text
+
+
+def test_the_export_of_electric_is_one_folder_and_its_card_speaks_of_energies(electric_run, tmp_path):
+    done = electra("export", electric_run, tmp_path / "model")
+    assert done.returncode == 0 and (tmp_path / "model" / "config.json").is_file(), done.stderr
+    for folder in (tmp_path / "model", electric_run / "export"):
+        card = (folder / "README.md").read_text()
+        assert "gives every token an energy" in card and "logit > 0" not in card

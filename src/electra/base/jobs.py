@@ -1,5 +1,6 @@
 """Processes: many jobs in several of them, signals that ask one to stop at the next safe point, cores and memory."""
 
+import logging
 import multiprocessing
 import os
 import resource
@@ -9,14 +10,16 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from electra.base.errors import ElectraError, InterruptedRunError, MachineError, PipeClosedError, PreemptedError
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
@@ -92,11 +95,12 @@ def run_jobs(
     workers: int,
     signals: Signals | None = None,
     start: Callable[[], object] | None = None,
+    relays: bool = False,
 ) -> Iterator[Result]:
     """Results in the order in which they come. `function` and `start`, which every worker calls once before its first
     job, must be picklable. At most two jobs for each worker are taken from `jobs` at a time, so that a stream of any
-    length fits into memory. Errors for people and of the system come back as they were raised. Workers end with this
-    process, however it ends.
+    length fits into memory. Errors for people and of the system come back as they were raised. With `relays` so does what
+    workers log. Workers end with this process, however it ends.
 
     Not concurrent.futures: its shutdown waits for jobs that are running, which may take hours."""
     context = multiprocessing.get_context("spawn")
@@ -114,12 +118,17 @@ def run_jobs(
                 ahead.append(job)
                 if len(processes) < workers:
                     ours, other_end = context.Pipe()
-                    processes[ours] = context.Process(target=_work, args=(function, start, other_end), daemon=True)
-                    processes[ours].start()
+                    words = function, start, other_end, relays
+                    processes[ours] = context.Process(target=_work, args=words, daemon=True)
+                    with _interrupts_held_back():
+                        processes[ours].start()
                     other_end.close()
             # a worker sends None when it is ready to begin, then a result after each job
             for connection in wait(list(processes), timeout=0 if more and len(ahead) < workers else 0.3):
                 message = _receive(connection, processes[connection])
+                if isinstance(message, Said):
+                    log.log(*message)
+                    continue
                 idle.append(connection)
                 if message is not None:
                     busy -= 1
@@ -154,8 +163,45 @@ def _receive(connection: Any, process: Any) -> Any:
         ) from None
 
 
-def _work(function: Callable[..., Any], start: Callable[[], object] | None, connection: Any) -> None:
+class Said(NamedTuple):
+    """A message that a worker logged."""
+
+    level: int
+    text: str
+
+
+class Relay(logging.Handler):
+    """To the parent, which knows where messages go."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__()
+        self.connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            self.connection.send(Said(record.levelno, record.getMessage()))
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """A process that is started meanwhile does not hear Ctrl-C before it has said that it will not listen."""
+    resource_tracker.ensure_running()  # with its first process Python lets signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(
+    function: Callable[..., Any], start: Callable[[], object] | None, connection: Any, relays: bool = False
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    relay, logger = Relay(connection), logging.getLogger("electra")
+    if relays:
+        logger.addHandler(relay)
+        logger.setLevel(logging.INFO)
     parent = multiprocessing.parent_process()
     assert parent
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -174,8 +220,10 @@ def _work(function: Callable[..., Any], start: Callable[[], object] | None, conn
             message = False, error
         except Exception as error:  # it may not survive the way to the parent as it is
             message = False, RuntimeError(f"{error}\n{traceback.format_exc()}")
+        relay.acquire()  # threads of the job may still log
         with suppress(OSError):  # the parent went away meanwhile
             connection.send(message)
+        relay.release()
 
 
 def _end_with(parent: BaseProcess) -> None:

@@ -308,7 +308,7 @@ def finetune_untrained(
 def run_together(arguments: Sequence[tuple[Any, ...]], jobs: int, signals: Signals) -> None:
     """What `work` takes for each run, in several processes."""
     began = time.monotonic()
-    for done, result in enumerate(run_jobs(work, arguments, jobs, signals), 1):
+    for done, result in enumerate(run_jobs(work, arguments, jobs, signals, relays=True), 1):
         left = (time.monotonic() - began) / done * (len(arguments) - done)
         log.info("%s; %d of %d done, ETA %s", result_line(result), done, len(arguments), duration(left))
         warn_of(result)

@@ -246,6 +246,10 @@ def finished(queue: Sequence[Job], jobs: int) -> Iterator[ComparedRun]:
     if jobs == 1:
         yield from map(run_job, queue)
         return
+    if queue:
+        log.info(
+            "%d runs, %d at a time: output.txt in each folder of %s goes on", len(queue), jobs, queue[0].folder.parent
+        )
     with Signals() as signals:
         yield from run_jobs(run_job_quietly, [(job,) for job in queue], jobs, signals)
 

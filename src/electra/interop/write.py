@@ -278,10 +278,20 @@ pipeline("fill-mask", ".")("Hello [MASK]!")
 The discriminator of the same run is the model to fine-tune; this is the network that proposed replacements."""
 
 
-def model_card(kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[str, Any]) -> str:
-    """Of a pre-trained network of that kind, around an `encoder` of either kind."""
+ENERGIES = """
+
+An Electric model: its head gives every token an energy E, of which log p(token | all others) is about -E. It does not say which tokens were
+replaced. `electra score FOLDER "some text"` sums -E over a text; transformers reads the encoder, to be fine-tuned."""
+
+
+def model_card(
+    kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[str, Any], objective: str = "electra"
+) -> str:
+    """Of a pre-trained network of that kind, around an `encoder` of either kind. Electric's head gives energies."""
     form = FORMATS[encoder]
     match kind:
+        case "discriminator" if objective == "electric":
+            use = usage("") + ENERGIES
         case "discriminator" if form.detector:
             use = ENCODER_AND_DETECTOR
         case "discriminator":

@@ -121,7 +121,7 @@ def export_networks(
             size = network.encoder.settings.embedding
             note = f" (the encoder alone: ModernBERT has no token head of {size} units; encoder.token_head=tied makes one it has)"
             network = replace(network, kind="encoder", head=None)
-        card = model_card(network.kind, settings.encoder.kind, config.to_toml(settings), metrics)
+        card = model_card(network.kind, settings.encoder.kind, config.to_toml(settings), metrics, network.objective)
         target = out if len(networks) == 1 else out / name
         written.append(Exported(target, write_network(target, network, card) + note))
     return written
