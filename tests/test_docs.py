@@ -192,6 +192,23 @@ def test_the_walk_of_the_data_names_what_exists_and_takes_no_hop_twice():
         assert name in definitions(ROOT / "src" / "electra" / file), f"{file} has no {name}"
 
 
+def test_every_command_is_in_the_table_of_python_names_and_those_exist():
+    import electra as package
+    from electra.commands import VERBS
+
+    (table,) = re.findall(
+        r"\| command \| from Python \|\n(.*?)\n\n", (ROOT / "docs" / "api.md").read_text("utf-8"), re.DOTALL
+    )
+    commands_named, python = zip(*(line.strip("| ").split(" | ") for line in table.splitlines()[1:]), strict=True)
+    verbs = {word for cell in commands_named for word in re.findall(r"`(?:electra )?([a-z]+)`", cell)}
+    assert verbs == {verb for verbs in VERBS.values() for verb in verbs} | {"config"}
+    for name in re.findall(r"`electra\.([\w.]+)`", " ".join(python)):
+        found = package
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+
+
 def test_the_make_targets_of_the_readme_exist():
     for target in ("quickstart", "test", "test-slow", "lint", "types", "bench", "docs", "help"):
         done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)

@@ -303,3 +303,15 @@ def test_paragraphs_that_repeat_earlier_ones_are_dropped_and_others_stay():
     words = [f"w{number}" for number in range(100)]
     mostly_new = [*words[:10], *(f"new{number}" for number in range(90))]  # 3 of its 93 runs
     assert list(drop_copies([" ".join(words), " ".join(mostly_new)])) == [" ".join(words), " ".join(mostly_new)]
+
+
+def test_the_splits_of_a_datasets_folder_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        with pa.ipc.new_stream(tmp_path / split / "data-0.arrow", pa.schema([("text", pa.string())])) as stream:
+            stream.write_table(pa.table({"text": [split]}))
+        (tmp_path / split / "state.json").write_text('{"_data_files": [{"filename": "data-0.arrow"}]}')
+    with caplog.at_level("INFO"):
+        assert read(tmp_path) == ["test", "train"]
+    assert "all its splits are read (test, train)" in caplog.text

@@ -7,6 +7,7 @@ pyarrow is imported where it is needed: it takes a quarter of a second, which ev
 import bz2
 import gzip
 import io
+import logging
 import lzma
 import os
 import re
@@ -30,6 +31,7 @@ from electra.base.files import (
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
+log = logging.getLogger(__name__)
 Format = Literal["text", "jsonl", "parquet", "arrow-file", "arrow-stream"]
 
 # What `datasets` writes beside its tables.
@@ -60,6 +62,11 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
             files = list(_walk(path, set()))
             if not files:
                 raise DataError(f"{path} has no file to read. Give a folder of .txt, .jsonl, .parquet or .arrow files.")
+            if (path / "dataset_dict.json").is_file():
+                splits = ", ".join(dict.fromkeys(file.relative_to(path).parts[0] for file in files))
+                log.info(
+                    "%s: all its splits are read (%s). Give the folder of one to leave the others out.", path, splits
+                )
             sources += [Source(file, str(file.relative_to(path)), file.stat().st_size) for file in files]
         elif not path.exists():
             raise DataError(f"{path} does not exist. Check the path.")
