@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol
 
-from electra.base.files import read_json_lines, write_atomically, write_json, writing
+from electra.base.files import read_json_lines, remove_leftovers, write_atomically, write_json, writing
 
 log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
@@ -71,6 +71,7 @@ class RunLog:
             with (folder / DAMAGED).open("ab") as aside:
                 aside.writelines(line + b"\n" for line in damaged)
             log.warning("%s: %d damaged lines are kept in %s.", folder / METRICS, len(damaged), DAMAGED)
+        remove_leftovers(folder, METRICS)
         write_atomically(folder / METRICS, b"".join(map(as_line, self.records)))
         self.file = (folder / METRICS).open("ab", buffering=0)
         self.trackers = trackers(folder, step)
