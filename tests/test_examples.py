@@ -57,3 +57,23 @@ def test_own_labels(toy_model, tmp_path):
     (answers,) = story("own_labels")(*arguments, text="review", label="stars", seeds=2, epochs=1)
     header, *lines = answers.read_text().splitlines()
     assert header == "review,prediction,probability_1,probability_2" and len(lines) == 2
+
+
+@pytest.mark.timeout(480)
+def test_the_notebook_runs_from_its_first_cell_to_its_last(toy_model, tmp_path, monkeypatch):
+    """As it is, but for one epoch."""
+    rows = [f"the barak {'walks' if row % 2 else 'reads'} {row},{1 + row % 2}" for row in range(60)]
+    (tmp_path / "my-table.csv").write_text("review,stars\n" + "\n".join(rows) + "\n")
+    (tmp_path / "new-rows.csv").write_text("review\nthe barak walks 99\nthe barak reads 98\n")
+    (tmp_path / "my-model").symlink_to(toy_model)
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((EXAMPLES / "own_labels.ipynb").read_text("utf-8"))
+    assert notebook["nbformat"] == 4 and len(notebook["cells"]) == 10
+    names: dict = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"] and cell["execution_count"] is None
+            exec("".join(cell["source"]).replace("seeds=2", "seeds=2, epochs=1"), names)
+    assert names["answer"]["prediction"] in ("1", "2") and names["predicted"].rows == 2
+    assert {"majority", "words"} <= names["result"]["baselines"]["dev"].keys()
+    assert (tmp_path / "answers.csv").read_text().startswith("review,prediction,probability_1,probability_2\n")
