@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from electra.data.corpus import Corpus
-from electra.data.overlap import LONG, SHORT, WordHashes, find_overlap
+from electra.data.overlap import FEW_WORDS, LONG, WordHashes, find_overlap
 from electra.data.prepare import PrepareSettings, prepare
 from electra.data.tokenizer import TokenizerSettings, save_tokenizer, train_tokenizer
 
@@ -51,10 +51,10 @@ def test_rows_are_found_as_a_plain_search_finds_them(tmp_path, kind, lowercase):
                 rows.append([f"{sentence(rng, 3)} {' '.join(copied)} {sentence(rng, 3)}"])
     found = find_overlap({"task": rows, "none": []}, tmp_path / "shards")["task"]
 
-    corpus = {size: set().union(*(ngrams(text, size) for text in documents)) for size in (LONG, SHORT)}
+    corpus = {size: set().union(*(ngrams(text, size) for text in documents)) for size in (LONG, FEW_WORDS)}
 
     def grams(text: str) -> tuple[set, int]:
-        size = LONG if len(text.split()) >= LONG else SHORT
+        size = LONG if len(text.split()) >= LONG else FEW_WORDS
         return ngrams(text, size), size
 
     some = [any(grams(text)[0] & corpus[grams(text)[1]] for text in row) for row in rows]

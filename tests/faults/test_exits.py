@@ -31,7 +31,7 @@ def test_a_run_whose_reader_goes_away_is_saved_and_goes_on(world, tmp_path):
     assert (tmp_path / f"run/checkpoints/step-{state['step']:09d}").is_dir()
 
 
-@pytest.mark.parametrize("words", ["detect export many.txt", "config show tiny"])
+@pytest.mark.parametrize("words", ["detect export many.txt", "config show tiny", "--help"])
 def test_a_verb_that_only_prints_ends_quietly_at_a_closed_pipe(words, world, tmp_path):
     (world / "many.txt").write_text("the timak walks\n" * 3000)
     process = start(words, world, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -113,7 +113,7 @@ def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
     rng = random.Random(0)
     table = tmp_path / "my.jsonl"
     rows = [
-        {"text": " ".join(rng.choices(["barak", "sele", "walks"], k=30)), "label": rng.choice(["p", "p", "p "])}
+        {"text": " ".join(rng.choices(["barak", "sele", "walks"], k=30)), "label": rng.choice(["p", "p", "P"])}
         for _ in range(120)
     ]
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -121,8 +121,8 @@ def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
     assert done.returncode == 0, done.stderr
     texts = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]["my"]["alarms"]
     for word in (
-        "'p' and 'p ' look like one",
-        "seed 0: the answer to every dev row is 'p'",
+        "'P' and 'p' look like one",
+        "seed 0: the answer to every dev row is",
         "rows longer than 16 tokens",
     ):
         (text,) = (text for text in texts if word in text)

@@ -137,6 +137,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(result if isinstance(result, int) else 0)
     except PipeClosedError as error:
         sys.exit(error.exit_code)
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        close_output()  # click's own answer to a print that nobody reads is exit code 1
+        sys.exit(0)
     except ElectraError as error:
         options = " and ".join(f"--{name.replace('_', '-')}" for name in error.parameters)
         fail(words, f"{error} Here that is {options}." if options else error, error.exit_code)
