@@ -120,11 +120,7 @@ def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
     done = electra("finetune", toy_model, table, "epochs=1", "lr=1e-6", "length=16", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     texts = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]["my"]["alarms"]
-    for word in (
-        "'P' and 'p' look like one",
-        "seed 0: the answer to every dev row is",
-        "rows longer than 16 tokens",
-    ):
+    for word in ("'P' and 'p' look like one", "seed 0: the answer to every dev row is", "rows longer than 16 tokens"):
         (text,) = (text for text in texts if word in text)
         assert (
             f"look out: my: {text}" in done.stdout
