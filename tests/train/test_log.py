@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from electra.inspector.compare import ComparedRun, plot_comparison
 from electra.train.log import plot_run, plot_scores
 
 
@@ -40,3 +41,17 @@ def test_a_flat_score_is_drawn_flat_and_never_on_an_axis_of_negative_scores(valu
     plot_scores(curves, {}, "f1", "f1", tmp_path / "curves.png")
     bottom, top = figure().axes[0].get_ylim()
     assert bottom >= low and top - bottom > 0.099 and bottom <= min(values) <= max(values) < top
+
+
+def test_no_dot_of_a_comparison_lies_on_the_frame(tmp_path, figure):
+    runs = [
+        ComparedRun(name, seed, 10, 1e9, 1.0, {"auc": 0.5 + seed / 10}, None, series=name)
+        for name in ("one", "two", "three")
+        for seed in range(3)
+    ]
+    plot_comparison(tmp_path / "comparison.png", runs)
+    (axis,) = figure().axes
+    bottom, top = axis.get_ylim()
+    assert (bottom, top) == (2.5, -0.5)  # the first on top, half a line of room at both ends
+    left, right = axis.get_xlim()
+    assert left < 0.5 and right > 0.7
