@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import is_plain_name
 from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
-from electra.finetuning import IS_ALSO, Problem, Splits, Task, TaskSettings
+from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, is_nested
 from electra.finetuning.tagging import TaggingSettings, is_texts
@@ -390,17 +390,14 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
     if shared:
         text = "%s: %s rows of the official sets are in train and in another split (%s). They are used as they are."
         log.warning(text, plan.name, f"{len(shared):,}", min(shared, key=lambda it: (it.split, it.row)))
-    rest = [problem for problem in problems if problem not in shared]
-    if twice := sum(problem.text == IS_ALSO for problem in rest):
-        rest.insert(0, Problem("", 0, f"{twice:,} rows of dev are in train too. {plan.task.shared_rows_remedy}"))
-    return rest
+    return [problem for problem in problems if problem not in shared]
 
 
-def refuse(problems: Sequence[object]) -> None:
-    """Nothing where there are none."""
+def refuse(problems: Sequence[object], remedies: Collection[str] = ()) -> None:
+    """Nothing where there are none. `remedies` are for many of them at once."""
     if not problems:
         return
     more = len(problems) - PROBLEMS_SHOWN
-    lines = [*map(str, problems[:PROBLEMS_SHOWN]), *([f"… and {more:,} more"] if more > 0 else [])]
+    lines = [*map(str, problems[:PROBLEMS_SHOWN]), *([f"… and {more:,} more"] if more > 0 else []), *remedies]
     count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
     raise DataError(f"the data cannot be used as it is ({count}):\n  " + "\n  ".join(lines))

@@ -23,7 +23,7 @@ from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
-from electra.finetuning import Splits, Task, report
+from electra.finetuning import IS_ALSO, Splits, Task, report
 from electra.finetuning.alarms import label_alarms, run_alarms
 from electra.finetuning.baselines import UNTRAINED, baseline_scores
 from electra.finetuning.folder import TaskModel, architecture, write_task_folder
@@ -226,14 +226,18 @@ def finetune(
     start = load_start(model)
     planned: dict[str, PlannedTask] = {}
     problems: list[str] = []
+    remedies: dict[str, None] = {}
     for item in items:
         plan, task = plan_task(item, overrides, start)
         if plan.name in planned:
             raise SettingsError(f"two tasks are called {plan.name}. Give one another name with name=….")
         prefix = f"{plan.name}: " if len(items) > 1 else ""
-        problems += [f"{prefix}{problem}" for problem in plan_problems(plan, task)]
+        own = plan_problems(plan, task)
+        problems += [f"{prefix}{problem}" for problem in own]
+        if any(problem.text == IS_ALSO for problem in own):
+            remedies[f"Rows of dev that are in train too: {plan.task.shared_rows_remedy}"] = None
         planned[plan.name] = PlannedTask(plan, task, report.common_settings(plan, start.path, start.sha256))
-    refuse(problems)
+    refuse(problems, remedies)
     with lock(out), Signals() as signals:
         # what is there already is kept, if it was made alike
         remove_leftovers(out)
