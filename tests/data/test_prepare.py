@@ -411,7 +411,12 @@ def test_workers_import_neither_torch_nor_pyarrow() -> None:
 def test_an_interrupt_leaves_the_folder_ready_to_go_on(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     script, out = tmp_path / "killed.py", tmp_path / "out"
     script.write_text(KILLED.replace("20_000", "100").replace("[corpus]", "[corpus] * 50"))  # far from over
-    process = subprocess.Popen([sys.executable, script, corpus, out, tokenizer], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, script, corpus, out, tokenizer],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     while not list(out.glob("units/0*.json")) and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
