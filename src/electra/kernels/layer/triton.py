@@ -323,6 +323,15 @@ def _turned(source, inside, cos, sin, HALF: tl.constexpr):
 
 
 @triton.jit
+def _turned_scores(source, hidden, inside, cos, sin, HALF: tl.constexpr):
+    """Queries and keys in halves, and the scores of every query with every key: the sums of two products."""
+    query1, query2 = _turned(source, inside, cos, sin, HALF)
+    key1, key2 = _turned(source + hidden, inside, cos, sin, HALF)
+    scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
+    return query1, query2, key1, key2, tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
+
+
+@triton.jit
 def _angles(angles, place, inside, seq, HALF: tl.constexpr):
     at = angles + place[:, None] * HALF + tl.arange(0, HALF)
     return tl.load(at, inside, 0.0), tl.load(at + seq * HALF, inside, 0.0)
@@ -335,7 +344,7 @@ def rotary_attention_forward_kernel(
     FULL: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
     """As attention_forward_kernel, with rotary positions. Queries and keys come in halves, so that turning them moves nothing
-    between threads; the scores are the sums of two products. A program takes many rows: it keeps the angles."""
+    between threads. A program takes many rows: it keeps the angles."""
     program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     place, unit, half = tl.arange(0, SEQ), tl.arange(0, SIZE), tl.arange(0, HALF)
     inside = (place < seq)[:, None]
@@ -345,10 +354,7 @@ def rotary_attention_forward_kernel(
         row = tl.cast(number, tl.int64)
         token = row * seq + place[:, None]
         source = projected + token * (3 * hidden) + head * SIZE
-        query1, query2 = _turned(source + half, inside, cos, sin, HALF)
-        key1, key2 = _turned(source + hidden + half, inside, cos, sin, HALF)
-        scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
-        scores = tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
+        _, _, _, _, scores = _turned_scores(source + half, hidden, inside, cos, sin, HALF)
         weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, reach, MASKED, FULL, LOCAL)
         value = tl.load(source + 2 * hidden + unit, inside, 0.0)
         result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") * (1.0 / total)[:, None]
@@ -371,10 +377,7 @@ def rotary_attention_backward_kernel(
         row = tl.cast(number, tl.int64)
         token = row * seq + place[:, None]
         source = projected + token * (3 * hidden) + head * SIZE
-        query1, query2 = _turned(source + half, inside, cos, sin, HALF)
-        key1, key2 = _turned(source + hidden + half, inside, cos, sin, HALF)
-        scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
-        scores = tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
+        query1, query2, key1, key2, scores = _turned_scores(source + half, hidden, inside, cos, sin, HALF)
         weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, reach, MASKED, FULL, LOCAL)
         weights *= (1.0 / total)[:, None]
         value = tl.load(source + 2 * hidden + unit, inside, 0.0)
