@@ -134,8 +134,11 @@ def test_what_a_model_cannot_do_it_says_in_one_line(exported, which, method, say
 def test_a_folder_of_nothing_is_refused(tmp_path):
     with pytest.raises(DataError, match="has no config.json"):
         load(tmp_path)
-    with pytest.raises(DataError, match="neither a run folder nor a model folder"):
+    with pytest.raises(DataError, match="none does not exist. Give the folder of a run"):
         load(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="file is neither a run folder nor a model folder"):
+        load(tmp_path / "file")
 
 
 def test_a_text_that_spells_a_special_token_means_the_word(finished_run):

@@ -83,7 +83,8 @@ def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:
     """From a run folder, an export of one network or of several, or anybody's folder in transformers' format. Without a
     kind: the main network, with the head it has."""
     if not path.is_dir():
-        raise DataError(f"{path} is neither a run folder nor a model folder.")
+        what = "is neither a run folder nor a model folder" if path.exists() else "does not exist"
+        raise DataError(f"{path} {what}. Give the folder of a run, of an export or of a transformers model.")
     if not (path / CONFIG).is_file():
         names = EXPORTS if kind in (None, "encoder") else (kind,)
         return read_network(next((path / name for name in names if (path / name).is_dir()), path), kind)
