@@ -37,7 +37,7 @@ def test_the_readme_names_the_commands_we_think_it_does():
     assert found[:2] == ["make quickstart", "make test"]
     assert {shlex.split(line)[1] for line in found[2:]} == {
         "tokenizer", "prepare", "doctor", "pretrain", "export", "config", "evaluate", "detect", "finetune", "predict",
-        "flops", "score", "compare",
+        "flops", "score", "compare", "embed",
     }  # fmt: skip
 
 
@@ -166,6 +166,26 @@ def test_every_command_about_questions_runs(tmp_path, toy_model):
         words += ["max_query_length=8"] if words[0] == "finetune" else []
         done = electra(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+def test_every_line_about_vectors_runs(tmp_path, toy_model, monkeypatch):
+    """docs/embed.md in its order: commands, then Python."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").symlink_to(toy_model)
+    (tmp_path / "my-texts.txt").write_text("the barak walks\n\nthe lonute reads\n")
+    write_table(tmp_path / "new-table.csv")
+    page = (ROOT / "docs" / "embed.md").read_text("utf-8")
+    for line in commands(page):
+        done = electra(*shlex.split(line)[1:])
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+    assert {path.name for path in tmp_path.glob("*.[np]*")} == {
+        "my-texts.embeddings.parquet",
+        "vectors.parquet",
+        "all.npy",
+    }
+    names: dict[str, object] = {}
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], names)
+    assert names["part"].shape == (3, 32)
 
 
 def definitions(path: Path) -> set[str]:

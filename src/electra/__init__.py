@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from electra.finetuning.predict import Predicted
     from electra.inspector import Model, load
     from electra.inspector.compare import ComparedRun, Yardsticks
+    from electra.inspector.embed import Embedded
     from electra.pretraining.load import Exported
 
 __version__ = "0.1.0"
 __all__ = [
-    "ElectraError", "FinetuneResult", "Model", "PretrainResult", "__version__", "compare", "evaluate", "export", "finetune",
-    "load", "predict", "prepare", "pretrain", "train_tokenizer", "verify",
+    "ElectraError", "FinetuneResult", "Model", "PretrainResult", "__version__", "compare", "embed", "evaluate", "export",
+    "finetune", "load", "predict", "prepare", "pretrain", "train_tokenizer", "verify",
 ]  # fmt: skip
 
 PathLike = str | Path
@@ -213,6 +214,32 @@ def export(run: PathLike, out: PathLike) -> "list[Exported]":
     from electra.pretraining.load import export_run
 
     return export_run(Path(run), Path(out))
+
+
+def embed(
+    model: PathLike,
+    files: Paths,
+    out: PathLike | None = None,
+    text: str | None = None,
+    keep: Sequence[str] = (),
+    force: bool = False,
+    **settings: Any,
+) -> "Embedded":
+    """A vector for each text of files of any size, in one .npy or .parquet file: `out`, or beside a single file. `text` names the
+    column of the text in tables, `keep` columns that stand beside the vectors in parquet (else the text does). Settings are
+    `pooling` ("mean", "cls"), `length` (texts are cut there, in tokens), `device` and `precision`. For texts at hand there are
+    `Model.embed` and `Model.embed_batches`.
+
+    >>> embedded = electra.embed("my-run", "my-table.csv", out="vectors.npy", text="review")
+    >>> embedded.texts, embedded.out
+    (60, PosixPath('vectors.npy'))
+    """
+    from electra.base import config
+    from electra.inspector import load
+    from electra.inspector.embed import EmbedSettings, embed_files
+
+    chosen, network = config.validate(EmbedSettings, settings), load(model).network
+    return embed_files(network, _paths(files), _path(out), text, keep, chosen, force)
 
 
 def compare(

@@ -36,7 +36,8 @@ def live_bars() -> bool:
 
 class Progress:
     """How far one long piece of work is. `advance` moves the bar; `report` says more: beside the bar, or as a line of its
-    own, at most one in `seconds_between_lines` and always the last. Steps are counted, bytes are shown in percent."""
+    own, at most one in `seconds_between_lines` and always the last. Steps are counted, bytes are shown in percent;
+    a total of 0 is one that nobody knows."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Progress:
             progress.TextColumn("ETA {task.fields[eta]}"),
             console=Console(stderr=True, highlight=False),
         )
-        self.task = bar.add_task(visible(self.title), total=self.total, completed=self.done, text="", eta="…")
+        self.task = bar.add_task(visible(self.title), total=self.total or None, completed=self.done, text="", eta="…")
         return bar
 
     def __enter__(self) -> "Progress":
@@ -82,20 +83,22 @@ class Progress:
     def advance(self, done: int, total: int | None = None) -> None:
         self.done, self.total = done, self.total if total is None else total
         if self.bar:
-            self.bar.update(self.task, completed=done, total=self.total)
+            self.bar.update(self.task, completed=done, total=self.total or None)
 
     def report(self, text: str, seconds_left: float) -> None:
         if self.bar:
             self.bar.update(self.task, text=text, eta=duration(seconds_left))
             return
         now = time.monotonic()
-        if self.done < self.total and now - self.last_line < self.seconds_between_lines:
+        if (self.done < self.total or not self.total) and now - self.last_line < self.seconds_between_lines:
             return
         self.last_line = now
         if self.unit == "steps":
             log.info("%s %s ETA %s", self.place, text, duration(seconds_left))
+        elif not self.total:
+            log.info("%s: %s", self.title, text)
         else:
-            percent = f"{self.done / max(1, self.total):.0%}"
+            percent = f"{self.done / self.total:.0%}"
             log.info("%s: %s · %s · %.0f s left", self.title, percent, text, seconds_left)
 
 

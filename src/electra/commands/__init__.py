@@ -26,6 +26,7 @@ from electra.commands.compare import compare_command
 from electra.commands.config import config_app
 from electra.commands.detect import detect_command
 from electra.commands.doctor import doctor_command
+from electra.commands.embed import embed_command
 from electra.commands.evaluate import evaluate_command
 from electra.commands.export import export_command
 from electra.commands.finetune import finetune_command
@@ -48,6 +49,7 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "detect": detect_command,
         "score": score_command,
         "rerank": rerank_command,
+        "embed": embed_command,
         "export": export_command,
         "verify": verify_command,
     },

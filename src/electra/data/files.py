@@ -11,11 +11,12 @@ import logging
 import lzma
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from electra.base.errors import DataError, MachineError
 from electra.base.files import (
@@ -37,6 +38,7 @@ Format = Literal["text", "jsonl", "parquet", "arrow-file", "arrow-stream"]
 # What `datasets` writes beside its tables.
 _DATASETS_NOTES = {"state.json", "dataset_info.json", "dataset_dict.json"}
 LONGEST_LINE = 1 << 28
+STANDARD_INPUT = Path("-")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -48,7 +50,7 @@ class Source(NamedTuple):
 
 class OpenSource(NamedTuple):
     path: Path
-    raw: BinaryIO  # the bytes on disk; its position is the progress
+    raw: io.BufferedReader  # the bytes on disk; its position is the progress
     stream: io.BufferedReader  # the same, decompressed
     format: Format
     start: int  # bytes of the stream already taken (a byte order mark)
@@ -114,9 +116,9 @@ def _datasets_tables(folder: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[OpenSource]:
-    """What goes wrong while the file is read is reported as a fault of the file."""
+    """What goes wrong while the file is read is reported as a fault of the file. "-" is standard input."""
     try:
-        raw: BinaryIO = path.open("rb")
+        raw = io.BufferedReader(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb")  # type: ignore[arg-type,type-var]
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
     try:
@@ -124,7 +126,8 @@ def opened(path: Path) -> Iterator[OpenSource]:
             head = stream.peek(4096)
             start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
             stream.read(start)
-            yield OpenSource(path, raw, stream, _format(head[start:], path, stream.raw is raw), start)
+            seekable = stream.raw is raw and raw.seekable()
+            yield OpenSource(path, raw, stream, _format(head[start:], path, seekable), start)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
     except _damage() as error:
@@ -139,9 +142,8 @@ def _damage() -> tuple[type[Exception], ...]:
     return EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException
 
 
-def _decompressed(raw: BinaryIO) -> io.BufferedReader:
-    magic = raw.read(6)
-    raw.seek(0)
+def _decompressed(raw: io.BufferedReader) -> io.BufferedReader:
+    magic = raw.peek(6)[:6]
     unpacked: Any = raw
     if magic.startswith(b"\x1f\x8b"):
         unpacked = gzip.open(raw)  # noqa: SIM115
@@ -159,7 +161,7 @@ def _decompressed(raw: BinaryIO) -> io.BufferedReader:
 def _format(head: bytes, path: Path, seekable: bool) -> Format:
     if head.startswith((b"PAR1", b"ARROW1\x00\x00")):
         if not seekable:
-            raise DataError(f"{path} is a table inside an archive. Unpack it first.")
+            raise DataError(f"{path} is a table inside an archive or a pipe. Unpack it first.")
         return "parquet" if head.startswith(b"PAR1") else "arrow-file"
     if head.startswith(b"\xff\xff\xff\xff"):
         return "arrow-stream"

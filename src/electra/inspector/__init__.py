@@ -1,20 +1,23 @@
 """Looking at and using what was trained: `load` reads any model, `Model` answers questions about text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from electra.base import config
 from electra.base.errors import DataError
 from electra.data.tables import Row
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
 from electra.finetuning.predict import Predictor
-from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts, text_vectors
+from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts
+from electra.inspector.embed import EmbedSettings, embed_texts
 from electra.interop.read import Pretrained
 from electra.model import Encoder
+from electra.model.heads import Pooling
 from electra.pretraining.load import load_network
 
 
@@ -73,10 +76,19 @@ class Model:
             )
         return self.score([texts])[0] if isinstance(texts, str) else score_texts(self.network, texts)
 
-    def embed(self, texts: str | Sequence[str], pooling: Literal["mean", "cls"] = "mean") -> np.ndarray:
-        """A vector for each text, one row each: the mean of the last layer's vectors, or that of [CLS]."""
-        mean, first = text_vectors(self.network, [texts] if isinstance(texts, str) else texts)
-        return mean if pooling == "mean" else first
+    def embed(self, texts: str | Sequence[str], pooling: Pooling = "mean", length: int | None = None) -> np.ndarray:
+        """A vector for each text, one row each: the mean of the last layer's vectors, or that of [CLS]. With a `length` texts are
+        cut there, in tokens; without it long ones are read in windows."""
+        parts = self.embed_batches([texts] if isinstance(texts, str) else texts, pooling, length)
+        return np.concatenate([np.zeros((0, self.encoder.settings.hidden), np.float32), *parts])
+
+    def embed_batches(
+        self, texts: Iterable[str], pooling: Pooling = "mean", length: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """`embed` of texts without end: arrays of a few thousand rows, in the order of the texts, which are read as the arrays
+        are asked for."""
+        settings = config.validate(EmbedSettings, {"pooling": pooling, "length": length})
+        return embed_texts(self.network, texts, settings)
 
     def predict(self, rows: str | Sequence[str | Row]) -> list[dict[str, Any]]:
         """For each row its prediction and what the model says besides: the columns that `electra.predict` writes with

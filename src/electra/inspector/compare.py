@@ -48,7 +48,7 @@ from electra.data.shards import read_manifest
 from electra.data.tables import read_rows
 from electra.finetuning.plan import make_plan
 from electra.finetuning.run import finetune
-from electra.inspector.detect import text_vectors
+from electra.inspector.embed import text_vectors
 from electra.interop.read import Pretrained
 from electra.pretraining.load import CONFIG, load_network, load_settings
 from electra.pretraining.run import build_parts, pretrain

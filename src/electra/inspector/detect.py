@@ -1,5 +1,5 @@
-"""Text -> what a network says of it, as plain data: P(replaced) of each token, Electric's pseudo-log-likelihoods, a vector
-for each text. One reader for all of them: what is longer than the network's positions is read in windows.
+"""Text -> what a network says of it, as plain data: P(replaced) of each token, Electric's pseudo-log-likelihoods; vectors are in
+embed.py. One reader for all of them: what is longer than the network's positions is read in windows.
 """
 
 import logging
@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from electra.base.batch import Batch
 from electra.base.errors import DataError
 from electra.base.files import parse_json
 from electra.data.tokenizer import encode_texts, special_ids
 from electra.interop.read import Pretrained, warn_beyond
-from electra.model import encode
 
 log = logging.getLogger(__name__)
-WINDOWS_AT_ONCE = 32
+TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
 LISTS_AT_ONCE = 64
 ENOUGH_TOKENS, SAME_SCORE = 8, 1e-3  # so many tokens with scores no further apart say that nothing was learned
 
@@ -90,41 +89,18 @@ def token_logits(network: Pretrained, texts: Sequence[Sequence[int]]) -> list[np
     return logits
 
 
-@torch.no_grad()
-def text_vectors(network: Pretrained, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The last layer's vectors averaged over each text, [CLS] and [SEP] included, and that of [CLS]. Of a text that is read
-    in windows each token counts once, and [CLS] is the first window's. With a `length` texts are cut there, in tokens."""
-    encodings = encode_texts(network.tokenizer, texts, length)
-    ids = [encoding.ids[: None if length is None else length - 2] for encoding in encodings]
-    mean, first = np.zeros((2, len(ids), network.encoder.settings.hidden), dtype=np.float32)
-    for windows, hidden in read_windows(network, ids):
-        counts = torch.zeros(hidden.shape[:2], dtype=torch.bool)
-        for row, window in zip(counts, windows, strict=True):
-            begin = window.begin - window.first + 1 if window.begin else 0
-            is_last = window.end == len(ids[window.text])
-            row[begin : window.end - window.first + (2 if is_last else 1)] = True
-        sums = (hidden.float() * counts.to(hidden.device)[:, :, None]).sum(1).cpu().numpy()
-        starts = hidden[:, 0].float().cpu().numpy()
-        for row, window in enumerate(windows):
-            mean[window.text] += sums[row]
-            if not window.first:
-                first[window.text] = starts[row]
-    lengths = np.array([len(it) + 2 for it in ids], dtype=np.float32)
-    return mean / lengths[:, None], first
-
-
 class TextWindow(NamedTuple):
     """A piece of a text. Tokens `begin` to `end` of the text are taken from here: where they have most context on both
     sides."""
 
     text: int
     first: int
-    ids: Sequence[int]
+    ids: Sequence[int] | np.ndarray
     begin: int
     end: int
 
 
-def windows_of(text: int, ids: Sequence[int], size: int) -> Iterator[TextWindow]:
+def windows_of(text: int, ids: Sequence[int] | np.ndarray, size: int) -> Iterator[TextWindow]:
     """Of a text longer than `size`, windows that overlap by half and share what overlaps in its middle."""
     stride = max(1, size // 2)
     firsts = range(0, max(1, len(ids) - size + stride), stride)
@@ -133,20 +109,29 @@ def windows_of(text: int, ids: Sequence[int], size: int) -> Iterator[TextWindow]
         yield TextWindow(text, first, ids[first : first + size], begin, end)
 
 
-def read_windows(network: Pretrained, texts: Sequence[Sequence[int]]) -> Iterator[tuple[list[TextWindow], Tensor]]:
-    """Hidden states of windows of like length together, each window with [CLS] before and [SEP] after it."""
+def read_windows(
+    network: Pretrained, texts: Sequence[Sequence[int] | np.ndarray], first_only: bool = False
+) -> Iterator[tuple[list[TextWindow], Tensor]]:
+    """Hidden states of windows of like length together, the longest first, each window with [CLS] before and [SEP] after
+    it. `first_only`: the state of [CLS] alone."""
     encoder, special = network.encoder, special_ids(network.tokenizer)
     device, size = encoder.embeddings.table.device, encoder.settings.positions - 2
     windows = [window for text, ids in enumerate(texts) for window in windows_of(text, ids, size)]
-    windows.sort(key=lambda window: len(window.ids))
+    windows.sort(key=lambda window: -len(window.ids))
     if windows:
-        warn_beyond(encoder.settings, network.length, len(windows[-1].ids) + 2)
-    for start in range(0, len(windows), WINDOWS_AT_ONCE):
-        part = windows[start : start + WINDOWS_AT_ONCE]
-        rows = [torch.tensor([special.cls, *window.ids, special.sep]) for window in part]
-        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=special.pad)
-        is_real = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
-        yield part, encode(encoder, Batch.of_rows(ids, torch.zeros_like(ids), is_real).to(device))
+        warn_beyond(encoder.settings, network.length, len(windows[0].ids) + 2)
+    start = 0
+    while start < len(windows):
+        width = len(windows[start].ids) + 2
+        part = windows[start : start + max(1, TOKENS_AT_ONCE[device.type] // width)]
+        start += len(part)
+        ids = np.full((len(part), width), special.pad, np.int64)
+        for row, window in zip(ids, part, strict=True):
+            row[: len(window.ids) + 2] = [special.cls, *window.ids, special.sep]
+        is_real = torch.from_numpy(np.arange(width) < np.array([[len(window.ids) + 2] for window in part]))
+        rows = torch.from_numpy(ids)
+        batch = Batch.of_rows(rows, torch.zeros_like(rows), is_real).to(device)
+        yield part, encoder(batch.ids, batch.segments, batch.is_real if batch.padded else None, first_only)
 
 
 def rerank(

@@ -1,0 +1,43 @@
+"""electra embed: a vector for each text of files of any size."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from electra.commands.console import Trust, say
+
+
+def embed_command(
+    model: Annotated[Path, typer.Argument(help="a run, an export, a fine-tuned folder or a transformers folder")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="csv, tsv, jsonl, json, parquet, or text with one on each line; plain or compressed",
+            show_default="standard input",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help=".parquet or .npy", show_default="FILE.embeddings.parquet, beside it")
+    ] = None,
+    pooling: Annotated[Literal["mean", "cls"], typer.Option(help="over all tokens, or [CLS] alone")] = "mean",
+    text: Annotated[str | None, typer.Option(help="column of the text", show_default="guessed, and said")] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="a column beside the vectors in parquet; again for more", show_default="text"),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="cut texts there, in tokens", show_default="read whole, in windows")
+    ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to compute")] = "auto",
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="of the products")] = "float32",
+    force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
+    trust: Trust = False,
+) -> None:
+    """A vector for each text of files of any size, as parquet or .npy."""
+    import electra
+
+    chosen = {"pooling": pooling, "length": length, "device": device, "precision": precision}
+    result = electra.embed(model, files or [Path("-")], out, text, keep or (), force, **chosen)
+    say(f"{result.out}: {result.texts:,} texts, {result.width} numbers each, {result.rate}")

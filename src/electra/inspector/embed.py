@@ -1,0 +1,314 @@
+"""Text -> a vector for each text: of a list, of any iterable, or of files of any size, in memory that does not depend on them.
+
+A vector is the mean of the last layer's states, [CLS] and [SEP] included, as sentence-transformers has it, or the state of [CLS].
+"""
+
+import io
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from electra.base.config import Settings, short
+from electra.base.errors import DataError, SettingsError
+from electra.base.progress import Progress
+from electra.data import tables
+from electra.data.files import STANDARD_INPUT, OpenSource, bounded_lines, open_parquet, opened, whole_file
+from electra.data.tables import Row
+from electra.data.tokenizer import encode_ids
+from electra.inspector.detect import read_windows
+from electra.interop.read import Pretrained
+from electra.model.heads import Pooling
+from electra.train.device import autocast, choose_device
+
+log = logging.getLogger(__name__)
+Item = TypeVar("Item")
+CHUNK, CHUNK_CHARACTERS = 2048, 1 << 20
+"""Texts that are in memory and sorted by length at a time: the tokenizer needs 150 bytes for each character."""
+VECTOR = "embedding"
+"""The column of a parquet file that holds the vectors."""
+
+
+class EmbedSettings(Settings):
+    """`length`: texts are cut there, in tokens with [CLS] and [SEP], as sentence-transformers cuts them; without it a text that is
+    longer than the network is read in windows, whole."""
+
+    pooling: Pooling = "mean"
+    length: int | None = Field(None, ge=3, le=1_000_000)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+
+class Embedded(NamedTuple):
+    """Where the vectors are, how many, of how many numbers each, and how long it took."""
+
+    out: Path
+    texts: int
+    width: int
+    seconds: float
+
+    @property
+    def rate(self) -> str:
+        value = self.texts / self.seconds
+        return f"{value:,.0f} texts/s" if value >= 10 else f"{value:.2g} texts/s"
+
+
+@torch.no_grad()
+def text_vectors(network: Pretrained, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The last layer's vectors averaged over each text, [CLS] and [SEP] included, and that of [CLS]. Of a text that is read
+    in windows each token counts once, and [CLS] is the first window's. With a `length` texts are cut there, in tokens."""
+    ids = encode_ids(network.tokenizer, texts, None if length is None else length - 2)
+    mean, first = np.zeros((2, len(ids), network.encoder.settings.hidden), dtype=np.float32)
+    for windows, hidden in read_windows(network, ids):
+        # of a window in the middle neither [CLS] nor [SEP] is taken, nor what the windows beside it have
+        begins = [window.begin - window.first + 1 if window.begin else 0 for window in windows]
+        ends = [it.end - it.first + (2 if it.end == len(ids[it.text]) else 1) for it in windows]
+        places = torch.arange(hidden.shape[1])
+        counts = (places >= torch.tensor(begins)[:, None]) & (places < torch.tensor(ends)[:, None])
+        sums = (hidden.float() * counts.to(hidden.device)[:, :, None]).sum(1).cpu().numpy()
+        starts = hidden[:, 0].float().cpu().numpy()
+        for row, window in enumerate(windows):
+            mean[window.text] += sums[row]
+            if not window.first:
+                first[window.text] = starts[row]
+    lengths = np.array([len(it) + 2 for it in ids], dtype=np.float32)
+    return mean / lengths[:, None], first
+
+
+@torch.no_grad()
+def first_vectors(network: Pretrained, texts: Sequence[str], length: int | None = None) -> np.ndarray:
+    """The second of `text_vectors` alone: of a long text only the first window is read, and of the last layer only [CLS]."""
+    settings = network.encoder.settings
+    ids = encode_ids(network.tokenizer, texts, min(length or settings.positions, settings.positions) - 2)
+    first = np.zeros((len(ids), settings.hidden), dtype=np.float32)
+    for windows, hidden in read_windows(network, ids, first_only=True):
+        first[[window.text for window in windows]] = hidden[:, 0].float().cpu().numpy()
+    return first
+
+
+def embed_texts(network: Pretrained, texts: Iterable[str], settings: EmbedSettings) -> Iterator[np.ndarray]:
+    """Arrays with a row for each text, in their order; a few thousand texts at a time are in memory."""
+    for chunk in in_chunks_of_text(texts, len):
+        yield vectors_of(network, chunk, settings)
+
+
+def vectors_of(network: Pretrained, texts: Sequence[str], settings: EmbedSettings) -> np.ndarray:
+    with autocast(settings.precision, network.encoder.embeddings.table.device):
+        if settings.pooling == "cls":
+            return first_vectors(network, texts, settings.length)
+        return text_vectors(network, texts, settings.length)[0]
+
+
+def in_chunks_of_text(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
+    chunk, total = list[Item](), 0
+    for item in items:
+        chunk.append(item)
+        total += characters(item)
+        if len(chunk) == CHUNK or total > CHUNK_CHARACTERS:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
+
+
+# Files
+
+
+class TextRow(NamedTuple):
+    """A text, and what of its row is kept beside its vector."""
+
+    text: str
+    kept: dict[str, Any]
+
+
+def embed_files(
+    network: Pretrained,
+    files: Sequence[Path],
+    out: Path | None,
+    column: str | None,
+    keep: Sequence[str],
+    settings: EmbedSettings,
+    force: bool = False,
+) -> Embedded:
+    """The texts of all files, in their order, as one .npy array or one parquet table. `column` holds the text in tables, `keep` are
+    columns for the parquet table, else the text. Only with `force` is a file that is there already overwritten."""
+    target = out or default_out(files)
+    require_new(target, files, force)
+    network.encoder.to(choose_device(settings))
+    width, texts, started = network.encoder.settings.hidden, 0, time.monotonic()
+    source = TextSource(files, column, keep if target.suffix == ".parquet" else ())
+    if keep and target.suffix != ".parquet":
+        raise SettingsError(f"{target.name} has vectors alone: to keep {keep[0]!r} beside them choose a .parquet out.")
+    writer = parquet_file(target, width) if target.suffix == ".parquet" else npy_file(target, width)
+    with writer as write, Progress("embed", source.size, unit="bytes", seconds_between_lines=5.0) as progress:
+        for rows in in_chunks_of_text(source.rows(), lambda row: len(row.text)):
+            write([row.kept for row in rows], vectors_of(network, [row.text for row in rows], settings))
+            texts, seconds = texts + len(rows), time.monotonic() - started
+            progress.advance(source.position)
+            left = seconds / source.position * (source.size - source.position) if source.position else math.inf
+            progress.report(f"{texts:,} texts · {Embedded(target, texts, width, seconds).rate}", left)
+        if not texts:
+            raise DataError(f"{' and '.join(map(str, files))}: no texts. Give a file with at least one.")
+    return Embedded(target, texts, width, time.monotonic() - started)
+
+
+def default_out(files: Sequence[Path]) -> Path:
+    """reviews.csv.gz -> reviews.embeddings.parquet, beside it."""
+    if len(files) != 1 or files[0] == STANDARD_INPUT:
+        raise SettingsError("where should the vectors go? Name a .parquet or .npy file.", ("out",))
+    return files[0].with_name(f"{files[0].name.partition('.')[0]}.embeddings.parquet")
+
+
+def require_new(target: Path, files: Sequence[Path], force: bool) -> None:
+    if target.suffix not in (".npy", ".parquet"):
+        raise SettingsError(f"{target.name}: vectors are written as .npy or .parquet. Choose another out.")
+    for path in files:
+        if path != STANDARD_INPUT and not path.exists():
+            raise DataError(f"{path} does not exist. Check the path.")
+        if path.is_dir():
+            raise DataError(f"{path} is a folder. Give its files.")
+        if target.exists() and path.exists() and target.samefile(path):
+            raise SettingsError(f"{target} is the input itself. Choose another out.")
+    if target.exists() and not force:
+        raise SettingsError(f"{target} is there already. Choose another out, or force it to be overwritten.")
+
+
+class TextSource:
+    """The texts of files, one after the other, and how far they have been read, in bytes; `size` is 0 where a pipe is among
+    them."""
+
+    def __init__(self, files: Sequence[Path], column: str | None, keep: Sequence[str]):
+        self.files, self.column, self.keep = files, column, keep
+        self.size = sum(path.stat().st_size for path in files) if all(path.is_file() for path in files) else 0
+        self.position = 0
+
+    def rows(self) -> Iterator[TextRow]:
+        for path in self.files:
+            before = self.position
+            with opened(path) as source:
+                size, count = path.stat().st_size if self.size else 0, parquet_rows(source)
+                rows = tables.rows_of(source) if is_table(source) else lines_of(source)
+                for number, row in enumerate(self._texts(path, rows), 1):
+                    if size:
+                        self.position = before + (size * number // count if count else source.raw.tell())
+                    yield row
+            self.position = before + size
+
+    def _texts(self, path: Path, rows: Iterator[Row]) -> Iterator[TextRow]:
+        column = ""
+        for number, row in enumerate(rows, 1):
+            if not column:
+                column = text_column(path, row, self.column)
+                keep = self.keep or [column]
+                if missing := [name for name in keep if name not in row]:
+                    raise DataError(f"{path} has no column {missing[0]!r} to keep: it has {', '.join(row)}.")
+            text = row.get(column)
+            if not isinstance(text, str):
+                raise DataError(f"{path} row {number}: {column!r} is {short(text)}, not text. Repair it.")
+            yield TextRow(text, {name: row.get(name) for name in keep})
+
+
+def parquet_rows(source: OpenSource) -> int:
+    """Of which the place in the file says little. 0 for other files."""
+    if source.format != "parquet":
+        return 0
+    with open_parquet(source) as table:
+        return int(table.metadata.num_rows)
+
+
+def is_table(source: OpenSource) -> bool:
+    """Text that is not called csv, tsv or json is lines, whatever is in them."""
+    return source.format != "text" or bool(tables.is_table(source.path))
+
+
+def lines_of(source: OpenSource) -> Iterator[Row]:
+    """A line is a text; a blank one too, so that every line has its vector in the same place."""
+    for number, line in bounded_lines(source):
+        try:
+            yield {"text": line.decode("utf-8").rstrip("\r\n")}
+        except UnicodeDecodeError as error:
+            where = f"{source.path}:{number} has bytes that are not UTF-8 ({error.reason})"
+            raise DataError(f"{where}. Convert it.") from None
+
+
+def text_column(path: Path, row: Row, wanted: str | None) -> str:
+    """The one that was asked for, one that is called as texts are called, or the only one with text in it."""
+    low = {name.lower(): name for name in row}
+    known = [low[name] for name in tables.TEXTS if name in low]
+    strings = [name for name, value in row.items() if isinstance(value, str)]
+    if wanted is not None:
+        if wanted not in row:
+            raise DataError(f"{path} has no column {wanted!r}: it has {', '.join(row)}.")
+        return wanted
+    if not known and len(strings) != 1:
+        raise DataError(f"{path}: which column is the text? Name one of {', '.join(row) or 'none'}.", ("text",))
+    column = known[0] if known else strings[0]
+    if len(row) > 1:
+        log.info("%s: texts are those of column %r", path, column)
+    return column
+
+
+Write = Callable[[Sequence[Mapping[str, Any]], np.ndarray], None]
+
+
+@contextmanager
+def npy_file(path: Path, width: int) -> Iterator[Write]:
+    """numpy leaves room in the header for any number of rows, so that it can be written again at the end."""
+    rows = 0
+
+    def header() -> bytes:
+        content = io.BytesIO()
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
+        np.lib.format.write_array_header_1_0(content, shape)
+        return content.getvalue()
+
+    with whole_file(path) as file:
+        size = file.write(header())
+
+        def write(_: Sequence[Mapping[str, Any]], vectors: np.ndarray) -> None:
+            nonlocal rows
+            rows += len(vectors)
+            file.write(vectors.astype("<f4").tobytes())
+
+        yield write
+        assert len(header()) == size
+        file.seek(0)
+        file.write(header())
+
+
+@contextmanager
+def parquet_file(path: Path, width: int) -> Iterator[Write]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    vector = pa.field(VECTOR, pa.list_(pa.float32(), width))
+    writer: pq.ParquetWriter | None = None
+
+    def write(kept: Sequence[Mapping[str, Any]], vectors: np.ndarray) -> None:
+        nonlocal writer
+        if VECTOR in kept[0]:
+            raise DataError(f"a column to keep is called {VECTOR!r}, as the vectors are. Rename it.")
+        try:
+            if writer is None:
+                kinds = {name: pa.array([row[name] for row in kept]).type for name in kept[0]}
+                fields = [pa.field(name, pa.string() if pa.types.is_null(it) else it) for name, it in kinds.items()]
+                writer = pq.ParquetWriter(file, pa.schema([*fields, vector]))
+            columns = [pa.array([row[name] for row in kept], writer.schema.field(name).type) for name in kept[0]]
+        except pa.ArrowException as error:
+            problem = " ".join(str(error).split())
+            raise DataError(f"what is kept does not fit a parquet column ({problem}). Keep other columns.") from None
+        flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+        columns.append(pa.FixedSizeListArray.from_arrays(flat, width))
+        writer.write_table(pa.Table.from_arrays(columns, schema=writer.schema))
+
+    with whole_file(path) as file:
+        yield write
+        if writer is not None:
+            writer.close()
