@@ -23,6 +23,7 @@ from electra.finetuning.questions import SpanSettings, is_nested
 from electra.finetuning.tagging import TaggingSettings, is_texts
 from electra.model import EncoderSettings
 from electra.train.optimizers import AdamSettings, Beta, OptimizerSettings
+from electra.train.trackers import Track
 
 log = logging.getLogger(__name__)
 TASKS = "recipes/tasks"
@@ -31,8 +32,8 @@ SPLIT_PREFIXES = {"train": ("train",), "dev": ("dev", "validation", "valid", "va
 KINDS = ("classification", "multilabel", "regression", "tagging", "span")
 DEV_SHARE = 10
 SPLIT_OFF = "a tenth of train"
-FREE_METHOD_KEYS = ("device", "record", "save_minutes")
-"""Where a run was computed and how often it was saved do not change what it is: it may go on elsewhere."""
+FREE_METHOD_KEYS = ("device", "record", "save_minutes", "track")
+"""Where a run was computed, how often it was saved and who was told do not change what it is: it may go on elsewhere."""
 DecayKind = Literal["exact", "original"]
 MethodName = Literal["paper", "robust"]
 DEFAULT_METHOD: MethodName = "robust"
@@ -69,7 +70,7 @@ class MethodSettings(config.Settings):
     starts so many of the top layers from random weights: they know detection best and the task least (Zhang et al., 2021).
     `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
     GPU by itself and not as a CUDA graph: slower, for looking for bugs. `optimizer = "muon"` updates the matrices inside the
-    layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`."""
+    layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`. `track`: who is told the metrics, beside metrics.jsonl."""
 
     method: MethodName = "paper"
     batch: int = Field(32, ge=1, le=1_000_000)
@@ -96,6 +97,7 @@ class MethodSettings(config.Settings):
     record: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    track: Track = ("auto",)
 
     @model_validator(mode="after")
     def patience_fits(self) -> "MethodSettings":

@@ -7,7 +7,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders, newest_state
 from electra.train.device import explain_machine
 from electra.train.loop import Run
+from electra.train.trackers import wanted_trackers
 
 log = logging.getLogger(__name__)
 TRAINING = "training"
@@ -165,6 +166,7 @@ def run_one(
     """One (task, seed), from the start to its folder."""
     task, method = prepared.task, plan.method
     run = seed_run(folder.parent, plan.name, seed, fingerprint)
+    run = replace(run, settings={"model": start.path, "seed": seed, **config.dump(plan.task), **config.dump(method)})
     model = build_model(plan, task, start, seed)
     remedy = f"{method.batch} rows of {plan.task.length} tokens do not fit: use a smaller batch=… or length=…."
     kept = "Finished runs are kept: run the same command again."
@@ -231,6 +233,7 @@ def finetune(
         plan, task = plan_task(item, overrides, start)
         if plan.name in planned:
             raise SettingsError(f"two tasks are called {plan.name}. Give one another name with name=….")
+        wanted_trackers(plan.method.track)
         prefix = f"{plan.name}: " if len(items) > 1 else ""
         own = plan_problems(plan, task)
         problems += [f"{prefix}{problem}" for problem in own]

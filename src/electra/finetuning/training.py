@@ -130,9 +130,8 @@ def train_task(
     schedule = ScheduleSettings(kind=method.schedule, warmup=int(method.warmup * steps))
     evaluation = DevScores(model, prepared, method, steps)
     log_every = max(1, steps // LOG_LINES)
-    settings = TrainSettings(
-        steps=steps, batch=method.batch, log_every=log_every, save_every=steps, save_minutes=method.save_minutes
-    )
+    often = {"log_every": log_every, "save_every": steps, "save_minutes": method.save_minutes}
+    settings = TrainSettings(steps=steps, batch=method.batch, track=method.track, **often)
     state = train(update, data, evaluation, schedule, settings, run, signals)
 
     if method.keep == "best":

@@ -33,6 +33,7 @@ from electra.train.device import choose_device, explain_machine, log_shortcoming
 from electra.train.loop import HeldOutEvaluation, Run, train
 from electra.train.settings import FREE_TO_CHANGE, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
+from electra.train.trackers import wanted_trackers
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     device = choose_device(settings.train)
     execution = Execution.of(settings.train, device)
     log_shortcomings(settings.train.precision, device)
+    wanted_trackers(settings.train.track)
     if not settings.train.minutes and (warning := schedule_warning(settings.schedule, settings.train.steps)):
         log.warning(warning)
 
@@ -142,7 +144,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         heldout = HeldOutEvaluation(update, parts.heldout, settings.train, signals)
         peak = device_peak(device)
         speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
-        run = Run(folder, described, command, peak_speed=speed)
+        run = Run(folder, described, command, peak_speed=speed, settings=config.dump(settings))
         state = train(update, parts.loader, heldout, settings.schedule, settings.train, run, signals)
 
         # the main network, for everybody

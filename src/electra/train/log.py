@@ -1,4 +1,4 @@
-"""What a run leaves behind for people and programs: metrics.jsonl, the events of trackers, run_state.json, curves."""
+"""What a run leaves behind for people and programs: metrics.jsonl, what trackers are told, run_state.json, curves."""
 
 import json
 import logging
@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Any, Protocol
+from typing import Any
 
 from electra.base.files import read_json_lines, remove_leftovers, write_atomically, write_json, writing
+from electra.train.trackers import Tracked, TrackerName, Trackers
 
 log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
@@ -27,46 +28,14 @@ Values = Mapping[str, float | str]
 Record = dict[str, Any]
 
 
-class Tracker(Protocol):
-    """Somebody who is told what a run measures. `kind` is "train", "heldout", "dev" or "alarm". A new tracker is a class with
-    these two methods and a line in `trackers`."""
-
-    def write(self, kind: str, step: int, values: Values) -> None: ...
-    def close(self) -> None: ...
-
-
-def trackers(folder: Path, step: int) -> list[Tracker]:
-    """Those that are installed, for a run that is about to do what comes after `step`."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return []
-    return [TensorBoard(SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1))]
-
-
-class TensorBoard:
-    """`writer`: torch's SummaryWriter, which is there only where tensorboard is installed."""
-
-    def __init__(self, writer: Any):
-        self.writer = writer
-
-    def write(self, kind: str, step: int, values: Values) -> None:
-        for key, value in values.items():
-            if isinstance(value, float) and math.isfinite(value):
-                self.writer.add_scalar(f"{kind}/{key}", value, step)
-
-    def close(self) -> None:
-        self.writer.close()
-
-
 class RunLog:
     """The records of a run: a line of JSON for each, and for all trackers. Opening at step n forgets what an interrupted
     process wrote beyond n: those steps are about to be done again."""
 
-    def __init__(self, folder: Path, step: int):
-        self.folder = folder
+    def __init__(self, run: Tracked, track: Sequence[TrackerName]):
+        self.folder = folder = run.folder
         records, damaged = read_records(folder)
-        self.records = [record for record in records if record["step"] <= step]
+        self.records = [record for record in records if record["step"] <= run.step]
         if damaged:
             with (folder / DAMAGED).open("ab") as aside:
                 aside.writelines(line + b"\n" for line in damaged)
@@ -74,7 +43,7 @@ class RunLog:
         remove_leftovers(folder, METRICS)
         write_atomically(folder / METRICS, b"".join(map(as_line, self.records)))
         self.file = (folder / METRICS).open("ab", buffering=0)
-        self.trackers = trackers(folder, step)
+        self.trackers = Trackers(track, run, told={record["kind"]: record["step"] for record in records})
 
     def write(self, kind: str, step: int, values: Values) -> None:
         finite = {key: finite_or_none(value) for key, value in values.items()}
@@ -82,8 +51,7 @@ class RunLog:
         line = as_line(self.records[-1])
         with writing(self.folder / METRICS, len(line)):
             self.file.write(line)
-        for tracker in self.trackers:
-            tracker.write(kind, step, values)
+        self.trackers.log(kind, step, values)
 
     def of_kind(self, kind: str) -> list[Record]:
         """Step and values, in the order in which they were measured; null reads as nan."""
@@ -102,8 +70,7 @@ class RunLog:
 
     def close(self) -> None:
         self.file.close()
-        for tracker in self.trackers:
-            tracker.close()
+        self.trackers.close()
 
 
 def read_metrics(folder: Path) -> list[Record]:

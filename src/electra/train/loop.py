@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from electra.train.log import Record, RunLog
 from electra.train.optimizers import optimizer_tensors
 from electra.train.settings import ScheduleSettings, TrainSettings, schedule_warning
 from electra.train.step import Step
+from electra.train.trackers import Tracked, wanted_trackers
 
 log = logging.getLogger(__name__)
 SURE = 0.02  # of a budget of time, after which it is known how many steps it holds
@@ -66,7 +67,7 @@ class Evaluation(Protocol):
 class Run:
     """Where a run lives, what must not change under it, and what to tell people about it. `name` tells it from others of
     the same command; `keeps_last`: whether the last step is saved too; `peak_speed`: the tokens per second of a device
-    that computes without pause, 0 where nobody knows."""
+    that computes without pause, 0 where nobody knows; `settings` are for trackers."""
 
     folder: Path
     fingerprint: Mapping[str, str]
@@ -76,6 +77,7 @@ class Run:
     keeps_last: bool = True
     peak_speed: float = 0.0
     seconds_between_lines: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def checkpoints(self) -> Path:
@@ -152,7 +154,8 @@ class RunState:
             evaluation.kept = newest.tensors("kept")
             log.info("resuming at step %d from %s", self.step, newest.folder)
         check_space(run.folder, sum(t.nbytes for group in self.tensors.values() for t in group.values()))
-        self.log = RunLog(run.folder, self.step)
+        tracked = Tracked(run.folder, run.name, run.settings, self.step)
+        self.log = RunLog(tracked, wanted_trackers(settings.track))
         self.history = self.log.of_kind("train")
         self.is_enough = evaluation.is_enough(self.log.of_kind(evaluation.kind))
         self.alarmed = {record["alarm"] for record in self.log.of_kind("alarm")}
