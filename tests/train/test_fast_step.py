@@ -16,7 +16,8 @@ SOURCE = TESTS.parent / "src"
 
 
 def run(case: str, *words: str) -> None:
-    env = environment({"PYTHONPATH": f"{SOURCE}{os.pathsep}{TESTS}", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    path = os.pathsep.join(map(str, filter(None, (SOURCE, TESTS, os.environ.get("PYTHONPATH")))))
+    env = environment({"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
     done = subprocess.run([sys.executable, SCRIPT, case, *words], capture_output=True, text=True, env=env, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
 

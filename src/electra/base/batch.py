@@ -49,8 +49,9 @@ class Batch:
         return replace(self, ids=ids)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """What lies there already is not copied, also where "cuda" stands for "cuda:0"."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        """What lies there already is not copied, also where "cuda" stands for "cuda:0". The host waits for what comes back to it."""
+        on_device = torch.device(device).type != "cpu"
+        return self._each(lambda tensor: tensor.to(device, non_blocking=on_device))
 
     def pinned(self) -> "Batch":
         """In memory from which a GPU copies while the host goes on."""
