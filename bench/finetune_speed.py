@@ -29,7 +29,7 @@ ASKED = 1.5
 
 def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> dict[str, float]:
     from electra.base.jobs import Signals
-    from electra.finetuning.run import build_model, load_start, plan_task, prepare_task
+    from electra.finetuning.seeds import build_model, load_start, plan_task, prepare_task
     from electra.finetuning.training import Encoded, infer, train_task
     from electra.train.loop import Run
 

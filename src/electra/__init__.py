@@ -123,11 +123,12 @@ def finetune(
     seeds: int = 1,
     jobs: int = 1,
     untrained: bool = False,
+    trials: int = 0,
     **settings: Any,
 ) -> FinetuneResult:
-    """Fine-tune on shipped tasks ("mnli"), TOML files or tables, each with several seeds. Settings are those of the tasks and
+    """Fine-tune on shipped tasks ("mnli"), TOML files or tables, each with several seeds; tasks joined by + share an encoder. Settings are those of the tasks and
     of the method: `text` and `label` name columns (else they are guessed), `dev` a table to score on, `epochs`, `lr`, ….
-    `untrained` adds the same network from random weights to the baselines.
+    `untrained` adds the same network from random weights to the baselines; so many `trials` are searched for better settings first.
     Called again it keeps what is finished.
 
     >>> result = electra.finetune("my-run", "my-table.csv", out="my-tasks", text="review", label="stars", epochs=1)
@@ -145,7 +146,7 @@ def finetune(
         overrides["text"] = [overrides["text"]]
     if "dev" in overrides:
         overrides["files.dev"] = overrides.pop("dev")
-    results = train(Path(model), [str(item) for item in items], overrides, out, seeds, jobs, untrained)
+    results = train(Path(model), [str(item) for item in items], overrides, out, seeds, jobs, untrained, trials)
     models = {name: [run_folder(out, name, seed) for seed in range(seeds)] for name in results["tasks"]}
     return FinetuneResult(out, models, results)
 

@@ -335,7 +335,7 @@ def test_glue_files_are_found_and_named(shared_data, toy_model, tmp_path):
 
 
 def test_a_fine_tuned_model_is_a_start_for_another_task(finished, toy_model, table, tmp_path):
-    from electra.finetuning.run import load_start
+    from electra.finetuning.seeds import load_start
 
     start = load_start(finished / "my" / "seed-0")
     model = load_task_folder(finished / "my" / "seed-0").model

@@ -7,7 +7,7 @@ import pytest
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import MethodSettings
-from electra.finetuning.run import Start, build_model
+from electra.finetuning.seeds import Start, build_model
 from electra.interop.read import Pretrained
 from electra.model import encoder_alone, initialise
 from electra.model.electra import ElectraEncoderSettings

@@ -23,7 +23,8 @@ class Batch:
     to all randomness about that row. `padded` is known when the batch is built, so that nobody has to ask a device.
     `progress` is the share of the run that is done, for what changes in its course; 1 outside of training. A step that is
     compiled or captured has it as a tensor: a number would be frozen into it. `targets` are what fine-tuning learns, by
-    the names that its task gives them; empty in pre-training, which learns from the text itself."""
+    the names that its task gives them; empty in pre-training, which learns from the text itself. `task` says which of several
+    tasks they are of, where one network learns several."""
 
     ids: Int[Tensor, "batch seq"]
     segments: Int[Tensor, "batch seq"]
@@ -33,6 +34,7 @@ class Batch:
     padded: bool
     progress: float | Float[Tensor, ""] = 1.0
     targets: Mapping[str, Tensor] = field(default_factory=dict)
+    task: int = 0
 
     @staticmethod
     def of_rows(

@@ -36,6 +36,10 @@ def finetune_command(
     untrained: Annotated[
         bool, typer.Option("--untrained", help="also the same network from random weights, to compare with")
     ] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="look for better rate, epochs, layer decay and pooling on dev first")
+    ] = False,
+    trials: Annotated[int, typer.Option(help="settings that a search tries", min=2, max=120)] = 12,
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),
     trust: Trust = False,
 ) -> None:
@@ -49,10 +53,10 @@ def finetune_command(
         raise SettingsError("no task given. Pass a task name, a TOML file or a table.")
     options = {"text": columns(text, text2), "label": label, "dev": dev}
     overrides = config.parse_overrides(words) | {name: value for name, value in options.items() if value}
-    for name in sorted(overrides.keys() & {"seeds", "jobs", "out"}):
+    for name in sorted(overrides.keys() & {"seeds", "jobs", "out", "trials"}):
         raise SettingsError(f"{name} is an option of the command, not a setting: --{name} {overrides[name]}")
     with resume_hint(context.obj):
-        results = electra.finetune(model, tasks, out, seeds, jobs, untrained, **overrides).results
+        results = electra.finetune(model, tasks, out, seeds, jobs, untrained, trials * search, **overrides).results
     print_results(results)
     first = out / next(iter(results["tasks"])) / "seed-0"
     say(f"{out / 'results.md'} · {out / 'results.json'}")
@@ -61,7 +65,7 @@ def finetune_command(
 
 def print_results(results: dict[str, Any]) -> None:
     from electra.finetuning.plan import file_line
-    from electra.finetuning.report import baseline_cell, baseline_lines, baseline_names, shown
+    from electra.finetuning.report import baseline_cell, baseline_lines, baseline_names, search_table, shown
 
     tasks, baselines = results["tasks"].items(), baseline_names(results["tasks"])
     several = any(result["runs"] > 1 for _, result in tasks)
@@ -77,6 +81,9 @@ def print_results(results: dict[str, Any]) -> None:
     for line in baseline_lines(results["tasks"]):
         say(line)
     for name, result in tasks:
+        if "search" in result:
+            table = search_table(result["search"])
+            print_table(Table(table.columns, table.rows, f"{name}: {table.title}"))
         for text in result.get("alarms", ()):
             say(f"look out: {name}: {text}")
         lines = [file_line(entry) for entry in result["files"]]

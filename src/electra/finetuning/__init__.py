@@ -39,6 +39,7 @@ Answering = Callable[[Rows], list[Prediction]]
 """Rows -> their answers, by something that is no network."""
 Layout = Literal["table", "columns", "squad"]
 """How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions."""
+LOWER_IS_BETTER = ("mse",)
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which JSON can write and no tokenizer reads."""
 
@@ -349,6 +350,11 @@ class LabelOutputs(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"logits": self.label(pool(hidden, batch.is_real, self.pooling) if self.pooling else hidden)}
+
+
+def merit(metric: str, value: float) -> float:
+    """The greater, the better, whatever the metric."""
+    return -value if metric in LOWER_IS_BETTER else value
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

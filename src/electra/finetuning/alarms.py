@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from electra.finetuning import Prediction, Rows, Splits, Task
+from electra.finetuning import LOWER_IS_BETTER, Prediction, Rows, Splits, Task, merit
 from electra.finetuning.baselines import MAJORITY, UNTRAINED, WORDS
 
 LOGGED_ENOUGH = 10
@@ -42,7 +42,8 @@ def run_alarms(
     """After one seed: its answers on dev with their scores, and its losses in their order."""
     texts = []
     answer = task.one_answer(rows, predictions)
-    if answer and next(iter(scores.values())) < 1:
+    metric, score = next(iter(scores.items()))
+    if answer and score != (0 if metric in LOWER_IS_BETTER else 1):
         texts.append(f"the answer to every dev row is {answer}: nothing was learned that tells rows apart. {TRY}")
     if len(losses) >= LOGGED_ENOUGH:
         fifth = len(losses) // 5
@@ -57,15 +58,16 @@ def result_alarms(result: Mapping[str, Any]) -> list[str]:
     texts = []
     metric, median = result["metric"], result["median"]
     levels = {name: scores[metric] for name, scores in result["baselines"]["dev"].items()}
-    better = [f"{name} {level:.4f}" for name, level in levels.items() if level > median]
-    if MAJORITY in levels and levels[MAJORITY] > median:
+    ahead = {name: merit(metric, level) - merit(metric, median) for name, level in levels.items()}
+    better = [f"{name} {levels[name]:.4f}" for name, by in ahead.items() if by > 0]
+    if ahead.get(MAJORITY, 0) > 0:
         texts.append(f"worse than {' and '.join(better)}: as good as nothing was learned. {TRY}")
-    elif UNTRAINED in levels and levels[UNTRAINED] > median + (result["sd"] or 0):
+    elif ahead.get(UNTRAINED, 0) > (result["sd"] or 0):
         texts.append(
             f"worse than {' and '.join(better)}: pre-training does not help here. Pre-train longer, on text like that of "
             "the task, or try other settings (lr, pooling, layer_decay, reinitialise)."
         )
-    elif WORDS in levels and levels[WORDS] > median:
+    elif ahead.get(WORDS, 0) > 0:
         texts.append(f"worse than {' and '.join(better)}: a count of words does better. {TRY} Or pre-train longer.")
     cut, of = result["cut"].get("dev", (0, 0))
     if cut > CUT_SHARE * of:

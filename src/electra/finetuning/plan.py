@@ -68,6 +68,7 @@ class MethodSettings(config.Settings):
     never); with anything but "last" and 0 the dev score has been selected on and is no longer the paper's protocol.
     `min_steps` goes through a small table more often than `epochs` says, until there are so many steps. `reinitialise`
     starts so many of the top layers from random weights: they know detection best and the task least (Zhang et al., 2021).
+    `mix` is for tasks that are trained together: batches in proportion to what each would have alone, or as many of each.
     `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
     GPU by itself and not as a CUDA graph: slower, for looking for bugs. `optimizer = "muon"` updates the matrices inside the
     layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`. `track`: who is told the metrics, beside metrics.jsonl."""
@@ -91,6 +92,7 @@ class MethodSettings(config.Settings):
     keep: Literal["last", "best"] = "last"
     patience: int = Field(0, ge=0)
     min_steps: int = Field(0, ge=0)
+    mix: Literal["size", "even"] = "size"
     reinitialise: int = Field(0, ge=0)
     pretrained: bool = True
     save_minutes: float = Field(5.0, gt=0)

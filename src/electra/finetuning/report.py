@@ -16,7 +16,7 @@ from electra.base.errors import CorruptError, SettingsError
 from electra.base.files import folder_problems, read_object, read_or_set_aside, write_atomically, write_json
 from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter
-from electra.finetuning import Outputs, Task
+from electra.finetuning import Outputs, Task, merit
 from electra.finetuning.alarms import label_alarms, result_alarms
 from electra.finetuning.baselines import BASELINES, Scores
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
@@ -26,6 +26,7 @@ from electra.train.log import plot_scores
 log = logging.getLogger(__name__)
 RESULT = "result.json"
 SETTINGS = "settings.json"
+SEARCHED = ("lr", "epochs", "layer_decay", "pooling")
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 """The eight of the paper's mean: WNLI is left out."""
 
@@ -135,6 +136,7 @@ def task_result(
                     writer.write(content, answers={"prediction"})
     headline = next(iter(first["scores"]["dev"]))
     values = [run["scores"]["dev"][headline] for run in runs.values()]
+    best = max(range(len(values)), key=lambda place: merit(headline, values[place]))
     result = {
         "model": model,
         "metric": headline,
@@ -142,8 +144,8 @@ def task_result(
         "median": statistics.median(values),
         "mean": statistics.fmean(values),
         "sd": statistics.stdev(values) if len(values) > 1 else None,
-        "best": max(values),
-        "best_seed": seeds[values.index(max(values))],
+        "best": values[best],
+        "best_seed": seeds[best],
         "ensemble": scores["dev"]["ensemble"],
         "scores": scores,
         "seconds": {seed: run["seconds"] for seed, run in runs.items()},
@@ -231,6 +233,9 @@ def results_page(whole: Mapping[str, Any]) -> str:
         for split, (count, of) in result["cut"].items():
             lines += [f"{split}: {count:,} of {of:,} rows {result['cut_words']}"] if count else []
         paragraphs += [f"## {name}", "\n".join(f"- {line}" for line in lines)]
+        if "search" in result:
+            table = search_table(result["search"])
+            paragraphs += [f"{table.title}:", table.markdown()]
         for split, by_seed in result["scores"].items():  # every metric of every seed and of the ensemble
             listed = {**by_seed, **baselines_of(result, split)}
             rows = [[name, *map(shown, scores.values())] for name, scores in listed.items()]
@@ -249,6 +254,22 @@ def results_page(whole: Mapping[str, Any]) -> str:
             paragraphs.append(Table(["class", "precision", "recall", "F1", "rows"], rows).markdown())
         paragraphs.append(f"![dev score against steps]({name}/curves.png)")
     return "\n\n".join(paragraph.strip() for paragraph in paragraphs) + "\n"
+
+
+def search_table(found: Mapping[str, Any]) -> Table:
+    """All trials of a `Search`, as results.json has it."""
+    trials = found["trials"]
+    keys = [key for key in SEARCHED if key in trials[0]["settings"]]
+    rounds = [f"{share:.0%}" for share in found["shares"]][: max(len(it["scores"]) for it in trials)]
+    rows = []
+    for it in trials:
+        cells = [f"{it['settings'][key]:g}" if key != "pooling" else it["settings"][key] for key in keys]
+        scores = [shown(score) for score in it["scores"]]
+        rows.append([str(it["trial"]), *cells, *scores, *[""] * (len(rounds) - len(scores))])
+    title = (
+        f"search, dev {found['metric']} after a share of the epochs (trial 1: the default; the first line was chosen)"
+    )
+    return Table(["trial", *keys, *rounds], rows, title)
 
 
 def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:

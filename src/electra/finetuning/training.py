@@ -12,10 +12,10 @@ embeddings d^(n+2)): the rest of a pooling layer that was taken out. ModernBERT'
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,14 +25,15 @@ from electra.base.batch import Batch
 from electra.base.jobs import Signals
 from electra.base.randomness import mix, permute
 from electra.data.tables import Row
-from electra.finetuning import Example, Outputs, Task
+from electra.finetuning import Example, Outputs, Task, merit
 from electra.finetuning.plan import DecayKind, MethodSettings
 from electra.model import Encoder
+from electra.objectives import Trainable
 from electra.objectives.losses import Loss
 from electra.objectives.metrics import Ratio
 from electra.train.device import autocast, choose_device, log_shortcomings
 from electra.train.log import Record
-from electra.train.loop import Run, train
+from electra.train.loop import Batches, Run, RunState, train
 from electra.train.optimizers import ParameterGroup, build_optimizer
 from electra.train.settings import ScheduleSettings, TrainSettings
 from electra.train.step import Execution, Step
@@ -56,6 +57,18 @@ class Finetuned(nn.Module):
         hidden = self.encoder(batch.ids, batch.segments, is_real, self.first_only)
         outputs: dict[str, Tensor] = self.head(hidden, batch)
         return outputs
+
+
+class Encoding(Protocol):
+    """A network with an encoder below one head or several, as layer-wise rates and kept weights see it: an nn.Module."""
+
+    encoder: Encoder
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> object: ...
+    def to(self, device: torch.device) -> object: ...
+    def eval(self) -> object: ...
 
 
 class TaskObjective(nn.Module):
@@ -117,39 +130,47 @@ def train_task(
     model: Finetuned, prepared: Prepared, method: MethodSettings, epochs: int, seed: int, run: Run, signals: Signals
 ) -> History:
     """Trains `model` in place, from the run's newest checkpoint where there is one."""
+    data = ExampleBatches(prepared, method.batch, epochs, seed, method.min_steps)
+    evaluation = DevScores(model, method, data.steps, lambda: dev_scores(model, prepared, method))
+    state = fit(TaskObjective(model, prepared.task), data, evaluation, seed, run, signals)
+    curve = state.log.of_kind("dev")
+    losses = [(record["step"], record["loss"]) for record in state.log.of_kind("train")]
+    return History(data.steps, round(state.seconds, 3), curve, losses, best_of(curve)[0], state.step < data.steps)
+
+
+def fit(
+    objective: Trainable, data: Batches, evaluation: "DevScores", seed: int, run: Run, signals: Signals
+) -> RunState:
+    """The loop, with layer-wise rates; leaves the weights that `keep` asks for."""
+    model, method, steps = evaluation.model, evaluation.method, evaluation.steps
     device = choose_device(method)
     log_shortcomings(method.precision, device)
-    objective = TaskObjective(model.to(device), prepared.task)
+    model.to(device)
     groups = [layerwise_group(model, method)]
     optimizer = build_optimizer(objective, groups, method.optimizer_settings())
     execution = Execution(device, method.precision, capture=method.record and device.type == "cuda")
     update = Step(objective, optimizer, groups, execution, lambda number: mix(seed, "dropout", number))
 
-    data = ExampleBatches(prepared, method.batch, epochs, seed, method.min_steps)
-    steps = data.steps_per_epoch * data.epochs
     schedule = ScheduleSettings(kind=method.schedule, warmup=int(method.warmup * steps))
-    evaluation = DevScores(model, prepared, method, steps)
     log_every = max(1, steps // LOG_LINES)
     often = {"log_every": log_every, "save_every": steps, "save_minutes": method.save_minutes}
     settings = TrainSettings(steps=steps, batch=method.batch, track=method.track, **often)
     state = train(update, data, evaluation, schedule, settings, run, signals)
-
     if method.keep == "best":
         model.load_state_dict(evaluation.kept)
     model.eval()
-    curve = state.log.of_kind("dev")
-    losses = [(record["step"], record["loss"]) for record in state.log.of_kind("train")]
-    return History(steps, round(state.seconds, 3), curve, losses, best_of(curve)[0], state.step < steps)
+    return state
 
 
 @dataclass
 class DevScores:
-    """The task's metrics on dev, `method.evaluations` times in a run. Where the best weights are asked for, they are kept."""
+    """`scores` on dev, the headline first, `method.evaluations` times in a run. Where the best weights of `model` are asked
+    for, they are kept."""
 
-    model: Finetuned
-    prepared: Prepared
+    model: Encoding
     method: MethodSettings
     steps: int
+    scores: Callable[[], dict[str, float]]
     kind: str = "dev"
     kept: dict[str, Tensor] = field(default_factory=dict)
 
@@ -158,9 +179,7 @@ class DevScores:
         return step in {math.ceil(self.steps * part / self.method.evaluations) for part in parts}
 
     def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
-        task, dev = self.prepared.task, self.prepared.others["dev"]
-        outputs = infer(self.model, task, dev.examples, self.method, self.prepared.pad)
-        scores = task.scores(dev.rows, task.predict(dev.rows, dev.examples, outputs))
+        scores = self.scores()
         _, since_best = best_of([*earlier, {"step": -1, **scores}])
         if self.method.keep == "best" and since_best == 0:
             weights = self.model.state_dict()
@@ -168,8 +187,8 @@ class DevScores:
         return scores
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        headline, value = next(iter(metrics.items()))
-        return f"dev {headline} {value:.4f}"
+        name, value = headline(metrics)
+        return f"dev {name} {value:.4f}"
 
     def is_enough(self, records: Sequence[Record]) -> bool:
         """With `patience`: so many evaluations without a better headline."""
@@ -177,9 +196,20 @@ class DevScores:
         return 0 < self.method.patience <= since_best
 
 
+def dev_scores(model: Finetuned, prepared: Prepared, method: MethodSettings) -> dict[str, float]:
+    task, dev = prepared.task, prepared.others["dev"]
+    outputs = infer(model, task, dev.examples, method, prepared.pad)
+    return task.scores(dev.rows, task.predict(dev.rows, dev.examples, outputs))
+
+
+def headline(metrics: Mapping[str, float]) -> tuple[str, float]:
+    """The first of them."""
+    return next((name, value) for name, value in metrics.items() if name != "step")
+
+
 def best_of(records: Sequence[Record]) -> tuple[int, int]:
     """The step with the best headline, the first of a record's metrics, and how many evaluations came after it."""
-    values = [next(value for key, value in record.items() if key != "step") for record in records]
+    values = [merit(*headline(record)) for record in records]
     if not values:
         return 0, 0
     best = values.index(max(values))
@@ -196,7 +226,7 @@ def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float
     return decay ** (depth + (kind == "original"))
 
 
-def layerwise_group(model: Finetuned, method: MethodSettings) -> ParameterGroup:
+def layerwise_group(model: Encoding, method: MethodSettings) -> ParameterGroup:
     """Clipped together, each depth at its own rate."""
     parameters = dict(model.named_parameters())
     layers = model.encoder.settings.layers
@@ -213,6 +243,7 @@ class ExampleBatches:
         self.lengths = lengths_of(self.examples)
         self.steps_per_epoch = math.ceil(len(self.examples) / batch)
         self.epochs = max(epochs, math.ceil(min_steps / self.steps_per_epoch))
+        self.steps = self.steps_per_epoch * self.epochs
 
     def batches(self, first_step: int) -> Iterator[Batch]:
         first_epoch, skipped = divmod(first_step, self.steps_per_epoch)

@@ -111,4 +111,4 @@ def inputs_of(batch: Batch) -> list[Tensor]:
 
 
 def key_of(batch: Batch) -> Key:
-    return batch.seed, batch.padded, *((tuple(tensor.shape), tensor.dtype) for tensor in batch.tensors())
+    return batch.seed, batch.task, batch.padded, *((tuple(tensor.shape), tensor.dtype) for tensor in batch.tensors())

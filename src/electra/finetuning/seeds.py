@@ -1,0 +1,292 @@
+"""One seed of a task, or of several that are trained together: what it starts from, its training, its folders."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save
+from torch import Tensor
+
+from electra.base import config
+from electra.base.errors import DataError, SettingsError
+from electra.base.files import read_or_set_aside, write_json
+from electra.base.jobs import Signals
+from electra.base.randomness import mix
+from electra.data.tokenizer import special_ids
+from electra.finetuning import Splits, Task, report
+from electra.finetuning.alarms import run_alarms
+from electra.finetuning.folder import TASK_FILE, TaskModel, architecture, write_task_folder
+from electra.finetuning.joint import Part, train_jointly
+from electra.finetuning.plan import Plan, make_plan, method_defaults
+from electra.finetuning.training import Encoded, Finetuned, History, Prepared, infer, train_task
+from electra.interop.formats import own_tensors
+from electra.interop.read import Pretrained, warn_beyond
+from electra.interop.write import task_card
+from electra.model import EncoderSettings, encoder_alone, initialise, readable_length
+from electra.pretraining.load import load_network
+from electra.train.checkpoint import checkpoint_folders, newest_state
+from electra.train.device import explain_machine
+from electra.train.loop import Run
+
+log = logging.getLogger(__name__)
+TRAINING = "training"
+
+
+# What a run starts from
+
+
+@dataclass(frozen=True)
+class Start:
+    """The encoder that fine-tuning starts from; `tensors` are its weights, by our names."""
+
+    path: str
+    network: Pretrained
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def settings(self) -> EncoderSettings:
+        return self.network.encoder.settings
+
+    @cached_property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            digest.update(name.encode())
+            digest.update(self.tensors[name].detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load_start(model: Path) -> Start:
+    """A run folder, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned on another task."""
+    network = load_network(model, "encoder")
+    return Start(str(model), network, own_tensors(network.encoder))
+
+
+def intermediate_start(word: str, out: Path, base: Start) -> Start:
+    """start=mnli: the encoder that was fine-tuned on that task in the same folder of results; or that of any fine-tuned folder.
+    Of several seeds it is the first."""
+    folder = next((it for it in (out / word, Path(word)) if it.is_dir()), out / word)
+    seeds = sorted(folder.glob(f"seed-*/{TASK_FILE}"), key=lambda path: (len(path.parent.name), path.parent.name))
+    chosen = seeds[0].parent if seeds else folder
+    if not (chosen / TASK_FILE).is_file():
+        remedy = f"Fine-tune on {word} first, with the same out, or give the path of a fine-tuned folder."
+        raise DataError(f"start={word}: {folder} holds no fine-tuned model. {remedy}")
+    stored = read_or_set_aside(folder / report.SETTINGS) if (folder / report.SETTINGS).is_file() else None
+    if stored and stored.get("model_sha256") != base.sha256:
+        log.warning("%s was fine-tuned from %s, not from %s", folder, stored.get("model"), base.path)
+    return load_start(chosen)
+
+
+# Plans
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """A plan with its task, built once and shared by checks, runs and report; `settings` are those of settings.json."""
+
+    plan: Plan
+    task: Task
+    start: Start
+    settings: Mapping[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all settings that a run must not change on the way."""
+        return sha256_of(report.bound(self.settings))
+
+    @property
+    def data_sha256(self) -> str:
+        return sha256_of({key: self.settings[key] for key in ("task", "files", "rows")})
+
+
+def sha256_of(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[PlannedTask]:
+    """One task; or several that are trained together, a+b."""
+    planned = []
+    for part in parts_of(item):
+        plan, task = plan_task(part, overrides, start)
+        planned.append(PlannedTask(plan, task, start, report.common_settings(plan, start.path, start.sha256)))
+    if len(planned) == 1:
+        return planned
+    first = planned[0]
+    for it in planned[1:]:
+        methods = config.dump(first.plan.method), config.dump(it.plan.method)
+        if unlike := config.differences(*methods, ("min_steps",)):
+            names = f"{first.plan.name} and {it.plan.name} are trained together"
+            raise SettingsError(f"{names}, but by other methods ({'; '.join(unlike)}). Set these alike.")
+    together = {it.plan.name: it.data_sha256 for it in planned}
+    if len(together) < len(planned):
+        raise SettingsError(f"{item}: a task is there twice. Give every one of them once.")
+    return [trained_together(it, together) for it in planned]
+
+
+def trained_together(planned: PlannedTask, together: Mapping[str, str]) -> PlannedTask:
+    others = ", ".join(name for name in together if name != planned.plan.name)
+    plan = replace(planned.plan, notes=(*planned.plan.notes, f"one encoder, trained together with {others}"))
+    return replace(planned, plan=plan, settings={**planned.settings, "together": together})
+
+
+def parts_of(item: str) -> list[str]:
+    """A file may have a + in its name."""
+    return [item] if os.path.exists(item) else item.split("+")  # noqa: PTH110  (False, not an error, where it is too long)
+
+
+def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
+    plan = make_plan(item, overrides, method_defaults(start.settings))
+    if plan.method.reinitialise > start.settings.layers:
+        layers = f"the model has {start.settings.layers} layers"
+        raise SettingsError(f"reinitialise={plan.method.reinitialise}, but {layers}. Use at most that many.")
+    length = readable_length(start.settings, plan.task.length)
+    if length < plan.task.length and "length" in overrides:
+        raise SettingsError(f"length={plan.task.length}, but the model has {length} positions. Use at most that many.")
+    return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
+
+
+def prepare_task(task: Task, plan: Plan, start: Start) -> Prepared:
+    train = Encoded.of(task, task.training_rows(plan.splits["train"]))
+    longest = max((len(example.ids) for example in train.examples), default=0)
+    warn_beyond(start.settings, start.network.length, longest)
+    pad = special_ids(start.network.tokenizer).pad
+    return Prepared(task, train, encode_others(task, plan.splits), pad)
+
+
+def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
+    return {split: Encoded.of(task, rows) for split, rows in splits.items() if split != "train"}
+
+
+# Training
+
+
+def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
+    """The pre-trained encoder, but for layers that start anew, under a head that depends on the seed alone."""
+    dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
+    settings = start.settings.model_copy(update=dropout)
+    encoder = encoder_alone(settings, len(start.network.encoder.embeddings.table))
+    initialise(encoder, settings, mix(seed, "encoder"))
+    if plan.method.pretrained:
+        kept = settings.layers - plan.method.reinitialise
+        fresh = [f"layers.{number}." for number in range(kept, settings.layers)]
+        fresh += ["final_norm."] * bool(fresh)  # ModernBERT's, which belongs to its top layer
+        tensors = {name: it for name, it in start.tensors.items() if not name.startswith(tuple(fresh))}
+        encoder.load_state_dict({**encoder.state_dict(), **tensors})
+    head = task.head(settings)
+    initialise(head, settings, mix(seed, "head"))
+    return Finetuned(encoder, head)
+
+
+def train_seed(
+    planned: Sequence[PlannedTask], prepared: Sequence[Prepared], seed: int, run: Run, signals: Signals
+) -> list[tuple[Finetuned, History]]:
+    """The network of each task, whose encoder is one where there are several, with its history."""
+    models = [build_model(it.plan, its.task, it.start, seed) for it, its in zip(planned, prepared, strict=True)]
+    if len(models) == 1:
+        plan = planned[0].plan
+        history = train_task(models[0], prepared[0], plan.method, plan.task.epochs, seed, run, signals)
+        return [(models[0], history)]
+    models = [Finetuned(models[0].encoder, model.head) for model in models]
+    parts = [
+        Part(it.plan.name, model, its, it.plan.method, it.plan.task.epochs)
+        for it, its, model in zip(planned, prepared, models, strict=True)
+    ]
+    return list(zip(models, train_jointly(parts, seed, run, signals), strict=True))
+
+
+def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
+    """Where a seed is trained: its metrics, and until it is finished its checkpoints. What was begun with other settings
+    begins again."""
+    folder, title = task_folder / TRAINING / f"seed-{seed}", f"{name} seed {seed}"
+    begun, content = folder / report.SETTINGS, {"settings_sha256": fingerprint}
+    if (read_or_set_aside(begun) or newest_begun(folder)) != content:
+        if checkpoint_folders(folder / "checkpoints"):
+            log.warning("%s was begun with other settings, so it begins again; its checkpoints are removed.", title)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_json(begun, content)
+    remedy = "Use a lower lr, or a longer warmup."
+    return Run(folder, content, name=title, when_diverged=remedy, keeps_last=False, seconds_between_lines=10.0)
+
+
+def newest_begun(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says where the file that said it is lost."""
+    state = newest_state(folder / "checkpoints")
+    return {key: state[key] for key in ("settings_sha256",) if key in state}
+
+
+def group_name(planned: Sequence[PlannedTask]) -> str:
+    return "+".join(it.plan.name for it in planned)
+
+
+def run_seed(
+    planned: Sequence[PlannedTask], prepared: Sequence[Prepared], seed: int, out: Path, signals: Signals
+) -> list[dict[str, Any]]:
+    """One seed of one task, or of those that are trained together, from the start to its folders; what their result.json hold."""
+    name, method = group_name(planned), planned[0].plan.method
+    fingerprints = {it.plan.name: it.fingerprint for it in planned}
+    fingerprint = sha256_of(fingerprints) if len(planned) > 1 else planned[0].fingerprint
+    run = seed_run(out / name, name, seed, fingerprint)
+    settings = {"model": planned[0].start.path, "seed": seed, **config.dump(method)}
+    if len(planned) == 1:
+        settings |= config.dump(planned[0].plan.task)
+    run = replace(run, settings=settings)
+    length = max(it.plan.task.length for it in planned)
+    remedy = f"{method.batch} rows of {length} tokens do not fit: use a smaller batch=… or length=…."
+    with explain_machine(remedy, "Finished runs are kept: run the same command again."):
+        trained = train_seed(planned, prepared, seed, run, signals)
+        outputs = [
+            {split: infer(model, its.task, part.examples, method, its.pad) for split, part in its.others.items()}
+            for its, (model, _) in zip(prepared, trained, strict=True)
+        ]
+    results = []
+    for it, its, (model, history), answers in zip(planned, prepared, trained, outputs, strict=True):
+        folder = report.run_folder(out, it.plan.name, seed)
+        task, result = judged(it.plan, its, answers, history)
+        result = {"task": it.plan.name, "seed": seed, **result}
+        if not folder.exists():  # of several, some may have been written before the process was killed
+            write_seed(folder, it, task, model, answers, result)
+        results.append(result)
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+    return results
+
+
+def judged(
+    plan: Plan, prepared: Prepared, outputs: Mapping[str, Sequence[Any]], history: History
+) -> tuple[Task, dict[str, Any]]:
+    """The task with what is chosen on dev, and what result.json says: scores, alarms, what was cut."""
+    task = prepared.task
+    scores: dict[str, dict[str, float]] = {}
+    alarms: list[str] = []
+    for split, part in prepared.others.items():  # dev is the first
+        if part.is_labelled:
+            predictions = task.predict(part.rows, part.examples, outputs[split])
+            scores[split] = task.scores(part.rows, predictions)
+            if split == "dev":
+                losses = [loss for _, loss in history.losses]
+                alarms = run_alarms(task, part.rows, predictions, scores[split], losses)
+                task = task.fitted(scores[split])
+    encoded = {"train": prepared.train, **prepared.others}
+    cut = {split: (part.cut, len(part.rows)) for split, part in encoded.items()}
+    return task, {"scores": scores, **vars(history), "kept": plan.method.keep, "cut": cut, "alarms": alarms}
+
+
+def write_seed(
+    folder: Path, planned: PlannedTask, task: Task, model: Finetuned, outputs: Mapping[str, Any], result: dict[str, Any]
+) -> None:
+    plan, start, scores = planned.plan, planned.start, result["scores"]
+    card = task_card(plan.name, architecture(start.settings, task), scores["dev"], config.to_toml(plan.method))
+    more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
+    more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
+    note = {"model": start.path, "seed": result["seed"], "scores": scores}
+    if "together" in planned.settings:
+        note["together"] = list(planned.settings["together"])
+    trained = TaskModel(model.cpu(), task, plan.method, start.network.tokenizer, note, start.network.length)
+    write_task_folder(folder, trained, more)
