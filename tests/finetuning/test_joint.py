@@ -13,7 +13,7 @@ from electra.base.errors import ElectraError
 from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.joint import JointBatches, JointObjective, Part
+from electra.finetuning.joint import JointBatches, JointObjective, JointTask
 from electra.finetuning.plan import MethodSettings
 from electra.finetuning.seeds import build_model, load_start, plan_item, prepare_task, run_seed
 from electra.finetuning.training import Encoded, Finetuned, Prepared, collate
@@ -49,11 +49,11 @@ def joint(tmp_path_factory, toy_model, tables) -> Path:
     return out
 
 
-def part(toy_model, rows: int, epochs: int = 1, **method) -> Part:
+def part(toy_model, rows: int, epochs: int = 1, **method) -> JointTask:
     task = ClassificationSettings(labels=("a", "b")).build(load_tokenizer(toy_model), 24, {})
     table = [{"text": f"the barak {'walks ' * (row % 5)}{row}", "label": "ab"[row % 2]} for row in range(rows)]
     prepared = Prepared(task, Encoded.of(task, table), {}, 0)
-    return Part(str(rows), None, prepared, MethodSettings(batch=4, **method), epochs)
+    return JointTask(str(rows), None, prepared, MethodSettings(batch=4, **method), epochs)
 
 
 def test_by_size_every_task_has_the_batches_it_would_have_alone(toy_model):
@@ -87,7 +87,7 @@ def test_a_batch_trains_the_encoder_and_the_head_of_its_own_task(toy_model, tabl
     models = [build_model(it.plan, it.task, it.start, 0) for it in planned]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
     objective = JointObjective(
-        [Part(it.plan.name, m, p, it.plan.method, 1) for it, m, p in zip(planned, models, prepared, strict=True)]
+        [JointTask(it.plan.name, m, p, it.plan.method, 1) for it, m, p in zip(planned, models, prepared, strict=True)]
     )
     batch = replace(collate(prepared[1].task, prepared[1].train.examples[:4], 0, with_targets=True), task=1)
     loss = objective(batch)

@@ -77,7 +77,7 @@ def test_the_same_search_again_trains_nothing(searched, toy_model, folder, monke
 
 def test_what_the_user_has_set_is_not_searched(toy_model, folder, tmp_path):
     (planned,) = plan_item(str(folder), {"lr": 1e-3, "epochs": 4}, load_start(toy_model))
-    trials = searching.candidates(planned, {"lr": 1e-3, "epochs": 4}, 12)
+    trials = searching.first_trials(planned, {"lr": 1e-3, "epochs": 4}, 12)
     assert len(trials) == 8 and all(set(it.words) == {"layer_decay", "pooling"} for it in trials)
     words = ("lr=1e-3", "epochs=4", "layer_decay=1", "pooling=cls")
     done = electra("finetune", toy_model, folder, *words, "--search", "--out", tmp_path / "out")
@@ -86,7 +86,7 @@ def test_what_the_user_has_set_is_not_searched(toy_model, folder, tmp_path):
 
 def test_all_candidates_differ_and_the_first_is_the_default_with_its_steps(toy_model, folder):
     (planned,) = plan_item(str(folder), {"batch": 16}, load_start(toy_model))
-    trials = searching.candidates(planned, {}, 12)
+    trials = searching.first_trials(planned, {}, 12)
     assert len({str(it.words) for it in trials}) == 12 and trials[0].number == 1
     first = trials[0].words
     assert first["lr"] == planned.plan.method.lr and first["epochs"] == 84  # of 3 steps: min_steps=250
@@ -95,7 +95,7 @@ def test_all_candidates_differ_and_the_first_is_the_default_with_its_steps(toy_m
 def test_a_trial_that_diverges_loses_and_ends_nothing(toy_model, folder, tmp_path, monkeypatch):
     (planned,) = plan_item(str(folder), {"batch": 16, "epochs": 1, "length": 24}, load_start(toy_model))
     given = [searching.Trial(n, {"lr": lr}) for n, lr in enumerate((1e-3, 1e30), 1)]
-    monkeypatch.setattr(searching, "candidates", lambda *_: given)
+    monkeypatch.setattr(searching, "first_trials", lambda *_: given)
     found = searching.search(planned, {}, 2, 1, tmp_path, Signals())
     assert found.winner.number == 1 and found.trials[1].scores == (None,)
 

@@ -26,8 +26,8 @@ from electra.finetuning.training import (
     Prepared,
     best_of,
     dev_scores,
-    fit,
     headline,
+    train_by,
 )
 from electra.objectives.losses import Loss
 from electra.objectives.metrics import Ratio
@@ -35,7 +35,7 @@ from electra.train.loop import Run
 
 
 @dataclass(frozen=True)
-class Part:
+class JointTask:
     """One of the tasks; the models of all share their encoder."""
 
     name: str
@@ -50,7 +50,7 @@ class JointObjective(nn.Module):
     muted_alarms: tuple[str, ...] = ()
     corruptor = None
 
-    def __init__(self, parts: Sequence[Part]):
+    def __init__(self, parts: Sequence[JointTask]):
         super().__init__()
         self.encoder, self.heads = parts[0].model.encoder, nn.ModuleList(part.model.head for part in parts)
         self.parts = tuple(parts)
@@ -62,16 +62,16 @@ class JointObjective(nn.Module):
         return Loss(total, {loss_of(part): total.detach(), batches_of(part): torch.ones_like(total)})
 
 
-def loss_of(part: Part) -> str:
+def loss_of(part: JointTask) -> str:
     return f"{part.name}/loss"
 
 
-def batches_of(part: Part) -> str:
+def batches_of(part: JointTask) -> str:
     return f"{part.name}/batches"
 
 
 class JointBatches:
-    def __init__(self, parts: Sequence[Part], how: Literal["size", "even"], seed: int):
+    def __init__(self, parts: Sequence[JointTask], how: Literal["size", "even"], seed: int):
         alone = [batches_alone(part, seed) for part in parts]
         steps = [it.steps for it in alone]
         if how == "even":
@@ -88,12 +88,12 @@ class JointBatches:
             yield replace(next(sources[task]), task=int(task))
 
 
-def batches_alone(part: Part, seed: int, at_least: int = 0) -> ExampleBatches:
+def batches_alone(part: JointTask, seed: int, at_least: int = 0) -> ExampleBatches:
     least = max(part.method.min_steps, at_least)
     return ExampleBatches(part.prepared, part.method.batch, part.epochs, seed, least)
 
 
-def train_jointly(parts: Sequence[Part], seed: int, run: Run, signals: Signals) -> list[History]:
+def train_jointly(parts: Sequence[JointTask], seed: int, run: Run, signals: Signals) -> list[History]:
     """Trains the models in place, from the run's newest checkpoint where there is one. The method is that of the first; its
     headline, by which the best weights would be kept, the mean of those of the tasks."""
     method = parts[0].method
@@ -105,7 +105,7 @@ def train_jointly(parts: Sequence[Part], seed: int, run: Run, signals: Signals) 
         return {"mean": mean, **named}
 
     objective, data = JointObjective(parts), JointBatches(parts, method.mix, seed)
-    state = fit(objective, data, DevScores(objective, method, data.steps, all_scores), seed, run, signals)
+    state = train_by(objective, data, DevScores(objective, method, data.steps, all_scores), seed, run, signals)
     records, logged = state.log.of_kind("dev"), state.log.of_kind("train")
     histories = []
     for part in parts:

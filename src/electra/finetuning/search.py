@@ -41,7 +41,7 @@ SHARES = (0.25, 0.5, 1.0)
 """Of the epochs, round after round."""
 RATES, EPOCHS, DECAYS = (0.25, 0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0), (0.7, 0.8, 0.9, 1.0)
 """Factors of the method's own rate and epochs; decays as they are."""
-Words = dict[str, Any]
+Choice = dict[str, Any]
 """Settings by their keys."""
 
 
@@ -50,7 +50,7 @@ class Trial:
     """`scores` of the headline on dev, round after round; None where it diverged."""
 
     number: int
-    words: Words
+    words: Choice
     scores: tuple[float | None, ...] = ()
 
 
@@ -69,7 +69,7 @@ class Search:
         return {"metric": self.metric, "shares": SHARES, "winner": self.winner.number, "trials": trials}
 
 
-def candidates(planned: PlannedTask, overrides: Mapping[str, Any], count: int) -> list[Trial]:
+def first_trials(planned: PlannedTask, overrides: Mapping[str, Any], count: int) -> list[Trial]:
     """The method's own settings, then others in an order that is the same every time."""
     task, method = planned.plan.task, planned.plan.method
     steps = math.ceil(len(planned.task.training_rows(planned.plan.splits["train"])) / method.batch)
@@ -109,13 +109,13 @@ def altered(planned: PlannedTask, words: Mapping[str, Any]) -> PlannedTask:
     return replace(planned, plan=plan, task=built, settings=settings)
 
 
-def shortened(planned: PlannedTask, trial: Trial, share: float) -> Words:
+def in_round(planned: PlannedTask, trial: Trial, share: float) -> Choice:
     """A trial with that share of its epochs."""
     epochs = trial.words.get("epochs", planned.plan.task.epochs)
     return {**trial.words, "epochs": max(1, round(share * epochs))}
 
 
-def run_trial(planned: PlannedTask, prepared: Prepared, job: "Job", folder: Path, signals: Signals) -> dict[str, Any]:
+def run_trial(planned: PlannedTask, prepared: Prepared, job: "Round", folder: Path, signals: Signals) -> dict[str, Any]:
     """What trial.json says: the dev score of one seed. No weights are kept."""
     changed = altered(planned, job.words)
     path, sha256 = folder / changed.fingerprint[:16] / "trial.json", changed.fingerprint
@@ -137,16 +137,16 @@ def run_trial(planned: PlannedTask, prepared: Prepared, job: "Job", folder: Path
     return {**result, "trial": job.trial}
 
 
-class Job(NamedTuple):
+class Round(NamedTuple):
     """A trial in one round."""
 
     trial: int
-    words: Words
+    words: Choice
     title: str
 
 
 @lru_cache(maxsize=1)
-def _prepared(model: str, item: str, overrides: str) -> tuple[PlannedTask, Prepared]:
+def _prepared_for_dev(model: str, item: str, overrides: str) -> tuple[PlannedTask, Prepared]:
     (planned,) = plan_item(item, json.loads(overrides), load_start(Path(model)))
     return planned, prepare_for_dev(planned)
 
@@ -156,28 +156,28 @@ def prepare_for_dev(planned: PlannedTask) -> Prepared:
     return replace(prepared, others={"dev": prepared.others["dev"]})
 
 
-def work(model: str, item: str, overrides: str, job: Job, folder: str, threads: int) -> dict[str, Any]:
+def work_trial(model: str, item: str, overrides: str, job: Round, folder: str, threads: int) -> dict[str, Any]:
     """What a worker does."""
     torch.set_num_threads(threads)
-    return run_trial(*_prepared(model, item, overrides), job, Path(folder), Signals())
+    return run_trial(*_prepared_for_dev(model, item, overrides), job, Path(folder), Signals())
 
 
 def search(
     planned: PlannedTask, overrides: Mapping[str, Any], count: int, jobs: int, folder: Path, signals: Signals
 ) -> Search:
     """`folder` keeps the trials."""
-    trials = {trial.number: trial for trial in candidates(planned, overrides, count)}
+    trials = {trial.number: trial for trial in first_trials(planned, overrides, count)}
     sizes = [-(-len(trials) // 2**number) for number in range(len(SHARES))]
     left, name, began, done, metric = list(trials), planned.plan.name, time.monotonic(), 0.0, ""
     prepared = prepare_for_dev(planned) if jobs == 1 else None
 
-    def results_of(jobs_left: Sequence[Job]) -> Iterator[dict[str, Any]]:
+    def results_of(jobs_left: Sequence[Round]) -> Iterator[dict[str, Any]]:
         if prepared is not None:
             yield from (run_trial(planned, prepared, job, folder, signals) for job in jobs_left)
         else:
             words, threads = json.dumps(dict(overrides)), max(1, torch.get_num_threads() // jobs)
             sent = [(planned.start.path, planned.plan.item, words, job, str(folder), threads) for job in jobs_left]
-            yield from run_jobs(work, sent, jobs, signals, relays=True)
+            yield from run_jobs(work_trial, sent, jobs, signals, relays=True)
 
     for share, size in zip(SHARES, sizes, strict=True):
         left = sorted(left, key=lambda number: rank(trials[number], metric))[:size]
@@ -185,7 +185,7 @@ def search(
         if len(left) == 1 and trials[1].scores:
             break
         titles = {number: f"{name} trial {number}, {share:.0%} of epochs," for number in left}
-        todo = [Job(number, shortened(planned, trials[number], share), titles[number]) for number in left]
+        todo = [Round(number, in_round(planned, trials[number], share), titles[number]) for number in left]
         for result in results_of(todo):
             trial = trials[result["trial"]]
             metric = metric or result["metric"]

@@ -23,7 +23,7 @@ from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
 from electra.finetuning.alarms import run_alarms
 from electra.finetuning.folder import TASK_FILE, TaskModel, architecture, write_task_folder
-from electra.finetuning.joint import Part, train_jointly
+from electra.finetuning.joint import JointTask, train_jointly
 from electra.finetuning.plan import Plan, make_plan, method_defaults
 from electra.finetuning.training import Encoded, Finetuned, History, Prepared, infer, train_task
 from electra.interop.formats import own_tensors
@@ -195,7 +195,7 @@ def train_seed(
         return [(models[0], history)]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
     parts = [
-        Part(it.plan.name, model, its, it.plan.method, it.plan.task.epochs)
+        JointTask(it.plan.name, model, its, it.plan.method, it.plan.task.epochs)
         for it, its, model in zip(planned, prepared, models, strict=True)
     ]
     return list(zip(models, train_jointly(parts, seed, run, signals), strict=True))

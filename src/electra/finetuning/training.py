@@ -132,13 +132,13 @@ def train_task(
     """Trains `model` in place, from the run's newest checkpoint where there is one."""
     data = ExampleBatches(prepared, method.batch, epochs, seed, method.min_steps)
     evaluation = DevScores(model, method, data.steps, lambda: dev_scores(model, prepared, method))
-    state = fit(TaskObjective(model, prepared.task), data, evaluation, seed, run, signals)
+    state = train_by(TaskObjective(model, prepared.task), data, evaluation, seed, run, signals)
     curve = state.log.of_kind("dev")
     losses = [(record["step"], record["loss"]) for record in state.log.of_kind("train")]
     return History(data.steps, round(state.seconds, 3), curve, losses, best_of(curve)[0], state.step < data.steps)
 
 
-def fit(
+def train_by(
     objective: Trainable, data: Batches, evaluation: "DevScores", seed: int, run: Run, signals: Signals
 ) -> RunState:
     """The loop, with layer-wise rates; leaves the weights that `keep` asks for."""
