@@ -220,7 +220,7 @@ def test_every_command_is_in_the_table_of_python_names_and_those_exist():
         r"\| command \| from Python \|\n(.*?)\n\n", (ROOT / "docs" / "api.md").read_text("utf-8"), re.DOTALL
     )
     commands_named, python = zip(*(line.strip("| ").split(" | ") for line in table.splitlines()[1:]), strict=True)
-    verbs = {word for cell in commands_named for word in re.findall(r"`(?:electra )?([a-z]+)`", cell)}
+    verbs = {word for cell in commands_named for word in re.findall(r"`(?:electra )?([a-z-]+)`", cell)}
     assert verbs == {verb for verbs in VERBS.values() for verb in verbs} | {"config"}
     for name in re.findall(r"`electra\.([\w.]+)`", " ".join(python)):
         found = package

@@ -6,7 +6,7 @@ The public Python API, the same stations as the command line. torch and all that
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from electra.base.errors import ElectraError
 
@@ -70,22 +70,23 @@ def prepare(
     heldout: float = 0.01,
     workers: int | None = None,
     unit_bytes: int = 4 << 20,
+    engine: Literal["local", "ray"] = "local",
     **reading: Any,
 ) -> "Manifest":
     """Files and folders of text -> token shards in `out`; returns their manifest. A share `heldout` of the documents is kept
-    for evaluation. `unit_bytes` of text make one shard. How files are read: `text_key`, `documents`, `on_bad`. Called again
-    after an interruption it does what is missing.
+    for evaluation. `unit_bytes` of text make one shard. `engine` is who works: processes of this machine or a Ray cluster. How
+    files are read: `text_key`, `documents`, `on_bad`. Called again after an interruption it does what is missing.
 
     >>> manifest = electra.prepare("my-text.txt", "my-shards", tokenizer="my-tokenizer", heldout=0.1, workers=1)
     >>> manifest.splits["train"].tokens > 1000
     True
     """
-    from electra.base import config
+    from electra.base.remote import as_place
     from electra.data import prepare as preparation
 
-    tree = {"corpus": reading, "heldout_share": heldout, "unit_bytes": unit_bytes}
-    settings = config.validate(preparation.PrepareSettings, tree)
-    return preparation.prepare(_paths(texts), Path(out), Path(tokenizer), settings, workers)
+    inputs = [as_place(text) for text in ([texts] if isinstance(texts, str | Path) else texts)]
+    settings = preparation.settings_of(heldout, unit_bytes, reading)
+    return preparation.prepare(inputs, as_place(out), Path(tokenizer), settings, workers, engine)
 
 
 def pretrain(

@@ -282,7 +282,7 @@ def test_empty_files_among_others_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "c.txt", "\n \n")
     reading = Corpus([tmp_path]).read()
     assert [document.text for document in reading] == ["text"]
-    assert reading.empty_files == 2
+    assert reading.empty == [0, 2]
 
 
 def test_archives_with_long_windows_open(shared_data: Path) -> None:

@@ -21,9 +21,10 @@ from hypothesis import settings as hypothesis_settings
 from tokenizers import Tokenizer
 
 from electra.base.errors import DataError, ElectraError, MachineError, SettingsError
+from electra.data import engines, units
 from electra.data import prepare as prepare_module
 from electra.data.corpus import Corpus, CorpusSettings, unify_lines
-from electra.data.prepare import PrepareSettings, WordCache, prepare, words_are_independent
+from electra.data.prepare import PrepareSettings, prepare
 from electra.data.shards import open_data, verify_shards
 from electra.data.tokenizer import (
     SPECIAL_TOKENS,
@@ -33,6 +34,7 @@ from electra.data.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
+from electra.data.units import WordCache, words_are_independent
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SMALL_UNITS = PrepareSettings(unit_bytes=20_000, heldout_share=0.1)
@@ -148,12 +150,12 @@ def test_only_the_missing_units_are_done_again(
     corpus: Path, tokenizer: Path, tmp_path: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(prepare_module, "write_atomically", fail_with(OSError(5, "Input/output error")))
+    monkeypatch.setattr(prepare_module, "_finish", fail_with(OSError(5, "Input/output error")))
     assert "Input/output error" in refused(MachineError, 5, [corpus], out, tokenizer, SMALL_UNITS, workers=1)
     monkeypatch.undo()
-    entries = sorted((out / "units").glob("*.json"))
-    assert len(entries) > 8 and not (out / "manifest.json").exists()
-    entries[3].unlink()
+    assert len(list((out / "units").glob("0????.json"))) > 8 and not (out / "manifest.json").exists()
+    (out / "units" / "00003.json").unlink()
+    (out / "units" / "00003-00000.json").unlink()
     (out / "train-00005.safetensors").write_bytes(b"cut off")
     (out / ".train-00007.safetensors.123.tmp").write_bytes(b"left over")
     (out / "train-99999.safetensors").write_bytes(b"of other text")
@@ -171,7 +173,7 @@ def test_units_of_text_that_has_changed_are_done_again(
     settings = PrepareSettings(unit_bytes=20_000, heldout_share=0)
     prepare([corpus], tmp_path / "fresh", tokenizer, settings, workers=1)
     path.write_text(corpus.read_text().translate(str.maketrans("ab", "ba")))
-    monkeypatch.setattr(prepare_module, "write_atomically", fail_with(OSError(5, "Input/output error")))
+    monkeypatch.setattr(prepare_module, "_finish", fail_with(OSError(5, "Input/output error")))
     refused(MachineError, 5, [path], out, tokenizer, settings, workers=1)
     monkeypatch.undo()
     path.write_bytes(corpus.read_bytes())
@@ -256,14 +258,13 @@ def test_pieces_of_a_long_document_stay_together(tokenizer: Path, tmp_path: Path
     assert manifest.splits["train"].documents + manifest.splits["heldout"].documents == 9
 
 
-def test_windows_text_gives_the_same_shards(
-    corpus: Path, tokenizer: Path, tmp_path: Path, expected: dict[str, str]
-) -> None:
+def test_windows_text_gives_the_same_documents(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     windows = tmp_path / "in.txt"
     windows.write_bytes(b"\xef\xbb\xbf" + corpus.read_bytes().replace(b"\n", b"\r\n"))
-    prepare([windows], tmp_path / "out", tokenizer, SMALL_UNITS, workers=1)
-    shards = {name: digest for name, digest in contents(tmp_path / "out").items() if name.endswith(".safetensors")}
-    assert shards == {name: digest for name, digest in expected.items() if name.endswith(".safetensors")}
+    prepare([windows], tmp_path / "windows", tokenizer, SMALL_UNITS, workers=1)
+    prepare([corpus], tmp_path / "unix", tokenizer, SMALL_UNITS, workers=1)
+    for split in ("train", "heldout"):
+        assert decoded(tmp_path / "windows", split) == decoded(tmp_path / "unix", split)
 
 
 def test_text_that_spells_a_special_token_stays_text(tokenizer: Path, tmp_path: Path) -> None:
@@ -357,10 +358,14 @@ def test_a_full_disk_keeps_what_is_done(tokenizer: Path, tmp_path: Path) -> None
     assert sum(path.stat().st_mtime_ns == when for path, when in done.items()) >= len(done) - 1
 
 
+def leave(*_: object) -> None:
+    os._exit(3)
+
+
 def test_a_worker_that_dies_is_reported(
     corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_module, "start_worker", os._exit)
+    monkeypatch.setattr(engines, "start_worker", leave)
     message = refused(MachineError, 5, [corpus], tmp_path / "out", tokenizer)
     assert "a worker process died" in message
 
@@ -404,7 +409,9 @@ def test_a_line_of_200_megabytes_stays_small_in_memory(tokenizer: Path, tmp_path
 
 
 def test_workers_import_neither_torch_nor_pyarrow() -> None:
-    code = "import electra.data.prepare, sys; sys.exit(bool({'torch', 'pyarrow'} & set(sys.modules)))"
+    code = (
+        "import electra.data.units, electra.data.engines, sys; sys.exit(bool({'torch', 'pyarrow'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -457,7 +464,7 @@ def test_words_one_by_one_give_the_ids_of_the_line(wordpiece: Tokenizer, lines: 
 
 
 def test_the_memory_for_words_is_bounded(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_module, "_REMEMBERED_CHARACTERS", 100)
+    monkeypatch.setattr(units, "_REMEMBERED_CHARACTERS", 100)
     cache = WordCache(wordpiece)
     for number in range(100):
         cache.encode(f"word{number} Zug")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.base.errors import CorruptError, DiskFullError, MachineError
+from electra.base.remote import Place, RemotePath
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ FOLDER_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer
 """What is read of a model folder, so that its manifest must name it."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+_MACHINE = os.urandom(3).hex()
+"""Processes of several machines, or of several containers, that share a disk may have the same number."""
 
 # Writing
 
@@ -76,11 +79,13 @@ def sync_folder(folder: Path) -> None:
 
 def temporary_name(path: Path) -> Path:
     """Beside `path`, for this process; `remove_leftovers` knows the form."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{_MACHINE}.{os.getpid()}.tmp")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Place, data: bytes) -> None:
     """The file is there whole or not at all, also after a power cut."""
+    if isinstance(path, RemotePath):
+        return path.write_bytes(data)
     temporary = temporary_name(path)
     try:
         write_synced(temporary, data)
@@ -106,9 +111,11 @@ def json_text(content: Any, indent: int | None = None, default: Callable[[Any], 
         return json.dumps(finite, indent=indent, ensure_ascii=False)
 
 
-def remove_leftovers(folder: Path, name: str | None = None) -> None:
+def remove_leftovers(folder: Place, name: str | None = None) -> None:
     """What killed processes were about to write: all of it where the caller holds the lock on the folder. Where nobody locks,
     what was to be called `name`, and not that of a process which lives."""
+    if isinstance(folder, RemotePath):
+        return
     for leftover in folder.glob(".*.tmp" if name is None else f".{glob.escape(name)}.*.tmp"):
         match = _TEMPORARY.fullmatch(leftover.name)
         if name is None or (match and not is_running(int(match[1]))):
@@ -131,9 +138,13 @@ def is_running(pid: int) -> bool:
 # Reading
 
 
-def read_bytes(path: Path, most: int = MOST_JSON) -> bytes:
+def read_bytes(path: Place, most: int = MOST_JSON) -> bytes:
     """A regular file of a bounded size: a pipe or a device might never end."""
     try:
+        if isinstance(path, RemotePath):
+            if (size := path.status()[0]) > most:
+                raise CorruptError(f"{path} has {size:,} bytes, at most {most:,} are read.")
+            return path.read_bytes()
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise CorruptError(f"{path} is not a regular file. Put the right one there.")
@@ -194,7 +205,7 @@ def _parts(whole: Any) -> Collection[Any]:
     return whole.values() if isinstance(whole, dict) else whole if isinstance(whole, list) else ()
 
 
-def read_json(path: Path, remedy: str = "restore it, or remove it") -> Any:
+def read_json(path: Place, remedy: str = "restore it, or remove it") -> Any:
     try:
         return parse_json(read_bytes(path))
     except CorruptError:
@@ -203,7 +214,7 @@ def read_json(path: Path, remedy: str = "restore it, or remove it") -> Any:
         raise CorruptError(f"{path} cannot be read: {error}. It was cut or edited: {remedy}.") from None
 
 
-def read_object(path: Path, remedy: str = "restore it, or remove it") -> dict[str, Any]:
+def read_object(path: Place, remedy: str = "restore it, or remove it") -> dict[str, Any]:
     content = read_json(path, remedy)
     if not isinstance(content, dict):
         raise CorruptError(f"{path} cannot be read: it holds {type(content).__name__}, not an object: {remedy}.")
@@ -273,8 +284,11 @@ def manifest_problems(folder: Path, manifest: Any, required: Collection[str] = (
             yield f"{name} {problem}"
 
 
-def file_problem(path: Path, size: Any, sha256: str) -> str | None:
+def file_problem(path: Place, size: Any, sha256: str) -> str | None:
     try:
+        if isinstance(path, RemotePath):
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            return None if digest == sha256 else f"has sha256 {digest[:12]}…, not {sha256[:12]}…"
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             return "is not a regular file"
@@ -329,8 +343,12 @@ def trusting(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """One process at a time in a folder. The lock goes with its process, however that ends: a stale file never blocks."""
+def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator[None]:
+    """One process at a time in a folder, or several that all share it. The lock goes with its process, however that ends: a
+    stale file never blocks. A store of objects has no locks, nor have some network file systems: who can do without says so."""
+    if isinstance(folder, RemotePath):
+        yield
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("a+")
@@ -338,14 +356,18 @@ def lock(folder: Path) -> Iterator[None]:
         raise MachineError(f"{folder} cannot be written: {error.strerror}. Choose another folder.") from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise MachineError(
                 f"{folder} is in use by process {file.read(20).strip()}. Wait for it, stop it, or choose another folder."
             ) from None
-        except OSError as error:  # some network file systems
-            raise MachineError(f"{folder} cannot be locked: {error.strerror}. Choose one on a local disk.") from None
+        except OSError as error:
+            if required:
+                raise MachineError(
+                    f"{folder} cannot be locked: {error.strerror}. Choose one on a local disk."
+                ) from None
+            log.warning("%s cannot be locked (%s): let nobody else write there.", folder, error.strerror)
         with suppress(OSError):  # the name is for people; the lock holds without it, also on a full disk
             file.truncate(0)
             file.write(str(os.getpid()))

@@ -32,7 +32,7 @@ from electra.commands.export import export_command
 from electra.commands.finetune import finetune_command
 from electra.commands.flops import flops
 from electra.commands.predict import predict_command
-from electra.commands.prepare import prepare_command
+from electra.commands.prepare import prepare_command, prepare_finish_command, prepare_plan_command, prepare_unit_command
 from electra.commands.pretrain import pretrain_command
 from electra.commands.quickstart import quickstart_command
 from electra.commands.score import rerank_command, score_command
@@ -42,7 +42,13 @@ from electra.commands.verify import verify_command
 
 VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "First steps": {"quickstart": quickstart_command},
-    "Data": {"tokenizer": tokenizer_command, "prepare": prepare_command},
+    "Data": {
+        "tokenizer": tokenizer_command,
+        "prepare": prepare_command,
+        "prepare-plan": prepare_plan_command,
+        "prepare-unit": prepare_unit_command,
+        "prepare-finish": prepare_finish_command,
+    },
     "Pre-training": {"pretrain": pretrain_command, "compare": compare_command, "speedrun": speedrun_command},
     "Fine-tuning": {"finetune": finetune_command, "predict": predict_command, "evaluate": evaluate_command},
     "Models": {

@@ -1,23 +1,35 @@
-"""electra prepare: text to token shards."""
+"""electra prepare: text to token shards, at once or shared out by a scheduler."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from electra.base.errors import SettingsError
 from electra.commands.console import Documents, OnBad, TextKey, say
+
+if TYPE_CHECKING:
+    from electra.data.shards import Manifest
+
+Out = Annotated[str, typer.Argument(help="folder for the token shards, or a URL of one (s3://…)")]
+Inputs = Annotated[
+    list[str], typer.Argument(help="files, folders and URLs of .txt, .jsonl, .parquet or arrow; plain or compressed")
+]
+TokenizerPath = Annotated[Path, typer.Option(help="tokenizer.json or a folder with one")]
+Heldout = Annotated[float, typer.Option(help="share of documents kept for evaluation")]
+UnitBytes = Annotated[int, typer.Option(help="bytes of text per shard, and the most that an interruption loses")]
 
 
 def prepare_command(
-    out: Annotated[Path, typer.Argument(help="folder for the token shards")],
-    inputs: Annotated[
-        list[Path], typer.Argument(help="files and folders of .txt, .jsonl, .parquet or arrow; plain or compressed")
-    ],
-    tokenizer: Annotated[Path, typer.Option(help="tokenizer.json or a folder with one")],
-    heldout: Annotated[float, typer.Option(help="share of documents kept for evaluation")] = 0.01,
-    unit_bytes: Annotated[
-        int, typer.Option(help="bytes of text per shard, and the most that an interruption loses")
-    ] = 4 << 20,
+    out: Out,
+    inputs: Inputs,
+    tokenizer: TokenizerPath,
+    heldout: Heldout = 0.01,
+    unit_bytes: UnitBytes = 4 << 20,
+    engine: Annotated[
+        Literal["local", "ray", "array"],
+        typer.Option(help="processes of this machine, a Ray cluster, or a scheduler's array of jobs"),
+    ] = "local",
     workers: Annotated[int | None, typer.Option(help="processes", show_default="all cores")] = None,
     text_key: TextKey = "text",
     documents: Documents = "blank-line",
@@ -26,8 +38,62 @@ def prepare_command(
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
     import electra
 
+    if engine == "array":
+        raise SettingsError(
+            'an array is three commands: "electra prepare-plan" with these arguments once, "electra prepare-unit OUT --index I/N" '
+            'in each of N jobs, "electra prepare-finish OUT" at the end.'
+        )
     reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
-    manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, **reading)
+    show_manifest(
+        out, electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, engine=engine, **reading), heldout
+    )
+
+
+def prepare_plan_command(
+    out: Out,
+    inputs: Inputs,
+    tokenizer: TokenizerPath,
+    heldout: Heldout = 0.01,
+    unit_bytes: UnitBytes = 4 << 20,
+    text_key: TextKey = "text",
+    documents: Documents = "blank-line",
+    on_bad: OnBad = "stop",
+) -> None:
+    """The first of three steps for an array of jobs: a list of units, which prepare-unit does on any machine."""
+    from electra.base.remote import as_place
+    from electra.data.prepare import plan_units, settings_of
+
+    reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
+    settings = settings_of(heldout, unit_bytes, reading)
+    if plan := plan_units([as_place(path) for path in inputs], as_place(out), tokenizer, settings):
+        files = len(plan.sources)
+        say(f"{out}: {len(plan.units):,} units of {files:,} file{'s' * (files != 1)}, {plan.size:,} bytes")
+
+
+def prepare_unit_command(
+    out: Out, index: Annotated[str, typer.Option(metavar="I/N", help="which share of the units: 0/8 to 7/8 are all")]
+) -> None:
+    """The second step, in each of N jobs: every N-th unit of the plan. What is done already is left alone."""
+    from electra.base.remote import as_place
+    from electra.data.prepare import run_share
+
+    number, _, count = index.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise SettingsError(f"{index} is no share of the units. Give --index I/N, such as 0/8.")
+    units = run_share(as_place(out), int(number), int(count))
+    say(f"{out}: {units:,} unit{'s' * (units != 1)} done")
+
+
+def prepare_finish_command(out: Out) -> None:
+    """The last step, once: everything that the units made, checked and put together."""
+    from electra.base.remote import as_place
+    from electra.data.prepare import finish_units
+
+    manifest = finish_units(as_place(out))
+    show_manifest(out, manifest, manifest.settings["heldout_share"])
+
+
+def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
     train, held = manifest.splits["train"], manifest.splits["heldout"]
     say(
         f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "

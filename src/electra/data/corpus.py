@@ -1,7 +1,7 @@
 """Documents from files and folders, as one stream in bounded memory.
 
 A document is text whose lines end with LF. CRLF is LF, a byte order mark is dropped, and every other line separator
-(lone CR, form feed, U+0085, U+2028 …) is a space inside its line, so that the same text gives the same shards whatever
+(lone CR, form feed, U+0085, U+2028 …) is a space inside its line, so that the same text gives the same documents whatever
 system wrote it. What cannot be used is never passed over in silence: `on_bad` says whether to stop, skip or replace.
 """
 
@@ -16,13 +16,25 @@ from typing import Any, Literal, NamedTuple
 
 from electra.base.config import Settings
 from electra.base.errors import DataError
-from electra.data.files import OpenSource, bad_bytes, find_sources, json_lines, open_parquet, opened
+from electra.base.remote import Place
+from electra.data.files import (
+    OpenSource,
+    Section,
+    SourceLine,
+    bad_bytes,
+    find_sources,
+    json_lines,
+    open_parquet,
+    opened,
+    section_bounds,
+)
 from electra.data.tables import is_table, rows_of
 
 # A longer document is cut: an encoder needs about 150 times the memory of the text that it is given at once.
 LONGEST_DOCUMENT = 1 << 20
 _BLOCK = 1 << 20
 _BLANK_LINE = re.compile(r"\n(?:[^\S\n]*\n)+")
+_LINE_END, _EMPTY_LINE = re.compile(rb"\n"), re.compile(rb"\n[ \t\v\f\r]*\n")
 _SPACES = re.compile(r"\s*")
 _BAD = re.compile("[\x00\ud800-\udfff]+")
 _ODD_SEPARATOR = re.compile("[\r\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
@@ -51,24 +63,26 @@ class Document(NamedTuple):
 class Corpus:
     """The documents of files and folders. `read` gives them from the start, as often as it is called."""
 
-    def __init__(self, inputs: Sequence[Path], settings: CorpusSettings | None = None) -> None:
+    def __init__(self, inputs: Sequence[Place], settings: CorpusSettings | None = None) -> None:
         self.inputs = tuple(inputs)
         self.settings = settings or CorpusSettings()
         self.sources = find_sources(inputs)
         self.size = sum(source.size for source in self.sources)
 
     def read(self) -> "Reading":
-        return Reading(self)
+        return Reading([Section(source, 0, source.size) for source in self.sources], self.settings, self.inputs)
 
 
 class Reading:
-    """One pass over the documents of a corpus, and what it has seen so far."""
+    """One pass over the documents of some sections of files, and what it has seen so far. It must find some where it is
+    told of which `inputs` they are all."""
 
-    def __init__(self, corpus: Corpus) -> None:
-        self.corpus, self.settings = corpus, corpus.settings
+    def __init__(self, sections: Sequence[Section], settings: CorpusSettings, inputs: Sequence[Place] = ()) -> None:
+        self.sections, self.settings, self.inputs = sections, settings, inputs
         self.stop = self.settings.on_bad == "stop"
         self.decoding = "strict" if self.stop else "surrogateescape"  # lone surrogates are for `_clean` to find
-        self.documents = self.skipped = self.replaced = self.empty_files = 0
+        self.documents = self.skipped = self.replaced = 0
+        self.empty: list[int] = []  # sections without text, by their number
         self.bytes_in_finished_files = self.bytes_in_this_file = 0
 
     @property
@@ -77,9 +91,9 @@ class Reading:
         return self.bytes_in_finished_files + self.bytes_in_this_file
 
     def __iter__(self) -> Iterator[Document]:
-        for source in self.corpus.sources:
-            before = self.documents + self.skipped
-            with opened(source.path) as file:
+        for number, section in enumerate(self.sections):
+            source, before = section.source, self.documents + self.skipped
+            with opened(source.path, *self._bytes_of(section)) as file:
                 match file.format:
                     case "text" if is_table(source.path):  # by its name csv or tsv
                         yield from self._cells(file)
@@ -89,15 +103,19 @@ class Reading:
                         yield from self._json_lines(file)
                     case _:
                         yield from self._table(file, source.size)
-            self.bytes_in_finished_files += source.size
+            self.bytes_in_finished_files += section.end - section.begin
             self.bytes_in_this_file = 0
-            self.empty_files += self.documents + self.skipped == before
-        if not self.documents:
-            inputs = self.corpus.inputs
-            names = ", ".join(map(str, inputs[:3])) + (", …" if len(inputs) > 3 else "")
-            if self.skipped:
-                raise DataError(f"{names}: nothing left, all {self.skipped} documents were skipped as unusable.")
-            raise DataError(f"{names}: no text, every file is empty or only whitespace. Give files with text.")
+            if self.documents + self.skipped == before:
+                self.empty.append(number)
+        if self.inputs and not self.documents:
+            raise no_documents(self.inputs, self.skipped)
+
+    def _bytes_of(self, section: Section) -> tuple[int, int | None]:
+        if section.whole:
+            return 0, None
+        separator = divides(section.source.path, self.settings)
+        assert separator
+        return section_bounds(section, separator)
 
     def _text(self, file: OpenSource) -> Iterator[Document]:
         """Documents of plain text. What was read but not yet given out is never longer than a document and a block."""
@@ -147,12 +165,12 @@ class Reading:
     def _json_lines(self, file: OpenSource) -> Iterator[Document]:
         key = self.settings.text_key
         for number, row, problem in json_lines(file, self.decoding, _REMEDY, halves=True):
-            self.bytes_in_this_file = file.raw.tell()
+            self.bytes_in_this_file, where = file.raw.tell(), SourceLine(file, number)
             if not problem and key not in row:
                 problem = f"has no key {key!r} (it has {', '.join(map(repr, row))})"
                 if self.stop and not self.documents:  # of the first row: skipping would skip them all
-                    raise DataError(f"{file.path}:{number} {problem}. Set text_key to one of them.", ("text_key",))
-            yield from self._row(f"{file.path}:{number}", row.get(key), problem)
+                    raise DataError(f"{where} {problem}. Set text_key to one of them.", ("text_key",))
+            yield from self._row(where, row.get(key), problem)
 
     def _cells(self, file: OpenSource) -> Iterator[Document]:
         """csv and tsv: the rows of one column."""
@@ -201,7 +219,7 @@ class Reading:
             is_parquet = file.format == "parquet"  # which reads here and there
             self.bytes_in_this_file = rows * size // parquet.metadata.num_rows if is_parquet else file.raw.tell()
 
-    def _row(self, where: str, text: Any, problem: str) -> Iterator[Document]:
+    def _row(self, where: object, text: Any, problem: str) -> Iterator[Document]:
         if not problem and not isinstance(text, str):
             problem = f"has {type(text).__name__} for {self.settings.text_key!r}, not text"
         if not problem:
@@ -211,7 +229,7 @@ class Reading:
         else:
             self.skipped += 1
 
-    def _pieces(self, text: str, continues: bool, where: str) -> Generator[Document, None, bool]:
+    def _pieces(self, text: str, continues: bool, where: object) -> Generator[Document, None, bool]:
         """A document, in several pieces where it is too long; nothing but whitespace is lost between them. Returns
         whether more text would continue it."""
         for part in cut_at_whitespace(text.rstrip() if continues else text.strip(), LONGEST_DOCUMENT):
@@ -221,7 +239,7 @@ class Reading:
                 continues = True
         return continues
 
-    def _clean(self, text: str, where: str) -> str:
+    def _clean(self, text: str, where: object) -> str:
         """No NUL and no lone surrogate goes further; an empty text if that means to skip it."""
         with suppress(UnicodeEncodeError):  # the fastest way to ask for lone surrogates
             text.encode()
@@ -238,7 +256,27 @@ class Reading:
         return _BAD.sub("\ufffd", text)
 
 
-def no_column(path: Path, key: str, columns: Sequence[str]) -> DataError:
+def no_documents(inputs: Sequence[object], skipped: int) -> DataError:
+    names = ", ".join(map(str, inputs[:3])) + (", …" if len(inputs) > 3 else "")
+    if skipped:
+        return DataError(f"{names}: nothing left, all {skipped} documents were skipped as unusable.")
+    return DataError(f"{names}: no text, every file is empty or only whitespace. Give files with text.")
+
+
+def divides(path: Place, settings: CorpusSettings) -> re.Pattern[bytes] | None:
+    """What surely ends a document in the bytes of a file; None for a file that has to be read from its beginning."""
+    with opened(path) as file:
+        if file.is_compressed or is_table(path):
+            return None
+        match file.format, settings.documents:
+            case ("jsonl", _) | ("text", "line"):
+                return _LINE_END
+            case "text", "blank-line":
+                return _EMPTY_LINE
+    return None
+
+
+def no_column(path: Place, key: str, columns: Sequence[str]) -> DataError:
     return DataError(
         f"{path} has no column {key!r} (it has {', '.join(columns)}). Set text_key to one of them.", ("text_key",)
     )

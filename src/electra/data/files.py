@@ -28,6 +28,7 @@ from electra.base.files import (
     unwritable,
     writing,
 )
+from electra.base.remote import Place, RemotePath
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -39,28 +40,60 @@ Format = Literal["text", "jsonl", "parquet", "arrow-file", "arrow-stream"]
 _DATASETS_NOTES = {"state.json", "dataset_info.json", "dataset_dict.json"}
 LONGEST_LINE = 1 << 28
 STANDARD_INPUT = Path("-")
+LONGEST_SEARCH = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Source(NamedTuple):
-    path: Path
+    path: Place
     name: str  # relative to the input it was found under: stays the same when the corpus moves
     size: int
+    stamp: str  # changes with the content: the time of the last change, or what a store has in its place
+
+    def has_changed(self) -> bool:
+        try:
+            return status(self.path) != (self.size, self.stamp)
+        except OSError:
+            return True
+
+
+class Section(NamedTuple):
+    """Bytes of a file: the whole, or, of a file that is divided every `step` bytes, from one document's start to another's."""
+
+    source: Source
+    begin: int
+    end: int
+    step: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return self.end - self.begin == self.source.size
 
 
 class OpenSource(NamedTuple):
-    path: Path
+    path: Place
     raw: io.BufferedReader  # the bytes on disk; its position is the progress
     stream: io.BufferedReader  # the same, decompressed
     format: Format
-    start: int  # bytes of the stream already taken (a byte order mark)
+    start: int  # bytes before the stream: a byte order mark, other sections
+    is_compressed: bool
 
 
-def find_sources(inputs: Sequence[Path]) -> list[Source]:
+def status(path: Place) -> tuple[int, str]:
+    """Size and stamp."""
+    if isinstance(path, RemotePath):
+        return path.status()
+    found = path.stat()
+    return found.st_size, str(found.st_mtime_ns)
+
+
+def find_sources(inputs: Sequence[Place]) -> list[Source]:
     """Every readable file of the inputs, in the order given and then by name."""
     sources: list[Source] = []
     for path in inputs:
-        if path.is_dir():
+        if isinstance(path, RemotePath):
+            sources += _remote_sources(path)
+        elif path.is_dir():
             files = list(_walk(path, set()))
             if not files:
                 raise DataError(f"{path} has no file to read. Give a folder of .txt, .jsonl, .parquet or .arrow files.")
@@ -69,14 +102,30 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
                 log.info(
                     "%s: all its splits are read (%s). Give the folder of one to leave the others out.", path, splits
                 )
-            sources += [Source(file, str(file.relative_to(path)), file.stat().st_size) for file in files]
+            sources += [Source(file, str(file.relative_to(path)), *status(file)) for file in files]
         elif not path.exists():
             raise DataError(f"{path} does not exist. Check the path.")
         elif not path.is_file():
             raise DataError(f"{path} is a pipe, socket or device. Write its text to a file first.")
         else:
-            sources.append(Source(path, path.name, path.stat().st_size))
+            sources.append(Source(path, path.name, *status(path)))
     return sources
+
+
+def _remote_sources(folder: RemotePath) -> list[Source]:
+    if folder.is_file():
+        return [Source(folder, folder.name, *folder.status())]
+    start = len(str(folder).rstrip("/")) + 1
+    named = [(str(file)[start:], file, size, stamp) for file, size, stamp in folder.files()]
+    sources = [Source(file, name, size, stamp) for name, file, size, stamp in named if not _is_hidden(name)]
+    if not sources:
+        raise DataError(f"{folder} does not exist or has no file to read. Check the address.")
+    return sources
+
+
+def _is_hidden(name: str) -> bool:
+    parts = name.split("/")
+    return any(part.startswith(".") for part in parts) or parts[-1] in _DATASETS_NOTES
 
 
 def _walk(folder: Path, visited: set[Path]) -> Iterator[Path]:
@@ -115,8 +164,9 @@ def _datasets_tables(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[OpenSource]:
-    """What goes wrong while the file is read is reported as a fault of the file. "-" is standard input."""
+def opened(path: Place, begin: int = 0, end: int | None = None) -> Iterator[OpenSource]:
+    """What goes wrong while the file is read is reported as a fault of the file. "-" is standard input. `begin` and `end` are
+    for files that are not compressed; the format is always that of the beginning."""
     try:
         raw = io.BufferedReader(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb")  # type: ignore[arg-type,type-var]
     except OSError as error:
@@ -126,13 +176,56 @@ def opened(path: Path) -> Iterator[OpenSource]:
             head = stream.peek(4096)
             start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
             stream.read(start)
-            seekable = stream.raw is raw and raw.seekable()
-            yield OpenSource(path, raw, stream, _format(head[start:], path, seekable), start)
+            is_compressed = stream.raw is not raw
+            form = _format(head[start:], path, not is_compressed and raw.seekable())
+            if begin or end is not None:
+                start = max(begin, start)
+                stream = io.BufferedReader(_Bytes(raw, start, end), 1 << 20)
+            yield OpenSource(path, raw, stream, form, start, is_compressed)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
     except _damage() as error:
         problem = " ".join(str(error).split())
         raise DataError(f"{path} is cut off or damaged ({problem}). Fetch it again.") from None
+
+
+class _Bytes(io.RawIOBase):
+    """Some bytes of a file, as if they were all."""
+
+    def __init__(self, raw: io.BufferedReader, begin: int, end: int | None) -> None:
+        raw.seek(begin)
+        self.raw, self.left = raw, 1 << 62 if end is None else max(0, end - begin)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.raw.read(min(len(buffer), self.left))
+        buffer[: len(data)] = data
+        self.left -= len(data)
+        return len(data)
+
+
+def document_start(raw: io.BufferedReader, position: int, separator: re.Pattern[bytes]) -> int | None:
+    """The first start of a document after `position`, which is a question about these bytes alone, so that whoever reads
+    before it and whoever reads after it agree. None where no document starts for long: there is no cut here."""
+    for size in (1 << 16, LONGEST_SEARCH):
+        raw.seek(position)
+        if match := separator.search(raw.read(size)):
+            return position + match.end()
+    return None
+
+
+def section_bounds(section: Section, separator: re.Pattern[bytes]) -> tuple[int, int]:
+    """Where the documents of a section begin and end. Sections without a cut at their begin are empty, and what they
+    would hold belongs to the one before."""
+    source, begin, end, step = section
+    with source.path.open("rb") as raw:
+        first = document_start(raw, begin, separator) if begin else 0
+        if first is None:
+            return end, end
+        cuts = (document_start(raw, position, separator) for position in range(end, source.size, step))
+        return first, next((cut for cut in cuts if cut is not None), source.size)
 
 
 def _damage() -> tuple[type[Exception], ...]:
@@ -158,7 +251,7 @@ def _decompressed(raw: io.BufferedReader) -> io.BufferedReader:
     return io.BufferedReader(unpacked, 1 << 20)
 
 
-def _format(head: bytes, path: Path, seekable: bool) -> Format:
+def _format(head: bytes, path: Place, seekable: bool) -> Format:
     if head.startswith((b"PAR1", b"ARROW1\x00\x00")):
         if not seekable:
             raise DataError(f"{path} is a table inside an archive or a pipe. Unpack it first.")
@@ -170,10 +263,25 @@ def _format(head: bytes, path: Path, seekable: bool) -> Format:
     return "jsonl" if head.lstrip().startswith(b"{") or (named_json and head.strip()) else "text"
 
 
-def bad_bytes(path: Path, problem: str, offset: int, around: bytes, remedy: str) -> DataError:
+def bad_bytes(path: Place, problem: str, offset: int, around: bytes, remedy: str) -> DataError:
     if around.startswith((b"\xff\xfe", b"\xfe\xff")) or around.count(0) > len(around) // 4:
         remedy = f'It looks like UTF-16: convert it with "iconv -f UTF-16 -t UTF-8 {path.name}"'
     return DataError(f"{path} has {problem} at byte {offset}. {remedy}.")
+
+
+class SourceLine(NamedTuple):
+    """A line for messages: its number in the file is counted only when somebody wants to read it."""
+
+    source: OpenSource
+    number: int
+
+    def __str__(self) -> str:
+        before = 0
+        with self.source.path.open("rb") as raw:
+            left = self.source.start if self.source.start > len(_BYTE_ORDER_MARK) else 0
+            while left and (block := raw.read(min(left, 1 << 20))):
+                before, left = before + block.count(b"\n"), left - len(block)
+        return f"{self.source.path}:{before + self.number}"
 
 
 def bounded_lines(source: OpenSource) -> Iterator[tuple[int, bytes]]:
@@ -183,7 +291,7 @@ def bounded_lines(source: OpenSource) -> Iterator[tuple[int, bytes]]:
         number += 1
         if len(line) > LONGEST_LINE:
             limit = f"{LONGEST_LINE >> 20} MiB"
-            raise DataError(f"{source.path}:{number} is longer than {limit}. Split it into several lines.")
+            raise DataError(f"{SourceLine(source, number)} is longer than {limit}. Split it into several lines.")
         yield number, line
 
 

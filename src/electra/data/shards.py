@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ElectraError, MachineError
 from electra.base.files import parse_json, read_bytes
+from electra.base.remote import Place
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -34,7 +35,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
 class ShardEntry(Settings):
-    file: str = Field(pattern=r"^(train|heldout)-\d{5,}\.safetensors$")
+    file: str = Field(pattern=r"^(train|heldout)-\d{5,}(-\d{5,})?\.safetensors$")
     bytes: Count
     sha256: str
     tokens: Count
@@ -121,7 +122,7 @@ def json_hash(text: str) -> str:
     return hashlib.sha256(spelling.encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Place) -> Manifest:
     path, remedy = folder / MANIFEST, 'remove it and run "electra prepare" again'
     if not path.exists():
         raise DataError(f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.')

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import json_text, parse_json
+from electra.base.remote import Place
 from electra.data.files import OpenSource, bounded_lines, json_lines, open_parquet, opened, whole_file
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ def stem(path: Path) -> str:
     return _NAME.sub("", path.name)
 
 
-def is_table(path: Path) -> bool:
+def is_table(path: Place) -> bool:
     return path.is_file() and bool(_NAME.search(path.name))
 
 
-def table_format(path: Path) -> Format:
+def table_format(path: Place) -> Format:
     """What a name asks for."""
     match = _NAME.search(path.name)
     if not match:
@@ -138,7 +139,7 @@ def _text(source: OpenSource, newline: str = "") -> Iterator[str]:
 Refuse = Callable[[int, str], None]
 
 
-def _cells(path: Path, lines: Iterable[list[str]], header: Sequence[str], refuse: Refuse) -> Iterator[dict[str, Any]]:
+def _cells(path: Place, lines: Iterable[list[str]], header: Sequence[str], refuse: Refuse) -> Iterator[dict[str, Any]]:
     """The first line is a header unless it has as many cells as the known one and none of its names."""
     rows = iter(lines)
     names = next(rows, [])

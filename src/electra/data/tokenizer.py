@@ -21,6 +21,7 @@ from electra.base.errors import CorruptError, DataError, MachineError
 from electra.base.files import parse_json, read_bytes, remove_leftovers, write_atomically
 from electra.base.jobs import interruptible
 from electra.base.progress import live_bars
+from electra.base.remote import Place
 from electra.data.corpus import Corpus, cut_at_whitespace
 from electra.data.shards import MOST_TOKENS, TOKENIZER, json_hash
 
@@ -87,7 +88,7 @@ def adopt_vocabulary(
     return _ready(path, _wordpiece(vocabulary, _bert_normalizer(lowercase, strip, split_cjk)))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Place) -> Tokenizer:
     """From a tokenizer.json or a folder with one. Truncation and padding that its last user left in it are dropped:
     they would silently cut documents."""
     file = path / TOKENIZER if path.is_dir() else path
@@ -108,7 +109,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return _ready(file, tokenizer)
 
 
-def refuse_patterns(file: Path, content: Any) -> None:
+def refuse_patterns(file: Place, content: Any) -> None:
     """Regular expressions of a foreign tokenizer run on every text, and some take for ever. Those that surely do not are
     allowed."""
     parts = [content.get("normalizer"), content.get("pre_tokenizer"), content.get("decoder")]
@@ -134,10 +135,14 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder, TOKENIZER)
-        write_atomically(folder / TOKENIZER, (tokenizer.to_str(pretty=True) + "\n").encode())
+        write_atomically(folder / TOKENIZER, tokenizer_bytes(tokenizer))
     except OSError as error:
         raise MachineError(f"{folder / TOKENIZER} cannot be written: {error.strerror}.") from None
     return folder / TOKENIZER
+
+
+def tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
+    return (tokenizer.to_str(pretty=True) + "\n").encode()
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
@@ -325,7 +330,7 @@ def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> 
     return tokenizer
 
 
-def _ready(path: Path, tokenizer: Tokenizer) -> Tokenizer:
+def _ready(path: Place, tokenizer: Tokenizer) -> Tokenizer:
     """All special tokens are there, each with an id of its own, and a text that says "[MASK]" means the word, everywhere."""
     vocabulary = tokenizer.get_vocab()
     if missing := [name for name in SPECIAL_TOKENS if name not in vocabulary]:
@@ -343,7 +348,7 @@ def _ready(path: Path, tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _read(path: Path) -> str:
+def _read(path: Place) -> str:
     if not path.exists():
         raise DataError(f'{path} does not exist. Train a tokenizer with "electra tokenizer".')
     try:

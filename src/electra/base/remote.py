@@ -1,0 +1,162 @@
+"""Places that are no paths of this machine: `s3://bucket/corpus`, `memory://folder` and all else that fsspec opens.
+
+`RemotePath` has the few methods of a Path that reading text and writing shards need, under the same names. A file is put there
+whole or not at all, as object stores do; nobody locks there."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from electra.base.errors import ElectraError, MachineError, SettingsError
+
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
+
+
+@dataclass(frozen=True, order=True)
+class RemotePath:
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> "RemotePath":
+        return RemotePath(f"{self.url.rstrip('/')}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    @property
+    def in_this_process(self) -> bool:
+        return self.url.startswith("memory:")
+
+    def resolve(self) -> "RemotePath":
+        return self
+
+    def exists(self) -> bool:
+        with self._asking() as (system, path):
+            system.invalidate_cache()  # others write there too
+            return bool(system.exists(path))
+
+    def is_file(self) -> bool:
+        with self._asking() as (system, path):
+            return bool(system.isfile(path))
+
+    def is_dir(self) -> bool:
+        with self._asking() as (system, path):
+            system.invalidate_cache()
+            return bool(system.isdir(path))
+
+    def status(self) -> tuple[int, str]:
+        """The size, and what changes with the content."""
+        with self._asking() as (system, path):
+            system.invalidate_cache()
+            return int(system.size(path)), str(system.ukey(path))
+
+    def files(self) -> "Iterator[tuple[RemotePath, int, str]]":
+        """Of this folder and those below, by name, with size and stamp."""
+        with self._asking() as (system, path):
+            system.invalidate_cache()
+            found = system.find(path, detail=True)
+        for name, entry in sorted(found.items()):
+            relative = name.strip("/").removeprefix(path.strip("/")).strip("/")
+            with self._asking():
+                yield self / relative, int(entry["size"]), str(system.ukey(name))
+
+    def iterdir(self) -> "Iterator[RemotePath]":
+        with self._asking() as (system, path):
+            system.invalidate_cache()
+            names = system.ls(path, detail=False) if system.isdir(path) else []
+        yield from (self / name.rstrip("/").rpartition("/")[2] for name in sorted(names))
+
+    def open(self, mode: Literal["rb"]) -> io.BufferedReader:
+        with self._asking() as (system, path):
+            return io.BufferedReader(_Reported(system.open(path, mode), self))
+
+    def read_bytes(self) -> bytes:
+        with self._asking() as (system, path):
+            return bytes(system.cat_file(path))
+
+    def write_bytes(self, data: bytes) -> None:
+        with self._asking() as (system, path):
+            system.makedirs(system._parent(path), exist_ok=True)
+            system.pipe_file(path, data)
+
+    def unlink(self) -> None:
+        with self._asking() as (system, path):
+            system.rm_file(path)
+
+    def remove(self) -> None:
+        """With all that is below."""
+        with self._asking() as (system, path):
+            system.invalidate_cache()
+            if system.exists(path):
+                system.rm(path, recursive=True)
+
+    @contextmanager
+    def _asking(self) -> Iterator[tuple[Any, str]]:
+        """What a store says when it does not answer comes in many classes; a file that is not there is always the same."""
+        try:
+            import fsspec
+        except ImportError:
+            raise MachineError(f"{self} needs fsspec. pip install fsspec.") from None
+        try:
+            yield fsspec.core.url_to_fs(self.url)
+        except (FileNotFoundError, ElectraError):
+            raise
+        except ImportError as error:
+            raise MachineError(f"{self} cannot be opened: {error}.") from None
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if isinstance(error, ValueError) and "rotocol" in reason:
+                raise SettingsError(
+                    f"{self} cannot be opened: {reason}. Give a path, or a URL that fsspec knows."
+                ) from None
+            raise MachineError(f"{self} cannot be reached: {reason}. Check the address and the credentials.") from None
+
+
+class _Reported(io.RawIOBase):
+    """A file of a store, whose failures name it."""
+
+    def __init__(self, file: Any, place: RemotePath) -> None:
+        self.file, self.place = file, place
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self.place._asking():
+            data = self.file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self.file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self.file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self.file.close()
+        super().close()
+
+
+Place = Path | RemotePath
+
+
+def as_place(text: str | Path | RemotePath) -> Place:
+    """A path as it is, a `file://` URL as the path it means, any other URL as a RemotePath."""
+    if isinstance(text, RemotePath | Path):
+        return text
+    match = _URL.match(text)
+    if not match:
+        return Path(text)
+    return Path(text[len(match[0]) :]) if match[1].lower() in ("file", "local") else RemotePath(text)

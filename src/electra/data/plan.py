@@ -1,0 +1,188 @@
+"""What `prepare` is going to do, before anything is read: a list of units, which any number of machines may share.
+
+A unit is some bytes of some files: a range of a large file, a few small files, or one that is compressed and has to be read
+from its beginning. The list follows from the names and sizes of the files alone. A unit's key is a hash of all that decides what
+comes out of it, so whoever finds a unit done under that key need not do it again, and two who do the same write the same bytes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import quote, unquote
+
+from pydantic import Field, ValidationError
+
+from electra.base.config import Settings, dump
+from electra.base.errors import CorruptError, DataError
+from electra.base.files import read_object, write_atomically
+from electra.base.remote import Place, as_place
+from electra.data.corpus import Corpus, CorpusSettings, divides
+from electra.data.files import Section, Source
+from electra.data.shards import MOST_TOKENS, InputsEntry
+
+PLAN = "plan.json"
+UNITS = "units"
+_HASHES = 1 << 64
+_BYTES = "surrogateescape"
+_SAFE = "".join(map(chr, range(32, 127))).replace("%", "")
+
+
+class PrepareSettings(Settings):
+    """`heldout_share` of the documents, chosen by the hash of their text, are kept for evaluation, so that copies of a
+    document are on the same side. `unit_bytes` of text make one unit of work, and one shard."""
+
+    corpus: CorpusSettings = CorpusSettings()
+    heldout_share: float = Field(default=0.01, ge=0, le=0.5)
+    unit_bytes: int = Field(default=4 << 20, ge=1, le=1 << 32)
+
+
+class PlannedSource(Settings):
+    path: str
+    name: str
+    size: int = Field(ge=0)
+    stamp: str
+
+
+class PreparePlan(Settings):
+    """`units` are lists of (number of the source, begin, end). A document is held out if its hash is below `threshold`."""
+
+    version: int = Field(default=1, ge=1, le=1)
+    settings: PrepareSettings
+    tokenizer_sha256: str
+    vocab_size: int = Field(ge=1, le=MOST_TOKENS)
+    threshold: str
+    inputs: tuple[str, ...]
+    sources: tuple[PlannedSource, ...]
+    units: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    @cached_property
+    def files(self) -> tuple[Source, ...]:
+        """Names as the system has them, which need not be text."""
+        texts = [(unquote(it.path, errors=_BYTES), unquote(it.name, errors=_BYTES)) for it in self.sources]
+        pairs = zip(texts, self.sources, strict=True)
+        return tuple(Source(as_place(path), name, it.size, it.stamp) for (path, name), it in pairs)
+
+    @property
+    def size(self) -> int:
+        return sum(source.size for source in self.sources)
+
+    @property
+    def input_names(self) -> list[str]:
+        return [unquote(name, errors=_BYTES) for name in self.inputs]
+
+    def unit_size(self, number: int) -> int:
+        return sum(end - begin for _, begin, end in self.units[number])
+
+    @cached_property
+    def header(self) -> str:
+        """What every unit's key begins with."""
+        return json.dumps([self.version, dump(self.settings), self.tokenizer_sha256, self.threshold], sort_keys=True)
+
+    def unit(self, number: int, out: Place) -> "Unit":
+        step, files = self.settings.unit_bytes, self.files
+        sections = tuple(Section(files[source], begin, end, step) for source, begin, end in self.units[number])
+        rows = [[section.source.name, section.source.size, section.source.stamp, *section[1:]] for section in sections]
+        key = hashlib.sha256(f"{self.header}\n{json.dumps([number, rows])}".encode()).hexdigest()
+        return Unit(number, key, sections, self.settings, int(self.threshold), self.tokenizer_sha256, out)
+
+    def all_units(self, out: Place) -> "Iterator[Unit]":
+        return (self.unit(number, out) for number in range(len(self.units)))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work, with all that a worker has to know."""
+
+    number: int
+    key: str
+    sections: tuple[Section, ...]
+    settings: PrepareSettings
+    threshold: int
+    tokenizer_sha256: str
+    out: Place
+
+    @property
+    def size(self) -> int:
+        return sum(section.end - section.begin for section in self.sections)
+
+    @property
+    def is_one_file(self) -> bool:
+        return len(self.sections) == 1 and self.sections[0].whole
+
+
+def plan_corpus(corpus: Corpus, settings: PrepareSettings, tokenizer_sha256: str, vocab_size: int) -> PreparePlan:
+    step = settings.unit_bytes
+    units: list[list[tuple[int, int, int]]] = []
+    size = step
+    for number, source in enumerate(corpus.sources):
+        divided = source.size > step and divides(source.path, settings.corpus)
+        for begin in range(0, source.size, step) if divided else (0,):
+            end = min(begin + step, source.size) if divided else source.size
+            if size + end - begin > step:
+                units.append([])
+                size = 0
+            units[-1].append((number, begin, end))
+            size += end - begin
+    return PreparePlan(
+        settings=settings,
+        tokenizer_sha256=tokenizer_sha256,
+        vocab_size=vocab_size,
+        threshold=str(heldout_threshold(corpus, settings)),
+        inputs=tuple(_spelling(str(path)) for path in corpus.inputs),
+        sources=tuple(
+            PlannedSource(path=_spelling(str(it.path.resolve())), name=_spelling(it.name), size=it.size, stamp=it.stamp)
+            for it in corpus.sources
+        ),
+        units=tuple(map(tuple, units)),
+    )
+
+
+def inputs_entry(sources: Sequence[Source]) -> InputsEntry:
+    names = "".join(f"{source.name}\0{source.size}\n" for source in sources)
+    digest = hashlib.sha256(names.encode("utf-8", _BYTES)).hexdigest()
+    return InputsEntry(files=len(sources), bytes=sum(source.size for source in sources), sha256=digest)
+
+
+def _spelling(name: str) -> str:
+    return quote(name, safe=_SAFE, errors=_BYTES)
+
+
+def text_hash(document: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(document, digest_size=8).digest(), "little")
+
+
+def heldout_threshold(corpus: Corpus, settings: PrepareSettings) -> int:
+    """A document is held out if its hash is below this. Few documents may all be on one side of the wanted share; then
+    the threshold moves just past the nearest one. Reading ends as soon as both sides have a document, mostly after a
+    few hundred."""
+    wanted = int(settings.heldout_share * _HASHES)
+    smallest, largest = _HASHES, -1
+    for text, continues in corpus.read() if wanted else ():
+        if not continues:
+            value = text_hash(text.encode())
+            smallest, largest = min(smallest, value), max(largest, value)
+            if smallest < wanted <= largest:
+                return wanted
+    if smallest >= largest:  # no two different documents
+        return wanted
+    return smallest + 1 if smallest >= wanted else largest
+
+
+def write_plan(out: Place, plan: PreparePlan) -> None:
+    write_atomically(out / UNITS / PLAN, plan.model_dump_json().encode())
+
+
+def read_plan(out: Place) -> PreparePlan:
+    path = out / UNITS / PLAN
+    if not path.exists():
+        raise DataError(f'{out} has no plan. Run "electra prepare-plan" first.')
+    try:
+        return PreparePlan.model_validate(read_object(path))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise CorruptError(
+            f'{path} is damaged or of another version ({what}). Run "electra prepare-plan" again.'
+        ) from None
