@@ -31,7 +31,8 @@ from electra.finetuning.questions import (
     token_span,
     true_answers,
 )
-from electra.interop.formats import FORMATS, config_json, encoder_to_transformers, renamed
+from electra.interop.formats import config_json, encoder_to_transformers
+from electra.interop.names import HEADS, columns, renamed
 from electra.model import initialise, question_head
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 from helpers import write_corpus
@@ -218,7 +219,7 @@ def test_plain_logits_equal_those_of_transformers():
     body = {
         f"electra.{name}": it for name, it in encoder_to_transformers(encoder.settings, encoder.state_dict()).items()
     }
-    table = FORMATS["electra"].heads["ElectraForQuestionAnswering"]
+    table = columns(HEADS["ElectraForQuestionAnswering"])
     theirs.load_state_dict({**body, **renamed(head.state_dict(), table)})
     with torch.no_grad():
         ours = head(encoder(batch.ids, batch.segments, batch.is_real), inputs_of(batch))

@@ -21,7 +21,8 @@ from electra.data.tables import Row
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, train_tokenizer
 from electra.finetuning import Example, Outputs, Task
 from electra.finetuning.tagging import IGNORED, Span, Tagging, TaggingSettings, from_spans, legal, split_words, to_spans
-from electra.interop.formats import FORMATS, encoder_from_transformers, renamed_back
+from electra.interop.formats import encoder_from_transformers
+from electra.interop.names import HEADS, columns, renamed_back
 from electra.model import initialise
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 
@@ -104,7 +105,7 @@ def test_logits_and_loss_equal_those_of_transformers(tokenizer: Tokenizer) -> No
     head = task.head(settings).eval()
     tensors = theirs.state_dict()
     encoder.load_state_dict(encoder_from_transformers(encoder.settings, tensors))
-    table = FORMATS["electra"].heads["ElectraForTokenClassification"]
+    table = columns(HEADS["ElectraForTokenClassification"])
     head.load_state_dict(renamed_back(tensors, table))
 
     inputs = collate(task, task.encode(ROWS)[0])

@@ -1,13 +1,12 @@
-"""ELECTRA and ModernBERT in transformers' words: config.json and tensor names, ours <-> theirs.
+"""ELECTRA and ModernBERT in transformers' words: config.json and tensors, ours <-> theirs.
 
-Names are tables of patterns, ours on the left: `{n}` is the layer, `{p}` weight or bias. Two things are not one to one.
+Names are those of names.py. Two things are not one to one.
 Our queries, keys and values are one matrix; transformers' ELECTRA has three. And an encoder whose word table is of another
 width than its layers has a projection that ModernBERT lacks; it goes into the table: words * projection is a table of
 ModernBERT's width with the same states, and a tied token head is one on that table. Reading that back gives an encoder
 without a projection. A narrow token head on a table of another width has no such form (`has_form`).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,8 +16,17 @@ from torch import Tensor, nn
 
 from electra.base.batch import SpecialIds
 from electra.base.errors import DataError
+from electra.interop.names import (
+    ATTENTION_PARTS,
+    ELECTRA_ENCODER,
+    HEADS,
+    MODERNBERT_ENCODER,
+    columns,
+    renamed,
+    renamed_back,
+)
 from electra.model import Encoder, EncoderSettings
-from electra.model.electra import LAYER_NORM_EPS, TYPES, ElectraEncoderSettings
+from electra.model.electra import TYPES, ElectraEncoderSettings
 from electra.model.heads import Pooling
 from electra.model.modern import NORM_EPS, ModernDetectionHead, ModernEncoderSettings
 
@@ -26,7 +34,6 @@ NetworkKind = Literal["discriminator", "generator", "encoder"]
 OWN_HEAD = "head."
 """Before the names of a head that no class of transformers has."""
 DETECTOR_OUTPUTS = ("label.output.weight", "label.output.bias")
-ATTENTION_PARTS = ("query", "key", "value")
 SIZES = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -39,8 +46,7 @@ ANGLES = {"full_attention": "global_theta", "sliding_attention": "local_theta"}
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """How transformers writes one kind of encoder. `heads` are by the class that reads them; the output matrix of a token
-    head is the word table, which is stored once."""
+    """How transformers writes one kind of encoder."""
 
     title: str
     family: str
@@ -51,7 +57,6 @@ class ModelFormat:
     """Before the encoder's names in a class with a head."""
     inputs: tuple[str, ...]
     encoder: Mapping[str, str]
-    heads: Mapping[str, Mapping[str, str]]
     options: Mapping[str, str]
     """Our settings in config.json beside the SIZES; one that is left out has the same default here and there."""
     fixed: Mapping[str, Any]
@@ -63,11 +68,6 @@ class ModelFormat:
     does. Every other class of transformers drops ELECTRA's head, but would take ModernBERT's for its own."""
 
 
-MODERNBERT_LABELS = {
-    "label.dense.{p}": "head.dense.{p}",
-    "label.norm.{p}": "head.norm.{p}",
-    "label.output.{p}": "classifier.{p}",
-}
 FORMATS = {
     "electra": ModelFormat(
         title="ELECTRA",
@@ -75,43 +75,14 @@ FORMATS = {
         discriminator="ElectraForPreTraining",
         prefix="electra.",
         inputs=("input_ids", "token_type_ids", "attention_mask"),
-        encoder={
-            "embeddings.words.weight": "embeddings.word_embeddings.weight",
-            "embeddings.positions.weight": "embeddings.position_embeddings.weight",
-            "embeddings.types.weight": "embeddings.token_type_embeddings.weight",
-            "embeddings.norm.{p}": "embeddings.LayerNorm.{p}",
-            "project.{p}": "embeddings_project.{p}",
-            **{f"layers.{{n}}.{it}.{{p}}": f"encoder.layer.{{n}}.attention.self.{it}.{{p}}" for it in ATTENTION_PARTS},
-            "layers.{n}.attention_output.{p}": "encoder.layer.{n}.attention.output.dense.{p}",
-            "layers.{n}.attention_norm.{p}": "encoder.layer.{n}.attention.output.LayerNorm.{p}",
-            "layers.{n}.expand.{p}": "encoder.layer.{n}.intermediate.dense.{p}",
-            "layers.{n}.contract.{p}": "encoder.layer.{n}.output.dense.{p}",
-            "layers.{n}.output_norm.{p}": "encoder.layer.{n}.output.LayerNorm.{p}",
-        },
-        heads={
-            "ElectraModel": {},
-            "ElectraForPreTraining": {
-                "dense.{p}": "discriminator_predictions.dense.{p}",
-                "output.{p}": "discriminator_predictions.dense_prediction.{p}",
-            },
-            "ElectraForMaskedLM": {
-                "dense.{p}": "generator_predictions.dense.{p}",
-                "norm.{p}": "generator_predictions.LayerNorm.{p}",
-                "bias": "generator_lm_head.bias",
-            },
-            "ElectraForSequenceClassification": {
-                "label.dense.{p}": "classifier.dense.{p}",
-                "label.output.{p}": "classifier.out_proj.{p}",
-            },
-            "ElectraForTokenClassification": {"label.output.{p}": "classifier.{p}"},
-            "ElectraForQuestionAnswering": {"label.output.{p}": "qa_outputs.{p}"},
-        },
+        encoder=columns(ELECTRA_ENCODER),
         options={
             "embedding": "embedding_size",
             "dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
+            "norm_eps": "layer_norm_eps",
         },
-        fixed={"hidden_act": "gelu", "layer_norm_eps": LAYER_NORM_EPS},
+        fixed={"hidden_act": "gelu"},
     ),
     "modernbert": ModelFormat(
         title="ModernBERT",
@@ -121,28 +92,7 @@ FORMATS = {
         detector="detector",
         prefix="model.",
         inputs=("input_ids", "attention_mask"),
-        encoder={
-            "embeddings.words.{p}": "embeddings.tok_embeddings.{p}",
-            "norm.{p}": "embeddings.norm.{p}",
-            "layers.{n}.attention_norm.{p}": "layers.{n}.attn_norm.{p}",
-            "layers.{n}.query_key_value.{p}": "layers.{n}.attn.Wqkv.{p}",
-            "layers.{n}.attention_output.{p}": "layers.{n}.attn.Wo.{p}",
-            "layers.{n}.feed_forward_norm.{p}": "layers.{n}.mlp_norm.{p}",
-            "layers.{n}.expand.{p}": "layers.{n}.mlp.Wi.{p}",
-            "layers.{n}.contract.{p}": "layers.{n}.mlp.Wo.{p}",
-            "final_norm.{p}": "final_norm.{p}",
-        },
-        heads={
-            "ModernBertModel": {},
-            "ModernBertForMaskedLM": {
-                "dense.{p}": "head.dense.{p}",
-                "norm.{p}": "head.norm.{p}",
-                "bias": "decoder.bias",
-            },
-            "ModernBertForTokenClassification": MODERNBERT_LABELS,
-            "ModernBertForSequenceClassification": MODERNBERT_LABELS,
-            "ModernBertForQuestionAnswering": MODERNBERT_LABELS,
-        },
+        encoder=columns(MODERNBERT_ENCODER),
         options={
             "dropout": "mlp_dropout",
             "attention_dropout": "attention_dropout",
@@ -297,14 +247,14 @@ def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str)
     top = head.state_dict()
     if isinstance(head, ModernDetectionHead):
         top |= {name: torch.cat((torch.zeros_like(top[name]), top[name])) for name in DETECTOR_OUTPUTS}
-    top = renamed(top, form.heads[architecture]) if architecture else {f"{OWN_HEAD}{it}": top[it] for it in top}
+    top = renamed(top, columns(HEADS[architecture])) if architecture else {f"{OWN_HEAD}{it}": top[it] for it in top}
     return {f"{form.prefix}{name}": tensor for name, tensor in body.items()} | top
 
 
 def head_tensors(settings: EncoderSettings, tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
     """Back to our names."""
     if architecture:
-        return renamed_back(tensors, FORMATS[settings.kind].heads[architecture])
+        return renamed_back(tensors, columns(HEADS[architecture]))
     return {name.removeprefix(OWN_HEAD): tensor for name, tensor in tensors.items() if name.startswith(OWN_HEAD)}
 
 
@@ -338,24 +288,3 @@ def encoder_from_transformers(settings: EncoderSettings, tensors: Mapping[str, T
         parts = [ours.pop(name.replace(".query.", f".{part}.")) for part in ATTENTION_PARTS]
         ours[name.replace(".query.", ".query_key_value.")] = torch.cat(parts)
     return ours
-
-
-def rename(name: str, table: Mapping[str, str]) -> str | None:
-    for before, after in table.items():
-        pattern = re.escape(before).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", r"(?P<p>weight|bias)")
-        if match := re.fullmatch(pattern, name):
-            return after.format(**match.groupdict())
-    return None
-
-
-def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """To transformers' names; every name must have one."""
-    names = {name: rename(name, table) for name in tensors}
-    assert None not in names.values(), f"no transformers name for one of {list(tensors)}"
-    return {str(names[name]): tensor for name, tensor in tensors.items()}
-
-
-def renamed_back(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """To our names. What has no place here is left out; what is missing shows when the module loads."""
-    inverse = {after: before for before, after in table.items()}
-    return {ours: tensor for name, tensor in tensors.items() if (ours := rename(name, inverse))}

@@ -43,7 +43,7 @@ def compatibility_settings(settings: EncoderSettings) -> dict[str, str | float]:
     but no shape. Of ModernBERT's, only what some layer uses."""
     sizes = settings.model_dump(include={"kind", "layers", "hidden", "heads", "intermediate", "embedding"})
     if isinstance(settings, ElectraEncoderSettings):
-        return sizes | {"positions": settings.positions}
+        return sizes | {"positions": settings.positions, "norm_eps": settings.norm_eps}
     every = min(settings.global_every, settings.layers)
     local = {"window": settings.window, "local_theta": settings.local_theta} if every > 1 else {}
     counted = settings.global_from if (settings.layers - 1) % every else "first"
@@ -81,7 +81,7 @@ def build_token_head(settings: EncoderSettings, vocab_size: int, towers: int = 1
     states of so many encoders side by side."""
     inputs = towers * settings.hidden
     if isinstance(settings, ElectraEncoderSettings):
-        return TokenHead(inputs, settings.embedding, vocab_size)
+        return TokenHead(inputs, settings.embedding, vocab_size, settings.norm_eps)
     width = settings.embedding if settings.token_head == "narrow" else settings.hidden
     return TokenHead(inputs, width, vocab_size, NORM_EPS, has_biases=False)
 

@@ -37,7 +37,7 @@ class Linear(nn.Linear):
 class ElectraEncoderSettings(Settings):
     """Sizes of the discriminator. `initialisation`: "original" draws the embedding projection and the detection
     output from Glorot's distribution, as the original code does by TensorFlow's default; "normal" draws everything
-    from a normal distribution of deviation 0.02, as transformers does."""
+    from a normal distribution of deviation 0.02, as transformers does. `norm_eps` is BERT's; RoBERTa has another."""
 
     kind: Literal["electra"] = "electra"
     layers: int = Field(12, ge=1, le=1000)
@@ -49,6 +49,7 @@ class ElectraEncoderSettings(Settings):
     dropout: float = Field(0.1, ge=0, lt=1)
     attention_dropout: float = Field(0.1, ge=0, lt=1)
     initialisation: Literal["original", "normal"] = "original"
+    norm_eps: float = Field(LAYER_NORM_EPS, gt=0, le=0.1)
 
     @model_validator(mode="after")
     def heads_divide_hidden(self) -> "ElectraEncoderSettings":
@@ -104,7 +105,7 @@ class ElectraEmbeddings(WordEmbeddings):
         super().__init__(vocab_size, settings.embedding, source)
         self.positions = nn.Embedding(settings.positions, settings.embedding)
         self.types = nn.Embedding(TYPES, settings.embedding)
-        self.norm = nn.LayerNorm(settings.embedding, eps=LAYER_NORM_EPS)
+        self.norm = nn.LayerNorm(settings.embedding, eps=settings.norm_eps)
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(
@@ -133,10 +134,10 @@ class ElectraLayer(nn.Module):
         self.attention_dropout = settings.attention_dropout
         self.query_key_value = Linear(hidden, 3 * hidden, stacked=3)
         self.attention_output = nn.Linear(hidden, hidden)
-        self.attention_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPS)
+        self.attention_norm = nn.LayerNorm(hidden, eps=settings.norm_eps)
         self.expand = nn.Linear(hidden, settings.intermediate)
         self.contract = nn.Linear(settings.intermediate, hidden)
-        self.output_norm = nn.LayerNorm(hidden, eps=LAYER_NORM_EPS)
+        self.output_norm = nn.LayerNorm(hidden, eps=settings.norm_eps)
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(
@@ -224,7 +225,7 @@ class ElectraEncoder(nn.Module):
             dropout = (settings.dropout, settings.attention_dropout) if self.training else (0.0, 0.0)
             fused = most if first_only else self.layers
             parameters = [layer.in_order() for layer in fused if isinstance(layer, ElectraLayer)]
-            x = fused_layers(x, is_real, parameters, settings.heads, *dropout, LAYER_NORM_EPS)
+            x = fused_layers(x, is_real, parameters, settings.heads, *dropout, settings.norm_eps)
             return last(x, attend, first_only) if first_only else x
         for layer in most:
             x = layer(x, attend)
