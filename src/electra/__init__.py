@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from electra.inspector import Model, load
     from electra.inspector.compare import ComparedRun, Yardsticks
     from electra.inspector.embed import Embedded
+    from electra.interop.importing import Imported
     from electra.pretraining.load import Exported
 
 __version__ = "0.1.0"
 __all__ = [
     "ElectraError", "FinetuneResult", "Model", "PretrainResult", "__version__", "compare", "embed", "evaluate", "export",
-    "finetune", "load", "predict", "prepare", "pretrain", "train_tokenizer", "verify",
+    "finetune", "import_model", "load", "predict", "prepare", "pretrain", "train_tokenizer", "verify",
 ]  # fmt: skip
 
 PathLike = str | Path
@@ -242,6 +243,30 @@ def embed(
 
     chosen, network = config.validate(EmbedSettings, settings), load(model).network
     return embed_files(network, _paths(files), _path(out), text, keep, chosen, force)
+
+
+def import_model(
+    source: PathLike,
+    out: PathLike,
+    generator: PathLike | None = None,
+    *,
+    tokenizer: PathLike | None = None,
+    lowercase: bool | None = None,
+    heads: int | None = None,
+    allow_bin: bool = False,
+) -> "Imported":
+    """A checkpoint of other people as a model folder of ours: ELECTRA, BERT, RoBERTa or ModernBERT in transformers' format, ELECTRA
+    or BERT of TensorFlow 1. `generator` is the one that belongs to a discriminator; a TensorFlow checkpoint has both. `tokenizer`,
+    `lowercase` and `heads` are for sources that do not say it; `allow_bin` reads pytorch_model.bin, as weights alone.
+
+    >>> imported = electra.import_model("their-bert", "my-bert")
+    >>> list(imported.folders), imported.recipe
+    (['generator'], PosixPath('my-bert/recipe.toml'))
+    """
+    from electra.interop.importing import ImportOptions, import_network
+
+    options = ImportOptions(_path(tokenizer), lowercase, heads, allow_bin)
+    return import_network(Path(source), Path(out), _path(generator), options)
 
 
 def compare(

@@ -31,6 +31,7 @@ from electra.commands.evaluate import evaluate_command
 from electra.commands.export import export_command
 from electra.commands.finetune import finetune_command
 from electra.commands.flops import flops
+from electra.commands.import_ import import_command
 from electra.commands.predict import predict_command
 from electra.commands.prepare import prepare_command, prepare_finish_command, prepare_plan_command, prepare_unit_command
 from electra.commands.pretrain import pretrain_command
@@ -56,6 +57,7 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "score": score_command,
         "rerank": rerank_command,
         "embed": embed_command,
+        "import": import_command,
         "export": export_command,
         "verify": verify_command,
     },

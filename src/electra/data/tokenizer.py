@@ -92,7 +92,11 @@ def load_tokenizer(path: Place) -> Tokenizer:
     """From a tokenizer.json or a folder with one. Truncation and padding that its last user left in it are dropped:
     they would silently cut documents."""
     file = path / TOKENIZER if path.is_dir() else path
-    text = _read(file)
+    return read_tokenizer(file, _read(file))
+
+
+def read_tokenizer(file: Path, text: str) -> Tokenizer:
+    """From the text of a tokenizer.json; `file` is what messages speak of."""
     try:
         content = parse_json(text)
         refuse_patterns(file, content)

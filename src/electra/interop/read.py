@@ -78,9 +78,10 @@ def say_untrained(length: int, positions: int) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a folder holds, before a network is built from it."""
+    """What a folder holds, before a network is built from it; `where` its weights are."""
 
     folder: Path
+    where: Path
     config: Mapping[str, Any]
     settings: EncoderSettings
     vocab_size: int
@@ -101,10 +102,10 @@ class Stored:
                 head.load_state_dict(one_logit(tensors) if isinstance(head, ModernDetectionHead) else tensors)
                 head.eval()
         except KeyError as error:
-            raise CorruptError(f"{self.folder}/{WEIGHTS} has no {error}.") from None
+            raise CorruptError(f"{self.where} has no {error}.") from None
         except RuntimeError as error:
             last = str(error).splitlines()[-1].strip()
-            raise CorruptError(f"{self.folder}/{WEIGHTS} does not fit {described_by}: {last}") from None
+            raise CorruptError(f"{self.where} does not fit {described_by}: {last}") from None
         return encoder.eval()
 
 
@@ -123,23 +124,28 @@ def read_folder(folder: Path) -> Stored:
         checked_number(folder, config, LENGTH)
     if not isinstance(config.get(OBJECTIVE, ""), str):
         raise CorruptError(f"{folder / 'config.json'}: {OBJECTIVE} is {config[OBJECTIVE]!r}, not text.")
+    settings = checked_settings(folder / "config.json", config)
     try:
-        settings = settings_from_config(config)
         tensors = load_file(folder / WEIGHTS)
-    except ElectraError:
-        raise
     except (OSError, SafetensorError) as error:
         raise CorruptError(f"{folder / WEIGHTS} cannot be read: {error}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = validation_text(error) if isinstance(error, ValidationError) else f"{type(error).__name__} {error}"
-        raise CorruptError(f"{folder / 'config.json'} cannot be used: {reason}.") from None
     require_floats(folder / WEIGHTS, tensors)
-    refuse_other_shapes(folder, settings, vocab_size, tensors)
+    refuse_other_shapes(folder / WEIGHTS, settings, vocab_size, tensors)
     tokenizer = folder_tokenizer(folder)
     if (size := vocabulary_size(tokenizer)) > vocab_size:
         name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else "vocab.txt"
         raise CorruptError(f"{folder / name} has the id {size - 1}, beyond the vocabulary of {vocab_size}.")
-    return Stored(folder, config, settings, vocab_size, tensors, tokenizer)
+    return Stored(folder, folder / WEIGHTS, config, settings, vocab_size, tensors, tokenizer)
+
+
+def checked_settings(path: Path, config: Mapping[str, Any]) -> EncoderSettings:
+    try:
+        return settings_from_config(config)
+    except ElectraError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = validation_text(error) if isinstance(error, ValidationError) else f"{type(error).__name__} {error}"
+        raise CorruptError(f"{path} cannot be used: {reason}.") from None
 
 
 def checked_number(folder: Path, config: Mapping[str, Any], key: str) -> int:
@@ -153,25 +159,23 @@ def validation_text(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, it['loc']))}: {it['msg']}" for it in error.errors()[:3])
 
 
-def refuse_other_shapes(
-    folder: Path, settings: EncoderSettings, vocab_size: int, tensors: Mapping[str, Tensor]
-) -> None:
+def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int, tensors: Mapping[str, Tensor]) -> None:
     """Before a network is built: what config.json says costs nothing to write and may be more than any memory."""
     try:
         stored = encoder_from_transformers(settings, tensors)
     except (KeyError, RuntimeError) as error:
-        raise CorruptError(f"{folder / WEIGHTS} has no {error}.") from None
+        raise CorruptError(f"{where} has no {error}.") from None
     words = stored.get("embeddings.words.weight")
     if words is not None and len(words) != vocab_size:
-        raise CorruptError(f"{folder / 'config.json'}: vocab_size is {vocab_size}, {WEIGHTS} has {len(words)} words.")
+        raise CorruptError(f"config.json: vocab_size is {vocab_size}, {where} has {len(words)} words.")
     with torch.device("meta"):
         expected = encoder_alone(settings, vocab_size).state_dict()
     for name, tensor in expected.items():
         if name not in stored:
-            raise CorruptError(f"{folder / WEIGHTS} has no {name}, which config.json asks for.")
+            raise CorruptError(f"{where} has no {name}, which config.json asks for.")
         if stored[name].shape != tensor.shape:
             shapes = f"{name} is {tuple(stored[name].shape)}, not {tuple(tensor.shape)}"
-            raise CorruptError(f"{folder / WEIGHTS} does not fit its config.json: {shapes}.")
+            raise CorruptError(f"{where} does not fit its config.json: {shapes}.")
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
@@ -190,6 +194,10 @@ def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
     stored = read_folder(folder)
     if kind in (None, "discriminator") and (name := FORMATS[stored.settings.kind].detector):
         stored = read_folder(folder / name) if (folder / name).is_dir() else stored
+    return build_network(stored, kind)
+
+
+def build_network(stored: Stored, kind: NetworkKind | None = None) -> Pretrained:
     kinds: tuple[NetworkKind, ...] = ("discriminator", "generator", "encoder") if kind is None else (kind,)
     for wanted in kinds:
         head, architecture = empty_head(stored, wanted), network_class(stored.settings, wanted)
@@ -199,7 +207,7 @@ def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
             encoder, objective = stored.build(head, architecture), stored.config.get(OBJECTIVE, "electra")
             return Pretrained(encoder, head, wanted, stored.tokenizer, objective, stored.length)
     raise DataError(
-        f"{folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is from."
+        f"{stored.folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is from."
     )
 
 

@@ -121,9 +121,9 @@ def manifests(folder: Path) -> dict[Path, bytes]:
     return {path.parent.relative_to(folder): path.read_bytes() for path in folder.rglob(FOLDER_MANIFEST)}
 
 
-def write_network(out: Path, network: Pretrained, card: str) -> str:
-    """Returns who has read the folder back, and how."""
-    encoder, kind, files = network.encoder, network.kind, {"README.md": card.encode()}
+def write_network(out: Path, network: Pretrained, card: str, beside: Mapping[str, bytes] | None = None) -> str:
+    """`beside` are files for people. Returns who has read the folder back, and how."""
+    encoder, kind, files = network.encoder, network.kind, {"README.md": card.encode(), **(beside or {})}
     detector = FORMATS[encoder.settings.kind].detector if kind == "discriminator" else ""
 
     def write(part: Pretrained, out: Path, files: Mapping[str, bytes]) -> str:

@@ -1,0 +1,576 @@
+"""Other people's networks as model folders of ours: ELECTRA, BERT, RoBERTa and ModernBERT from transformers' folders, ELECTRA and
+BERT from Google's TensorFlow checkpoints.
+
+BERT's block is ELECTRA's, with words as wide as the layers. RoBERTa's is BERT's with another epsilon; its table of positions
+begins with rows that no token reads, and it has one type of segment where we have two. So every one of them becomes an ELECTRA
+(or a ModernBERT) by transformers' names, and is then read, checked and written as one. What has no place is listed, with the reason.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from electra.base import config as configuration
+from electra.base.errors import CorruptError, DataError, SettingsError
+from electra.base.files import read_object, write_synced
+from electra.base.progress import Progress
+from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
+from electra.interop.formats import FORMATS, network_class
+from electra.interop.names import ELECTRA_ENCODER, HEADS, MODERNBERT_ENCODER, Name, columns, from_google, rename
+from electra.interop.read import OBJECTIVE, Pretrained, Stored, build_network, checked_settings, refuse_other_shapes
+from electra.interop.tensorflow import read_bundle
+from electra.interop.vocabulary import file_vocabulary, folder_vocabulary, refuse_code
+from electra.interop.weights import Weights, folder_weights, inside, listed
+from electra.interop.write import whole_or_absent, write_network
+
+RECIPE, REPORT = "recipe.toml", "import.json"
+HEAD_UNITS = 64
+"""Of one attention head in every ELECTRA and BERT that was released; a TensorFlow checkpoint does not say how many heads there are."""
+WORDS, POSITIONS, KINDS = (
+    f"electra.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """`token_head` is the class whose names its head for masked language modelling has, `pads`: positions are counted from
+    behind the padding token's number."""
+
+    title: str
+    kind: str
+    prefix: str
+    token_head: str
+    pads: bool = False
+
+    @property
+    def encoder(self) -> tuple[Name, ...]:
+        return MODERNBERT_ENCODER if self.kind == "modernbert" else ELECTRA_ENCODER
+
+
+FAMILIES = {
+    "electra": Family("ELECTRA", "electra", "electra.", "ElectraForMaskedLM"),
+    "bert": Family("BERT", "electra", "bert.", "BertForMaskedLM"),
+    "roberta": Family("RoBERTa", "electra", "roberta.", "RobertaForMaskedLM", pads=True),
+    "xlm-roberta": Family("XLM-RoBERTa", "electra", "roberta.", "RobertaForMaskedLM", pads=True),
+    "camembert": Family("CamemBERT", "electra", "roberta.", "RobertaForMaskedLM", pads=True),
+    "modernbert": Family("ModernBERT", "modernbert", "model.", "ModernBertForMaskedLM"),
+}
+LACKING = {
+    "albert": "ALBERT, whose layers share one set of weights",
+    "deberta": "DeBERTa, whose attention knows relative positions",
+    "deberta-v2": "DeBERTa, whose attention knows relative positions",
+    "distilbert": "DistilBERT, which has no segments and other names",
+    "mpnet": "MPNet, whose attention knows relative positions",
+    "t5": "T5, an encoder with a decoder",
+    "bart": "BART, an encoder with a decoder",
+    "gpt2": "GPT-2, a decoder",
+    "llama": "Llama, a decoder",
+}
+OUTPUT_MATRICES = (
+    "generator_lm_head.weight",
+    "cls.predictions.decoder.weight",
+    "lm_head.decoder.weight",
+    "decoder.weight",
+)
+OUTPUT_BIASES = ("cls.predictions.decoder.bias", "lm_head.decoder.bias")
+OPTIMIZER = ("adam_m", "adam_v", "Adam", "Adam_1", "Momentum", "lamb_m", "lamb_v")
+COUNTERS = ("global_step", "beta1_power", "beta2_power", "good_steps", "current_loss_scale", "loss_scale")
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """`tokenizer`: a vocab.txt, a tokenizer.json or a folder with one, where the source has none; `lowercase`: for a vocab.txt
+    whose folder does not say it; `heads`: attention heads, where nothing says it; `allow_bin`: read pytorch_model.bin, as weights
+    alone."""
+
+    tokenizer: Path | None = None
+    lowercase: bool | None = None
+    heads: int | None = None
+    allow_bin: bool = False
+
+
+class Imported(NamedTuple):
+    """What was written and by whom it was read back; what had to be decided; tensors that have no place, with the reason."""
+
+    folders: dict[str, tuple[Path, str]]
+    notes: list[str]
+    left_out: dict[str, str]
+    recipe: Path
+
+    def left_out_lines(self) -> list[str]:
+        return grouped(self.left_out)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A tensor of theirs that has a place; `turned`: stored the other way round."""
+
+    name: str
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network before it is read: which tensors go where (by transformers' names), and what is said of it."""
+
+    folder: Path
+    family: Family
+    weights: Weights
+    claims: Mapping[str, Claim]
+    config: Mapping[str, Any]
+    tokenizer: Tokenizer | None
+
+
+def import_network(source: Path, out: Path, generator: Path | None, options: ImportOptions) -> Imported:
+    """Writes `out`, a model folder; with a generator two of them, discriminator/ and generator/, as an export of a run has."""
+    notes: list[str] = []
+    candidates = read_candidates(source, options, notes)
+    if generator is not None:
+        if len(candidates) > 1:
+            raise SettingsError(f"{source} has a generator of its own: another one cannot be added. Leave it out.")
+        candidates += read_candidates(generator, options, notes)[-1:]
+    tokenizer = next((it.tokenizer for it in candidates if it.tokenizer), None)
+    if options.tokenizer is not None:
+        tokenizer = given_tokenizer(options.tokenizer, options.lowercase, notes)
+    if tokenizer is None:
+        raise DataError(f"{source} has neither tokenizer.json nor vocab.txt. Give one.", ("tokenizer",))
+    if (
+        any(it.tokenizer and not is_same_tokenizer(it.tokenizer, tokenizer) for it in candidates)
+        and options.tokenizer is None
+    ):
+        raise DataError(f"{source} and {generator} have different tokenizers: they are no pair.")
+
+    networks: list[Pretrained] = []
+    left_out: dict[str, str] = {}
+    taken: dict[Path, set[str]] = {}
+    for candidate in candidates:
+        network, used = build_candidate(candidate, tokenizer, notes)
+        networks.append(network)
+        taken[candidate.weights.where] = taken.get(candidate.weights.where, set()) | used
+    for candidate in candidates:
+        unused = [name for name in candidate.weights.shapes if name not in taken[candidate.weights.where]]
+        left_out |= {name: reason(name, candidate.family, networks[0].kind) for name in unused}
+    refuse_strange(source, left_out)
+    if generator is not None and networks[1].kind != "generator":
+        raise DataError(f"{generator} is no generator: it has no head for masked language modelling.")
+    return write_import(source, out, networks, candidates, notes, left_out)
+
+
+def write_import(
+    source: Path,
+    out: Path,
+    networks: list[Pretrained],
+    candidates: list[Candidate],
+    notes: list[str],
+    left_out: dict[str, str],
+) -> Imported:
+    title = candidates[0].family.title
+    recipe = recipe_text(networks, notes)
+    report = {
+        "source": source.name,
+        "family": title,
+        "networks": [it.kind for it in networks],
+        "notes": notes,
+        "left_out": left_out,
+    }
+    files = {RECIPE: recipe.encode(), REPORT: (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode()}
+    names = ["discriminator", "generator"] if len(networks) > 1 else [""]
+    folders = {}
+    with whole_or_absent(out) as temporary:
+        for name, network in zip(names, networks, strict=True):
+            card = import_card(title, source.name, network, left_out)
+            read_by = write_network(temporary / name, network, card, files)
+            folders[name or network.kind] = (out / name, read_by)
+        if len(networks) > 1:
+            for name, data in {
+                **files,
+                "tokenizer.json": (temporary / names[0] / "tokenizer.json").read_bytes(),
+            }.items():
+                write_synced(temporary / name, data)
+    return Imported(folders, notes, left_out, out / RECIPE)
+
+
+# What a source holds
+
+
+def read_candidates(source: Path, options: ImportOptions, notes: list[str]) -> list[Candidate]:
+    if prefix := checkpoint_prefix(source, notes):
+        return tensorflow_candidates(prefix, options, notes)
+    if not source.is_dir():
+        what = "is neither a folder nor a TensorFlow checkpoint" if source.exists() else "does not exist"
+        raise DataError(f"{source} {what}. Give a folder of transformers' format, or NAME of NAME.index.")
+    return [transformers_candidate(source, options, notes)]
+
+
+def transformers_candidate(folder: Path, options: ImportOptions, notes: list[str]) -> Candidate:
+    if not (folder / "config.json").exists():
+        raise DataError(
+            f"{folder} is no model folder: it has neither config.json nor a TensorFlow checkpoint (NAME.index)."
+        )
+    config = read_object(inside(folder, "config.json"))
+    refuse_code(folder / "config.json", config)
+    if OBJECTIVE in config:
+        raise DataError(f"{folder} is a model folder of ours already, or made from one. Use it as it is.")
+    family = family_of(folder, config.get("model_type"))
+    weights = folder_weights(folder, options.allow_bin)
+    claims: dict[str, Claim] = {}
+    for name in weights.shapes:
+        if (place := transformers_place(name, family)) is not None:
+            if place in claims:
+                raise CorruptError(f"{weights.where} has {place} twice: as {claims[place].name} and as {name}.")
+            claims[place] = Claim(name)
+    return Candidate(folder, family, weights, claims, config, folder_vocabulary(folder, options.lowercase, notes))
+
+
+def family_of(folder: Path, name: object) -> Family:
+    if isinstance(name, str) and name in FAMILIES:
+        return FAMILIES[name]
+    what = LACKING.get(str(name), f"a model of type {str(name)[:60]!r}")
+    raise DataError(
+        f"{folder} is {what}: no block here computes that. ELECTRA, BERT, RoBERTa and ModernBERT can be imported; with the tokenizer of this one "
+        '(electra tokenizer OUT --from-json …) a network can be pre-trained from the beginning.'
+    )  # fmt: skip
+
+
+def transformers_place(name: str, family: Family) -> str | None:
+    """Its name in ELECTRA's or ModernBERT's own class. Old checkpoints call a norm's weights gamma and beta."""
+    name = re.sub(r"\.(gamma|beta)$", lambda match: ".weight" if match[1] == "gamma" else ".bias", name)
+    form, body = FORMATS[family.kind], name.removeprefix(family.prefix)
+    if rename(body, {theirs: theirs for _, theirs, _ in family.encoder}):
+        return f"{form.prefix}{body}"
+    masked = f"{form.family}ForMaskedLM"
+    for theirs, ours in (
+        (family.token_head, masked),
+        *([(form.discriminator,) * 2] if family.title == "ELECTRA" else []),
+    ):
+        places = columns(HEADS[ours])
+        if place := rename(name, {it.transformers: places[it.ours] for it in HEADS[theirs]}):
+            return place
+    return None
+
+
+def checkpoint_prefix(source: Path, notes: list[str]) -> Path | None:
+    """Of a TensorFlow checkpoint; of several in a folder the one that its file "checkpoint" names."""
+    if source.name.endswith(".index"):
+        return source.with_name(source.name.removesuffix(".index"))
+    if not source.is_dir():
+        return source if source.with_name(f"{source.name}.index").exists() else None
+    names = sorted(path.name.removesuffix(".index") for path in source.glob("*.index"))
+    if not names or (source / "model.safetensors").exists():
+        return None
+    pointer = source / "checkpoint"
+    text = inside(source, "checkpoint").read_bytes()[:4096].decode("utf-8", "replace") if pointer.exists() else ""
+    match = re.search(r'^model_checkpoint_path: "(?:[^"\n]*/)?([^"/\n]+)"', text, re.MULTILINE)
+    if match and match[1] in names:
+        names = [match[1]]
+    if len(names) > 1:
+        raise DataError(
+            f"{source} has {len(names)} checkpoints ({', '.join(names[:5])}). Give one of them: {source / names[-1]}."
+        )
+    return source / names[0]
+
+
+def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]) -> list[Candidate]:
+    """Discriminator and generator of an ELECTRA, or a BERT."""
+    weights, folder = read_bundle(prefix), prefix.parent
+    tokenizer = folder_vocabulary(folder, options.lowercase, notes)
+    config = {}
+    for name in ("config.json", "bert_config.json", "electra_config.json"):
+        if (folder / name).exists():
+            config = read_object(inside(folder, name))
+            break
+    if any(name.endswith("/.ATTRIBUTES/VARIABLE_VALUE") for name in weights.shapes):
+        raise DataError(
+            f"{prefix} is a checkpoint of TensorFlow 2's objects. Only names of TensorFlow 1 (electra/…, bert/…) are known."
+        )
+    candidates: list[Candidate] = []
+    family = FAMILIES["bert" if any(name.startswith("bert/") for name in weights.shapes) else "electra"]
+    scopes = ("bert",) if family.title == "BERT" else ("electra", "generator")
+    own_embeddings = any(name.startswith("generator/embeddings/") for name in weights.shapes)
+    for scope in scopes:
+        claims = dict(google_claims(weights, scope, family))
+        if scope == "generator" and claims and not own_embeddings:  # they are the discriminator's
+            claims |= {place: it for place, it in google_claims(weights, "electra", family) if ".embeddings." in place}
+        if any(".encoder.layer." in place for place in claims):
+            said = config if scope != "generator" else {}
+            described = inferred_config(prefix, weights, claims, said, options.heads, notes)
+            if scope == "generator" and candidates:
+                described |= generator_heads(candidates[0].config, described)
+            candidates.append(Candidate(folder, family, weights, claims, described, tokenizer))
+    if not candidates:
+        raise DataError(f"{prefix} holds neither ELECTRA nor BERT: its tensors are {listed(weights.shapes)}.")
+    return candidates
+
+
+def google_claims(weights: Weights, scope: str, family: Family) -> Iterator[tuple[str, Claim]]:
+    form = FORMATS["electra"]
+    heads = {"electra": "ElectraForPreTraining", "generator": "ElectraForMaskedLM", "bert": "BertForMaskedLM"}
+    places = columns(HEADS["ElectraForPreTraining" if scope == "electra" else "ElectraForMaskedLM"])
+    head = [Name(it.ours, places[it.ours], it.google) for it in HEADS[heads[scope]]]
+    for name in weights.shapes:
+        if name.startswith(f"{scope}/"):
+            if place := from_google(name.removeprefix(f"{scope}/"), ELECTRA_ENCODER):
+                yield f"{form.prefix}{place[0]}", Claim(name, place[1])
+        elif place := from_google(name, head):
+            yield place[0], Claim(name, place[1])
+
+
+def inferred_config(
+    prefix: Path,
+    weights: Weights,
+    claims: Mapping[str, Claim],
+    said: Mapping[str, Any],
+    heads: int | None,
+    notes: list[str],
+) -> dict[str, Any]:
+    """Sizes are those of the tensors; what a config beside them says must agree. Heads and dropout show in no shape."""
+    layers = 1 + max(int(match[1]) for place in claims if (match := re.search(r"\.layer\.(\d+)\.", place)))
+    shapes = {place: weights.shapes[claim.name] for place, claim in claims.items()}
+    try:
+        hidden, _ = shapes["electra.encoder.layer.0.attention.self.query.weight"]
+        sizes = {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "intermediate_size": shapes["electra.encoder.layer.0.intermediate.dense.weight"][1],
+            "max_position_embeddings": shapes[POSITIONS][0],
+        }
+    except (KeyError, ValueError, IndexError) as error:
+        raise CorruptError(f"{prefix}: {error} is missing, or no matrix.") from None
+    for key, value in sizes.items():
+        if said.get(key, value) != value:
+            raise CorruptError(f"{prefix}: {key} is {said[key]} in its config and {value} in its tensors.")
+    count = heads or said.get("num_attention_heads")
+    if count is None:
+        count = max(1, hidden // HEAD_UNITS)
+        notes.append(
+            f"{count} attention heads for {hidden} units: nothing says how many, and {HEAD_UNITS} units a head are usual."
+        )
+    return {**{key: said[key] for key in said if isinstance(key, str)}, **sizes, "num_attention_heads": count}
+
+
+def generator_heads(main: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """As many units a head as in the discriminator."""
+    units = main["hidden_size"] // main["num_attention_heads"] if isinstance(main["num_attention_heads"], int) else 0
+    return {"num_attention_heads": max(1, own["hidden_size"] // units)} if units else {}
+
+
+# From a candidate to a network
+
+
+def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]) -> tuple[Pretrained, set[str]]:
+    """The network, and the names of the tensors that are in it."""
+    family, weights = candidate.family, candidate.weights
+    tensors, total = {}, sum(math.prod(weights.shapes[it.name]) for it in candidate.claims.values())
+    done, started = 0, time.monotonic()
+    with Progress("import", total, unit="bytes", seconds_between_lines=2.0) as progress:
+        for place, claim in candidate.claims.items():
+            tensor = weights.floats(claim.name)
+            tensors[place] = tensor.T.contiguous() if claim.turned else tensor
+            progress.advance(done := done + tensor.numel())
+            if (seconds := time.monotonic() - started) > 2 and done < total:
+                progress.report(f"{done / seconds / 1e6:.0f} M numbers/s", seconds * (total - done) / max(1, done))
+    config = {**candidate.config, "model_type": family.kind}
+    if family.kind == "electra":
+        fit_electra(candidate, tensors, config, notes)
+    if own_output(candidate, tensors):
+        notes.append(
+            "its token head has an output matrix of its own, where ours is the word table: the head is left out."
+        )
+        tensors = {place: it for place, it in tensors.items() if place.startswith(FORMATS[family.kind].prefix)}
+    rows = fit_vocabulary(candidate, tensors, tokenizer, notes)
+    settings = checked_settings(candidate.folder / "config.json", config)
+    refuse_other_shapes(weights.where, settings, rows, tensors)
+    stored = Stored(candidate.folder, weights.where, config, settings, rows, tensors, tokenizer)
+    network = build_network(stored)
+    head = columns(HEADS[network_class(settings, network.kind)])
+    places = {
+        place
+        for place in tensors
+        if place.startswith(FORMATS[family.kind].prefix) or rename(place, {it: it for it in head.values()})
+    }
+    return network, {candidate.claims[place].name for place in places}
+
+
+def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[str, Any], notes: list[str]) -> None:
+    """BERT and RoBERTa as ELECTRA."""
+    for key, only in {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}.items():
+        if config.get(key, only) != only:
+            raise DataError(f"{candidate.folder}: {candidate.family.title} with {key}={config[key]} is not supported.")
+    words, positions, kinds = tensors.get(WORDS), tensors.get(POSITIONS), tensors.get(KINDS)
+    if words is not None and words.ndim == 2:
+        config.setdefault("embedding_size", words.shape[1])
+    if candidate.family.title != "ELECTRA" and words is not None and words.ndim == 2:
+        config["embedding_size"] = words.shape[1]
+    if candidate.family.pads and positions is not None:
+        pad = config.get("pad_token_id", 1)
+        before = pad + 1 if isinstance(pad, int) and 0 <= pad < len(positions) - 2 else 0
+        tensors[POSITIONS] = positions[before:].clone()
+        if isinstance(config.get("max_position_embeddings"), int):
+            config["max_position_embeddings"] -= before
+        notes.append(
+            f"the first {before} of {len(positions)} positions belong to padding and were cut: {len(positions) - before} are left."
+        )
+    if kinds is not None and kinds.ndim == 2 and len(kinds) != 2:
+        tensors[KINDS] = kinds[:2].clone() if len(kinds) > 2 else kinds.repeat(2, 1)
+        what = "the second begins as the first" if len(kinds) == 1 else f"the first two of {len(kinds)} are kept"
+        notes.append(f"segments are of two kinds here: {what}.")
+
+
+def own_output(candidate: Candidate, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the matrix that makes logits of states is another than the word table."""
+    form = FORMATS[candidate.family.kind]
+    words = tensors.get(
+        WORDS if candidate.family.kind == "electra" else f"{form.prefix}embeddings.tok_embeddings.weight"
+    )
+    for name in OUTPUT_MATRICES:
+        if name in candidate.weights.shapes and words is not None:
+            if candidate.weights.shapes[name] != tuple(words.shape):
+                return True
+            return not torch.equal(candidate.weights.floats(name), words)
+    return candidate.config.get("tie_word_embeddings") is False and any(
+        it in tensors for it in ("generator_lm_head.bias", "decoder.bias")
+    )
+
+
+def fit_vocabulary(candidate: Candidate, tensors: dict[str, Tensor], tokenizer: Tokenizer, notes: list[str]) -> int:
+    """Tables are often padded to a round number of rows. Rows that no token has are cut; the other way round nothing fits."""
+    name = next((it for it in tensors if it.endswith((".word_embeddings.weight", ".tok_embeddings.weight"))), None)
+    if name is None:
+        raise CorruptError(f"{candidate.weights.where} has no word table.")
+    rows, size = len(tensors[name]), vocabulary_size(tokenizer)
+    if size > rows:
+        raise CorruptError(
+            f"the tokenizer has {size:,} ids, {candidate.weights.where} has {rows:,} words. Give the right tokenizer.",
+            ("tokenizer",),
+        )
+    if rows > size:
+        notes.append(
+            f"the word table has {rows:,} rows, the tokenizer {size:,} ids: the last {rows - size:,} rows are padding and were cut."
+        )
+        for place in (name, "generator_lm_head.bias", "decoder.bias"):
+            if place in tensors and len(tensors[place]) == rows:
+                tensors[place] = tensors[place][:size].clone()
+    return size
+
+
+def reason(name: str, family: Family, kind: str) -> str:
+    """Why a tensor has no place."""
+    last = name.rpartition("/")[2] or name
+    if last in OPTIMIZER:
+        return "state of the optimizer"
+    if last in COUNTERS:
+        return "counts the steps of training"
+    if name.endswith("position_ids"):
+        return "numbers of positions, not weights"
+    if name in OUTPUT_MATRICES or name in OUTPUT_BIASES:
+        return "the word table or the bias again" if kind == "generator" else "the head of another task"
+    if "pooler" in name:
+        return "BERT's pooler, which nothing here reads"
+    if "seq_relationship" in name:
+        return "BERT's head for the next sentence"
+    if name.startswith(family.prefix) or "/encoder/" in name or name.startswith(("encoder.", "layers.", "embeddings.")):
+        return "a part that our blocks lack"
+    return "the head of another task"
+
+
+def refuse_strange(source: Path, left_out: Mapping[str, str]) -> None:
+    """A tensor inside of the encoder that has no place means that the network computes something else."""
+    if strange := [name for name, why in left_out.items() if why == "a part that our blocks lack"]:
+        raise DataError(
+            f"{source} has tensors that no block here has a place for: {listed(strange)}. Without them it would be another network."
+        )
+
+
+# What is written beside
+
+
+def given_tokenizer(path: Path, lowercase: bool | None, notes: list[str]) -> Tokenizer:
+    tokenizer = folder_vocabulary(path, lowercase, notes) if path.is_dir() else file_vocabulary(path, lowercase, notes)
+    if tokenizer is None:
+        raise DataError(f"{path} has neither tokenizer.json nor vocab.txt.")
+    return tokenizer
+
+
+def recipe_text(networks: list[Pretrained], notes: list[str]) -> str:
+    """The sizes as a recipe to be added to any other: what a run that starts from here needs."""
+    main = networks[0].encoder.settings
+    lines = [
+        "# The sizes of an imported network: electra pretrain RECIPE+THIS start=FOLDER data=… run=…",
+        "[encoder]",
+        configuration.to_toml(main),
+    ]
+    if len(networks) > 1:
+        small = networks[1].encoder.settings
+        width, depth = small.hidden / main.hidden, small.layers / main.layers
+        if (
+            main.scaled(width, depth).model_copy(
+                update={"dropout": small.dropout, "attention_dropout": small.attention_dropout}
+            )
+            == small
+        ):
+            tied = embeddings_equal(networks)
+            lines += [
+                "[generator]",
+                f"width = {width!r}",
+                f"depth = {depth!r}",
+                f'sharing = "{"tied" if tied else "none"}"',
+                "",
+            ]
+            if not tied:
+                notes.append(
+                    "generator and discriminator have embeddings of their own: recipe.toml says generator.sharing=none."
+                )
+        else:
+            notes.append(
+                "no generator.width and generator.depth make this generator: a run from here begins with a new one (generator.start=fresh)."
+            )
+            lines += ["[generator]", 'start = "fresh"', ""]
+    return "\n".join(lines)
+
+
+def embeddings_equal(networks: list[Pretrained]) -> bool:
+    first, second = (it.encoder.embeddings.state_dict() for it in networks)
+    return first.keys() == second.keys() and all(first[key].equal(second[key]) for key in first)
+
+
+def grouped(left_out: Mapping[str, str]) -> list[str]:
+    """A line for each reason."""
+    groups: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        groups.setdefault(why, []).append(name)
+    return [f"{why}: {len(names)} tensors ({listed(names)})" for why, names in groups.items()]
+
+
+def import_card(title: str, source: str, network: Pretrained, left_out: Mapping[str, str]) -> str:
+    form = FORMATS[network.encoder.settings.kind]
+    reader = network_class(network.encoder.settings, network.kind)
+    rows = "\n".join(f"- {line}" for line in grouped(left_out)) or "- nothing"
+    return f"""---
+library_name: transformers
+tags: [electra, {form.family.lower()}, {network.kind}]
+license: other
+---
+
+# {title} {network.kind}, imported from {source}
+
+The weights are those of the source, under whose licence they are; `electra import` gave them the names of transformers' {reader}. Left out:
+
+{rows}
+
+```python
+from transformers import AutoTokenizer, {reader}
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = {reader}.from_pretrained(".")
+```
+
+`recipe.toml` has the sizes, to go on pre-training: `electra pretrain RECIPE+FOLDER/recipe.toml start=FOLDER data=… run=…`.
+"""

@@ -1,0 +1,342 @@
+"""Checkpoints of TensorFlow 1 ("tensor bundles": NAME.index and NAME.data-00000-of-00001), read with numpy alone.
+
+The index is a sorted table in LevelDB's format: blocks of keys that share prefixes with the key before, each block with a
+checksum, a footer that says where the block of blocks is. A value is a protocol buffer with type, shape, and where in which data
+file the bytes are, with their own checksum. A variable that was partitioned has an entry that lists its slices, and an entry
+for each slice under a key in Google's "ordered code".
+
+Every offset, length and count is somebody's claim and is checked before it is used.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache, reduce
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from electra.base.errors import CorruptError
+from electra.base.files import read_bytes
+from electra.interop.weights import MOST_TENSORS, Weights, inside
+
+FOOTER, MAGIC, TRAILER = 48, 0xDB4775248B80FB57, 5
+MOST_INDEX, MOST_SHARDS, MOST_DIMENSIONS = 1 << 26, 10_000, 8
+BFLOAT16, STRING = 14, 7
+TYPES = {
+    1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", BFLOAT16: "<u2", 17: "<u2", 19: "<f2",
+    22: "<u4", 23: "<u8",
+}  # fmt: skip
+POLYNOMIAL = 0x82F63B78  # of CRC-32C, reflected
+LANE = 256
+
+
+@dataclass
+class Entry:
+    """A tensor, as the index describes it. `slices`: for each part of a partitioned one, (start, length) by dimension, length -1
+    for all of it."""
+
+    type: int = 0
+    shape: list[int] = field(default_factory=list)
+    shard: int = 0
+    offset: int = 0
+    size: int = 0
+    checksum: int | None = None
+    slices: list[list[tuple[int, int]]] = field(default_factory=list)
+
+
+def read_bundle(prefix: Path) -> Weights:
+    """The variables of a checkpoint. Text that is stored among them has no shape here and is left out."""
+    index = inside(prefix.parent, f"{prefix.name}.index")
+    try:
+        table = dict(table_entries(read_bytes(index, MOST_INDEX)))
+        shards = header_shards(table.pop(b"", b""))
+        entries = {key: parse_entry(value) for key, value in table.items()}
+        bundle = Bundle(prefix, entries, shards)
+        named = {key.decode(): entry for key, entry in entries.items() if not key.startswith(b"\0")}
+        shapes = {name: tuple(entry.shape) for name, entry in named.items() if entry.type != STRING}
+        for name in shapes:
+            bundle.check(name, named[name])
+    except (ValueError, IndexError, struct.error, OverflowError) as error:
+        raise error if isinstance(error, CorruptError) else CorruptError(f"{index} is damaged: {error}.") from None
+    return Weights(index, shapes, lambda name: bundle.read(name))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    prefix: Path
+    entries: dict[bytes, Entry]
+    shards: int
+
+    def data_file(self, shard: int) -> Path:
+        return inside(self.prefix.parent, f"{self.prefix.name}.data-{shard:05d}-of-{self.shards:05d}")
+
+    def check(self, name: str, entry: Entry) -> None:
+        """Before anything of it is read: the numbers agree with each other and with the files."""
+        if entry.type not in TYPES:
+            raise CorruptError(f"{self.prefix}: {name} is of TensorFlow's type {entry.type}, which is not read.")
+        if len(entry.shape) > MOST_DIMENSIONS or any(length < 0 for length in entry.shape):
+            raise CorruptError(f"{self.prefix}: {name} has the shape {entry.shape[:9]}.")
+        for part, key in zip(entry.slices, slice_keys(name, entry), strict=True):
+            if key not in self.entries:
+                raise CorruptError(f"{self.prefix}: a slice of {name} is missing.")
+            self.check_bytes(name, self.entries[key])
+            if list(self.entries[key].shape) != [len(range(*it)) for it in bounds(name, entry, part)]:
+                raise CorruptError(f"{self.prefix}: a slice of {name} is not of the shape that it is said to have.")
+        if entry.slices and sum(math.prod(self.entries[key].shape) for key in slice_keys(name, entry)) != math.prod(
+            entry.shape
+        ):
+            raise CorruptError(f"{self.prefix}: the slices of {name} do not make up the whole.")
+        if not entry.slices:
+            self.check_bytes(name, entry)
+
+    def check_bytes(self, name: str, entry: Entry) -> None:
+        asked = math.prod(entry.shape) * np.dtype(TYPES.get(entry.type, "<f4")).itemsize
+        if asked != entry.size or entry.type not in TYPES:
+            raise CorruptError(f"{self.prefix}: {name} has the shape {entry.shape}, but {entry.size:,} bytes.")
+        if not 0 <= entry.shard < self.shards:
+            raise CorruptError(f"{self.prefix}: {name} is said to be in file {entry.shard} of {self.shards}.")
+        path = self.data_file(entry.shard)
+        if entry.offset < 0 or entry.offset + entry.size > path.stat().st_size:
+            raise CorruptError(f"{path} is cut: {name} should end at byte {entry.offset + entry.size:,}.")
+
+    def read(self, name: str) -> Tensor:
+        entry = self.entries[name.encode()]
+        if not entry.slices:
+            return torch.from_numpy(self.values(name, entry))
+        parts = [self.values(name, self.entries[key]) for key in slice_keys(name, entry)]
+        whole = np.full(entry.shape, np.nan, parts[0].dtype)  # what two slices leave between them is no number
+        for part, values in zip(entry.slices, parts, strict=True):
+            whole[tuple(slice(*it) for it in bounds(name, entry, part))] = values
+        return torch.from_numpy(whole)
+
+    def values(self, name: str, entry: Entry) -> np.ndarray:
+        """bfloat16 is the upper half of a float32."""
+        path = self.data_file(entry.shard)
+        with path.open("rb") as file:
+            file.seek(entry.offset)
+            data = file.read(entry.size)
+        if len(data) != entry.size or (entry.checksum is not None and masked(crc32c(data)) != entry.checksum):
+            raise CorruptError(f"{path}: {name} has another checksum than was written. Restore the file.")
+        values = np.frombuffer(data, TYPES[entry.type]).reshape(entry.shape)
+        return (values.astype("<u4") << 16).view("<f4") if entry.type == BFLOAT16 else values.copy()
+
+
+def bounds(name: str, entry: Entry, part: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """A slice as (start, end) by dimension, inside of the whole."""
+    ends = [
+        (start, start + length if length >= 0 else size)
+        for (start, length), size in zip(part, entry.shape, strict=True)
+    ]
+    if not all(0 <= start < end <= size for (start, end), size in zip(ends, entry.shape, strict=True)):
+        raise CorruptError(f"a slice of {name} lies outside of its shape {entry.shape}.")
+    return ends
+
+
+# The table
+
+
+def table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    if len(data) < FOOTER or struct.unpack("<Q", data[-8:])[0] != MAGIC:
+        raise ValueError("it has not the last bytes of a TensorFlow index. It was cut, or is another file")
+    footer, at = data[-FOOTER:], 0
+    for _ in range(2):  # the block of metadata is not read
+        _, at = varint(footer, at)
+    start, at = varint(footer, at)
+    size, at = varint(footer, at)
+    count, before = 0, b""
+    for _, handle in block_entries(data, start, size):
+        start, at = varint(handle, 0)
+        size, at = varint(handle, at)
+        for key, value in block_entries(data, start, size):
+            if count and key <= before:
+                raise ValueError("its keys are not in order")
+            count, before = count + 1, key
+            if count > MOST_TENSORS:
+                raise ValueError(f"more than {MOST_TENSORS:,} tensors")
+            yield key, value
+
+
+def block_entries(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of one block, which ends with the places where a whole key stands, their number, and a trailer: how it is
+    packed, and a checksum."""
+    raw = data[start : start + size + TRAILER]
+    if len(raw) != size + TRAILER or size < 4:
+        raise ValueError(f"a block of {size:,} bytes at {start:,} is beyond its end")
+    content, packing, checksum = raw[:size], raw[size], struct.unpack("<I", raw[size + 1 :])[0]
+    if masked(crc32c(raw[: size + 1])) != checksum:
+        raise ValueError(f"the block at byte {start:,} has another checksum than was written")
+    if packing:
+        raise ValueError(
+            f"the block at byte {start:,} is packed (kind {packing}); save the checkpoint with a newer TensorFlow"
+        )
+    end, at, key = size - 4 - 4 * struct.unpack("<I", content[-4:])[0], 0, b""
+    if end < 0:
+        raise ValueError(f"the block at byte {start:,} has more restarts than bytes")
+    while at < end:
+        shared, at = varint(content, at)
+        more, at = varint(content, at)
+        length, at = varint(content, at)
+        if shared > len(key) or at + more + length > end:
+            raise ValueError(f"an entry of the block at byte {start:,} is beyond its end")
+        key, at = key[:shared] + content[at : at + more], at + more
+        yield key, content[at : at + length]
+        at += length
+
+
+# Protocol buffers
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = data[at]
+        value, at = value | (byte & 127) << shift, at + 1
+        if byte < 128:
+            return value & (1 << 64) - 1, at
+    raise ValueError("a number without an end")
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+    while at < len(data):
+        tag, at = varint(data, at)
+        length = {1: 8, 5: 4}.get(tag & 7, 0)
+        if tag & 7 == 0:
+            value, at = varint(data, at)
+            yield tag >> 3, value
+            continue
+        if tag & 7 == 2:
+            length, at = varint(data, at)
+        if (not length and tag & 7 != 2) or at + length > len(data):
+            raise ValueError("a field that is no protocol buffer, or beyond its end")
+        part, at = data[at : at + length], at + length
+        yield tag >> 3, part if tag & 7 == 2 else int.from_bytes(part, "little")
+
+
+def number(value: int | bytes) -> int:
+    """Signed, as protocol buffers have int64."""
+    if not isinstance(value, int):
+        raise ValueError("text where a number should be")
+    return value - (1 << 64) if value >> 63 else value
+
+
+def text(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a number where text should be")
+    return value
+
+
+def header_shards(data: bytes) -> int:
+    """Of BundleHeaderProto: how many data files there are."""
+    header = dict(fields(data))
+    if header.get(2, 0):
+        raise ValueError("it was written by a machine of the other byte order, which is not read")
+    if not 1 <= (shards := number(header.get(1, 0))) <= MOST_SHARDS:
+        raise ValueError(f"it says that it has {shards} data files")
+    return shards
+
+
+def parse_entry(data: bytes) -> Entry:
+    """BundleEntryProto."""
+    entry = Entry()
+    for key, value in fields(data):
+        match key:
+            case 1:
+                entry.type = number(value)
+            case 2:
+                sizes = [text(it) for part, it in fields(text(value)) if part == 2]
+                entry.shape = [number(dict(fields(size)).get(1, 0)) for size in sizes]
+            case 3:
+                entry.shard = number(value)
+            case 4:
+                entry.offset = number(value)
+            case 5:
+                entry.size = number(value)
+            case 6:
+                entry.checksum = number(value)
+            case 7:
+                extents = [dict(fields(text(it))) for part, it in fields(text(value)) if part == 1]
+                entry.slices.append([(number(it.get(1, 0)), number(it.get(2, -1))) for it in extents])
+    return entry
+
+
+def slice_keys(name: str, entry: Entry) -> list[bytes]:
+    """Under what a slice is stored: 0, the name, the number of dimensions, then start and length of each, in ordered code."""
+    escaped = name.encode().replace(b"\0", b"\0\xff") + b"\0\1"
+    for part in entry.slices:
+        if len(part) != len(entry.shape):
+            raise ValueError(f"a slice of {name} has {len(part)} dimensions")
+    head = b"\0" + escaped + bytes([1, len(entry.shape)])
+    return [head + b"".join(ordered(value) for extent in part for value in extent) for part in entry.slices]
+
+
+def ordered(value: int) -> bytes:
+    """A signed number whose bytes sort as numbers do: as many leading ones as bytes, then the number; all of it turned round where
+    it is negative."""
+    length = (value if value >= 0 else ~value).bit_length() // 7 + 1
+    mark = ((1 << length) - 1) << 7 * length
+    return ((value & (1 << 8 * length) - 1) ^ mark).to_bytes(length, "big")
+
+
+# CRC-32C
+
+
+@cache
+def byte_tables() -> np.ndarray:
+    """[4, 256]: what a register becomes that holds one byte at that place, after 1, 2, 3, 4 more bytes."""
+    register = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        register = np.where(register & 1, (register >> 1) ^ np.uint32(POLYNOMIAL), register >> 1).astype(np.uint32)
+    tables = [register]
+    for _ in range(3):
+        last = tables[-1]
+        tables.append(register[last & 255] ^ (last >> 8))
+    return np.stack(tables)
+
+
+@cache
+def shift_tables(length: int) -> np.ndarray:
+    """[4, 256]: what a register becomes after `length` bytes of zeros, by each of its bytes. A linear map, so that twice the
+    length is the map on itself."""
+    if length == 1:
+        first, zero = byte_tables()[0], np.arange(256, dtype=np.uint32)
+        return np.stack([first, *(zero << np.uint32(8 * (place - 1)) for place in range(1, 4))])
+    half = shift_tables(length // 2)
+    doubled = apply_tables(half, half)
+    return apply_tables(shift_tables(1), doubled) if length % 2 else doubled
+
+
+def apply_tables(tables: np.ndarray, registers: np.ndarray) -> np.ndarray:
+    parts = [tables[place][(registers >> np.uint32(8 * place)) & np.uint32(255)] for place in range(4)]
+    return reduce(np.bitwise_xor, parts)
+
+
+def crc32c(data: bytes) -> int:
+    """Lanes of 256 bytes go side by side, a word of four bytes of each at a time; their registers are then joined two by two."""
+    register, whole = 0xFFFFFFFF, len(data) // LANE * LANE
+    for start in range(0, whole, LANE << 14):
+        words = np.frombuffer(data, "<u4", min(whole - start, LANE << 14) // 4, start).reshape(-1, LANE // 4)
+        lanes = np.zeros(len(words), np.uint32)
+        for column in np.ascontiguousarray(words.T):
+            lanes = apply_tables(byte_tables()[::-1], lanes ^ column)
+        length = LANE
+        while len(lanes) > 1:
+            lanes = np.concatenate(
+                [np.zeros(len(lanes) % 2, np.uint32), lanes]
+            )  # zeros before the first change nothing
+            lanes, length = apply_tables(shift_tables(length), lanes[::2]) ^ lanes[1::2], 2 * length
+        before = apply_tables(shift_tables(words.nbytes), np.array([register], np.uint32))
+        register = int((before ^ lanes)[0])
+    table = byte_tables()[0].tolist()
+    for byte in data[whole:]:
+        register = table[(register ^ byte) & 255] ^ (register >> 8)
+    return register ^ 0xFFFFFFFF
+
+
+def masked(checksum: int) -> int:
+    """As TensorFlow stores it, so that the checksum of a text with checksums in it is not weak."""
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,145 @@
+"""Tensors of other people's files: names and shapes first, values on request.
+
+Whoever wrote such a folder may be hostile. A file is inside the folder that was asked for, whatever an index or a link in it
+says; sizes are checked before memory is asked for; pickle is read only where somebody has asked for it, and then only as weights.
+"""
+
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from electra.base.errors import CorruptError, DataError
+from electra.base.files import is_plain_name, read_object
+
+SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
+MOST_TENSORS, MOST_HEADER = 100_000, 1 << 24
+OTHER_WEIGHTS = {
+    "tf_model.h5": "Keras weights",
+    "flax_model.msgpack": "Flax weights",
+    "model.onnx": "an ONNX graph",
+    "adapter_model.safetensors": "an adapter, which is not a network by itself",
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`where` is the file that messages speak of."""
+
+    where: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], Tensor]
+
+    def floats(self, name: str) -> Tensor:
+        tensor = self.read(name)
+        if not tensor.is_floating_point():
+            raise CorruptError(
+                f"{self.where}: {name} is {str(tensor.dtype).removeprefix('torch.')}, not floating point."
+            )
+        tensor = tensor.float()
+        if not torch.isfinite(tensor).all():
+            raise CorruptError(
+                f"{self.where}: {name} has NaN or infinity: its numbers are not all finite. Use another."
+            )
+        return tensor
+
+
+def inside(folder: Path, name: object) -> Path:
+    """A file of the folder. A link may lead only to the blobs of the Hub's cache, where the folder is a snapshot of it."""
+    if not isinstance(name, str) or not is_plain_name(name):
+        raise CorruptError(f"{folder} names {str(name)[:60]!r}, which is no file of the folder.")
+    home, target = folder.resolve(), (folder / name).resolve()
+    homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
+    if target.parent not in homes:
+        raise CorruptError(f"{folder / name} is a link that leads out of its folder. Copy the file there.")
+    if not target.is_file():
+        raise CorruptError(f"{folder / name} is missing, or no regular file. Restore it.")
+    return folder / name
+
+
+def folder_weights(folder: Path, allow_bin: bool = False) -> Weights:
+    """Of a folder in transformers' format: one file or several with an index."""
+    for name in (SAFETENSORS, BIN):
+        is_pickle, index = name == BIN, folder / f"{name}.index.json"
+        if not (folder / name).is_symlink() and not (folder / name).exists() and not index.exists():
+            continue
+        if is_pickle and not allow_bin:
+            raise CorruptError(
+                f"{folder} has its weights as {name} only, a pickle, which can run code. Convert them to safetensors, or allow "
+                "them: they are then read as weights alone.", ("allow_bin",)
+            )  # fmt: skip
+        opened = open_bin if is_pickle else open_safetensors
+        if (folder / name).exists() or (folder / name).is_symlink():
+            return opened(inside(folder, name))
+        return joined(folder, index, opened)
+    other = next((it for it in OTHER_WEIGHTS if (folder / it).exists()), "")
+    what = f"it has {OTHER_WEIGHTS[other]} ({other}) instead" if other else "nor a TensorFlow checkpoint (NAME.index)"
+    raise DataError(f"{folder} has no {SAFETENSORS}; {what}. Save it with transformers' save_pretrained first.")
+
+
+def joined(folder: Path, index: Path, opened: Callable[[Path], Weights]) -> Weights:
+    listed = read_object(inside(folder, index.name)).get("weight_map")
+    if not isinstance(listed, dict) or not listed or len(listed) > MOST_TENSORS:
+        raise CorruptError(f"{index} has no weight_map of at most {MOST_TENSORS:,} tensors.")
+    files = {name: inside(folder, name) for name in dict.fromkeys(listed.values())}
+    parts = {name: opened(path) for name, path in files.items()}
+    homes = {tensor: part for part in parts.values() for tensor in part.shapes}
+    if sum(len(part.shapes) for part in parts.values()) != len(homes):
+        raise CorruptError(f"{index}: two of its files hold the same tensor.")
+    if different := sorted(homes.keys() ^ listed.keys()):
+        raise CorruptError(f"{index} and its files do not name the same tensors: {different[0]}.")
+    shapes = {tensor: part.shapes[tensor] for tensor, part in homes.items()}
+    return Weights(index, shapes, lambda tensor: homes[tensor].read(tensor))
+
+
+def open_safetensors(path: Path) -> Weights:
+    """The library checks shapes and offsets against the file; how long its header may be is checked here."""
+    with path.open("rb") as file:
+        start = file.read(8)
+    if start[:2] == b"PK" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
+        raise CorruptError(f"{path} is a pickle under the name of a safetensors file. Such a file is not read.")
+    header, size = int.from_bytes(start, "little"), path.stat().st_size
+    if len(start) < 8 or header > min(size - 8, MOST_HEADER):
+        raise CorruptError(f"{path} cannot be read: a header of {header:,} bytes in a file of {size:,}.")
+    try:
+        handle = safe_open(path, "pt")
+        names = handle.keys()
+        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise CorruptError(f"{path} cannot be read: {error}.") from None
+    return Weights(path, shapes, lambda name: handle.get_tensor(name))
+
+
+def open_bin(path: Path) -> Weights:
+    """A pickle of torch, as weights alone: torch refuses everything else in it."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > path.stat().st_size:
+            raise CorruptError(
+                f"{path} is packed: it would become {unpacked:,} bytes. torch does not write such files."
+            )
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch and pickle raise nothing more specific
+        reason = next(iter(str(error).splitlines()), "")
+        raise CorruptError(
+            f"{path} holds more than weights, or is damaged ({reason[:200]}). It was not read."
+        ) from None
+    if not isinstance(tensors, dict) or not all(isinstance(it, Tensor) for it in tensors.values()):
+        raise CorruptError(f"{path} is not a table of tensors.")
+    for name, tensor in tensors.items():
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise CorruptError(f"{path}: {str(name)[:60]} is {tuple(tensor.shape)}, larger than what is stored of it.")
+    return Weights(path, {str(it): tuple(tensor.shape) for it, tensor in tensors.items()}, tensors.__getitem__)
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """For people: of many names the first ones, layers counted as one."""
+    kinds = list(dict.fromkeys(re.sub(r"(?<=[._/])\d+(?=[._/])", "N", name) for name in names))
+    return ", ".join(kinds[:most]) + (f" and {len(kinds) - most} more" if len(kinds) > most else "")
