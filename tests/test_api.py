@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,18 @@ import electra
 from helpers import write_corpus
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-IN_ORDER = ("train_tokenizer", "prepare", "pretrain", "finetune", "predict", "evaluate", "export", "compare", "load")
+IN_ORDER = (
+    "train_tokenizer",
+    "prepare",
+    "pretrain",
+    "finetune",
+    "predict",
+    "evaluate",
+    "import_model",
+    "export",
+    "compare",
+    "load",
+)
 
 
 @pytest.fixture
@@ -21,6 +33,7 @@ def workplace(tmp_path, monkeypatch):
     write_corpus(tmp_path / "my-text.txt", documents=60)
     rows = [f"the barak {'walks' if row % 2 else 'reads'} {row},{1 + row % 2}" for row in range(60)]
     (tmp_path / "my-table.csv").write_text("review,stars\n" + "\n".join(rows) + "\n")
+    shutil.copytree(Path(__file__).parent / "interop" / "tensorflow" / "bert", tmp_path / "their-bert")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

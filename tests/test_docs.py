@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -37,7 +38,7 @@ def test_the_readme_names_the_commands_we_think_it_does():
     assert found[:2] == ["make quickstart", "make test"]
     assert {shlex.split(line)[1] for line in found[2:]} == {
         "tokenizer", "prepare", "doctor", "pretrain", "export", "config", "evaluate", "detect", "finetune", "predict",
-        "flops", "score", "compare", "embed",
+        "flops", "score", "compare", "embed", "import",
     }  # fmt: skip
 
 
@@ -70,6 +71,7 @@ def test_every_line_of_the_readme_runs(tmp_path, monkeypatch):
     write_corpus(tmp_path / "my-text.txt", documents=120)
     write_table(tmp_path / "my-table.csv")
     write_table(tmp_path / "new-table.csv", first=60)
+    shutil.copytree(ROOT / "tests" / "interop" / "tensorflow" / "bert", tmp_path / "their-bert")
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     (tmp_path / "vocab.txt").write_text("\n".join([*specials, *"abcdefgh"]) + "\n")
     for line in commands(README)[2:]:

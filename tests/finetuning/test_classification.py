@@ -12,7 +12,7 @@ from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.finetuning.classification import ClassificationSettings, class_scores, fit, regression_scores
 from electra.finetuning.training import Finetuned, collate
 from electra.interop.formats import encoder_to_transformers
-from electra.interop.names import HEADS, columns, renamed
+from electra.interop.names import HEADS, our_names, renamed
 from electra.model import initialise
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder
 
@@ -51,7 +51,7 @@ def test_logits_are_those_of_transformers(tokenizer, kind, padded):
     given = {"input_ids": batch.ids, "token_type_ids": batch.segments, "attention_mask": mask}
     with torch.no_grad():
         if kind == "transformers":
-            table = columns(HEADS["ElectraForSequenceClassification"])
+            table = our_names(HEADS["ElectraForSequenceClassification"])
             head = renamed(ours.head.state_dict(), table)
             missing, unexpected = theirs.load_state_dict(head, strict=False)
             assert not unexpected and not [name for name in missing if name.startswith("classifier")]

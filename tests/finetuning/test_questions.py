@@ -32,7 +32,7 @@ from electra.finetuning.questions import (
     true_answers,
 )
 from electra.interop.formats import config_json, encoder_to_transformers
-from electra.interop.names import HEADS, columns, renamed
+from electra.interop.names import HEADS, our_names, renamed
 from electra.model import initialise, question_head
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 from helpers import write_corpus
@@ -219,7 +219,7 @@ def test_plain_logits_equal_those_of_transformers():
     body = {
         f"electra.{name}": it for name, it in encoder_to_transformers(encoder.settings, encoder.state_dict()).items()
     }
-    table = columns(HEADS["ElectraForQuestionAnswering"])
+    table = our_names(HEADS["ElectraForQuestionAnswering"])
     theirs.load_state_dict({**body, **renamed(head.state_dict(), table)})
     with torch.no_grad():
         ours = head(encoder(batch.ids, batch.segments, batch.is_real), inputs_of(batch))

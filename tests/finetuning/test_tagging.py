@@ -22,7 +22,7 @@ from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, train_to
 from electra.finetuning import Example, Outputs, Task
 from electra.finetuning.tagging import IGNORED, Span, Tagging, TaggingSettings, from_spans, legal, split_words, to_spans
 from electra.interop.formats import encoder_from_transformers
-from electra.interop.names import HEADS, columns, renamed_back
+from electra.interop.names import HEADS, our_names, renamed_back
 from electra.model import initialise
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 
@@ -105,7 +105,7 @@ def test_logits_and_loss_equal_those_of_transformers(tokenizer: Tokenizer) -> No
     head = task.head(settings).eval()
     tensors = theirs.state_dict()
     encoder.load_state_dict(encoder_from_transformers(encoder.settings, tensors))
-    table = columns(HEADS["ElectraForTokenClassification"])
+    table = our_names(HEADS["ElectraForTokenClassification"])
     head.load_state_dict(renamed_back(tensors, table))
 
     inputs = collate(task, task.encode(ROWS)[0])

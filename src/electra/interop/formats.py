@@ -21,7 +21,7 @@ from electra.interop.names import (
     ELECTRA_ENCODER,
     HEADS,
     MODERNBERT_ENCODER,
-    columns,
+    our_names,
     renamed,
     renamed_back,
 )
@@ -75,7 +75,7 @@ FORMATS = {
         discriminator="ElectraForPreTraining",
         prefix="electra.",
         inputs=("input_ids", "token_type_ids", "attention_mask"),
-        encoder=columns(ELECTRA_ENCODER),
+        encoder=our_names(ELECTRA_ENCODER),
         options={
             "embedding": "embedding_size",
             "dropout": "hidden_dropout_prob",
@@ -92,7 +92,7 @@ FORMATS = {
         detector="detector",
         prefix="model.",
         inputs=("input_ids", "attention_mask"),
-        encoder=columns(MODERNBERT_ENCODER),
+        encoder=our_names(MODERNBERT_ENCODER),
         options={
             "dropout": "mlp_dropout",
             "attention_dropout": "attention_dropout",
@@ -247,14 +247,14 @@ def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str)
     top = head.state_dict()
     if isinstance(head, ModernDetectionHead):
         top |= {name: torch.cat((torch.zeros_like(top[name]), top[name])) for name in DETECTOR_OUTPUTS}
-    top = renamed(top, columns(HEADS[architecture])) if architecture else {f"{OWN_HEAD}{it}": top[it] for it in top}
+    top = renamed(top, our_names(HEADS[architecture])) if architecture else {f"{OWN_HEAD}{it}": top[it] for it in top}
     return {f"{form.prefix}{name}": tensor for name, tensor in body.items()} | top
 
 
 def head_tensors(settings: EncoderSettings, tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
     """Back to our names."""
     if architecture:
-        return renamed_back(tensors, columns(HEADS[architecture]))
+        return renamed_back(tensors, our_names(HEADS[architecture]))
     return {name.removeprefix(OWN_HEAD): tensor for name, tensor in tensors.items() if name.startswith(OWN_HEAD)}
 
 

@@ -25,17 +25,17 @@ from electra.base.files import read_object, write_synced
 from electra.base.progress import Progress
 from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
 from electra.interop.formats import FORMATS, network_class
-from electra.interop.names import ELECTRA_ENCODER, HEADS, MODERNBERT_ENCODER, Name, columns, from_google, rename
+from electra.interop.names import ELECTRA_ENCODER, HEADS, MODERNBERT_ENCODER, Name, from_google, our_names, rename
 from electra.interop.read import OBJECTIVE, Pretrained, Stored, build_network, checked_settings, refuse_other_shapes
 from electra.interop.tensorflow import read_bundle
 from electra.interop.vocabulary import file_vocabulary, folder_vocabulary, refuse_code
 from electra.interop.weights import Weights, folder_weights, inside, listed
 from electra.interop.write import whole_or_absent, write_network
 
-RECIPE, REPORT = "recipe.toml", "import.json"
+RECIPE_FILE, REPORT_FILE = "recipe.toml", "import.json"
 HEAD_UNITS = 64
 """Of one attention head in every ELECTRA and BERT that was released; a TensorFlow checkpoint does not say how many heads there are."""
-WORDS, POSITIONS, KINDS = (
+WORD_TABLE, POSITION_TABLE, SEGMENT_TABLE = (
     f"electra.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
 )
 
@@ -182,7 +182,10 @@ def write_import(
         "notes": notes,
         "left_out": left_out,
     }
-    files = {RECIPE: recipe.encode(), REPORT: (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode()}
+    files = {
+        RECIPE_FILE: recipe.encode(),
+        REPORT_FILE: (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode(),
+    }
     names = ["discriminator", "generator"] if len(networks) > 1 else [""]
     folders = {}
     with whole_or_absent(out) as temporary:
@@ -196,7 +199,7 @@ def write_import(
                 "tokenizer.json": (temporary / names[0] / "tokenizer.json").read_bytes(),
             }.items():
                 write_synced(temporary / name, data)
-    return Imported(folders, notes, left_out, out / RECIPE)
+    return Imported(folders, notes, left_out, out / RECIPE_FILE)
 
 
 # What a source holds
@@ -252,7 +255,7 @@ def transformers_place(name: str, family: Family) -> str | None:
         (family.token_head, masked),
         *([(form.discriminator,) * 2] if family.title == "ELECTRA" else []),
     ):
-        places = columns(HEADS[ours])
+        places = our_names(HEADS[ours])
         if place := rename(name, {it.transformers: places[it.ours] for it in HEADS[theirs]}):
             return place
     return None
@@ -314,7 +317,7 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
 def google_claims(weights: Weights, scope: str, family: Family) -> Iterator[tuple[str, Claim]]:
     form = FORMATS["electra"]
     heads = {"electra": "ElectraForPreTraining", "generator": "ElectraForMaskedLM", "bert": "BertForMaskedLM"}
-    places = columns(HEADS["ElectraForPreTraining" if scope == "electra" else "ElectraForMaskedLM"])
+    places = our_names(HEADS["ElectraForPreTraining" if scope == "electra" else "ElectraForMaskedLM"])
     head = [Name(it.ours, places[it.ours], it.google) for it in HEADS[heads[scope]]]
     for name in weights.shapes:
         if name.startswith(f"{scope}/"):
@@ -341,7 +344,7 @@ def inferred_config(
             "num_hidden_layers": layers,
             "hidden_size": hidden,
             "intermediate_size": shapes["electra.encoder.layer.0.intermediate.dense.weight"][1],
-            "max_position_embeddings": shapes[POSITIONS][0],
+            "max_position_embeddings": shapes[POSITION_TABLE][0],
         }
     except (KeyError, ValueError, IndexError) as error:
         raise CorruptError(f"{prefix}: {error} is missing, or no matrix.") from None
@@ -391,7 +394,7 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
     refuse_other_shapes(weights.where, settings, rows, tensors)
     stored = Stored(candidate.folder, weights.where, config, settings, rows, tensors, tokenizer)
     network = build_network(stored)
-    head = columns(HEADS[network_class(settings, network.kind)])
+    head = our_names(HEADS[network_class(settings, network.kind)])
     places = {
         place
         for place in tensors
@@ -405,7 +408,7 @@ def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[s
     for key, only in {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}.items():
         if config.get(key, only) != only:
             raise DataError(f"{candidate.folder}: {candidate.family.title} with {key}={config[key]} is not supported.")
-    words, positions, kinds = tensors.get(WORDS), tensors.get(POSITIONS), tensors.get(KINDS)
+    words, positions, kinds = tensors.get(WORD_TABLE), tensors.get(POSITION_TABLE), tensors.get(SEGMENT_TABLE)
     if words is not None and words.ndim == 2:
         config.setdefault("embedding_size", words.shape[1])
     if candidate.family.title != "ELECTRA" and words is not None and words.ndim == 2:
@@ -413,14 +416,14 @@ def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[s
     if candidate.family.pads and positions is not None:
         pad = config.get("pad_token_id", 1)
         before = pad + 1 if isinstance(pad, int) and 0 <= pad < len(positions) - 2 else 0
-        tensors[POSITIONS] = positions[before:].clone()
+        tensors[POSITION_TABLE] = positions[before:].clone()
         if isinstance(config.get("max_position_embeddings"), int):
             config["max_position_embeddings"] -= before
         notes.append(
             f"the first {before} of {len(positions)} positions belong to padding and were cut: {len(positions) - before} are left."
         )
     if kinds is not None and kinds.ndim == 2 and len(kinds) != 2:
-        tensors[KINDS] = kinds[:2].clone() if len(kinds) > 2 else kinds.repeat(2, 1)
+        tensors[SEGMENT_TABLE] = kinds[:2].clone() if len(kinds) > 2 else kinds.repeat(2, 1)
         what = "the second begins as the first" if len(kinds) == 1 else f"the first two of {len(kinds)} are kept"
         notes.append(f"segments are of two kinds here: {what}.")
 
@@ -429,7 +432,7 @@ def own_output(candidate: Candidate, tensors: Mapping[str, Tensor]) -> bool:
     """Whether the matrix that makes logits of states is another than the word table."""
     form = FORMATS[candidate.family.kind]
     words = tensors.get(
-        WORDS if candidate.family.kind == "electra" else f"{form.prefix}embeddings.tok_embeddings.weight"
+        WORD_TABLE if candidate.family.kind == "electra" else f"{form.prefix}embeddings.tok_embeddings.weight"
     )
     for name in OUTPUT_MATRICES:
         if name in candidate.weights.shapes and words is not None:

@@ -98,7 +98,7 @@ HEADS: Mapping[str, tuple[Name, ...]] = {
 """By the class of transformers that reads them; the output matrix of a token head is the word table, which is stored once."""
 
 
-def columns(names: Iterable[Name]) -> dict[str, str]:
+def our_names(names: Iterable[Name]) -> dict[str, str]:
     """Ours -> transformers'."""
     return {name.ours: name.transformers for name in names}
 

@@ -26,7 +26,7 @@ from electra.interop.weights import MOST_TENSORS, Weights, inside
 FOOTER, MAGIC, TRAILER = 48, 0xDB4775248B80FB57, 5
 MOST_INDEX, MOST_SHARDS, MOST_DIMENSIONS = 1 << 26, 10_000, 8
 BFLOAT16, STRING = 14, 7
-TYPES = {
+NUMPY_TYPES = {
     1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", BFLOAT16: "<u2", 17: "<u2", 19: "<f2",
     22: "<u4", 23: "<u8",
 }  # fmt: skip
@@ -76,7 +76,7 @@ class Bundle:
 
     def check(self, name: str, entry: Entry) -> None:
         """Before anything of it is read: the numbers agree with each other and with the files."""
-        if entry.type not in TYPES:
+        if entry.type not in NUMPY_TYPES:
             raise CorruptError(f"{self.prefix}: {name} is of TensorFlow's type {entry.type}, which is not read.")
         if len(entry.shape) > MOST_DIMENSIONS or any(length < 0 for length in entry.shape):
             raise CorruptError(f"{self.prefix}: {name} has the shape {entry.shape[:9]}.")
@@ -94,8 +94,8 @@ class Bundle:
             self.check_bytes(name, entry)
 
     def check_bytes(self, name: str, entry: Entry) -> None:
-        asked = math.prod(entry.shape) * np.dtype(TYPES.get(entry.type, "<f4")).itemsize
-        if asked != entry.size or entry.type not in TYPES:
+        asked = math.prod(entry.shape) * np.dtype(NUMPY_TYPES.get(entry.type, "<f4")).itemsize
+        if asked != entry.size or entry.type not in NUMPY_TYPES:
             raise CorruptError(f"{self.prefix}: {name} has the shape {entry.shape}, but {entry.size:,} bytes.")
         if not 0 <= entry.shard < self.shards:
             raise CorruptError(f"{self.prefix}: {name} is said to be in file {entry.shard} of {self.shards}.")
@@ -121,7 +121,7 @@ class Bundle:
             data = file.read(entry.size)
         if len(data) != entry.size or (entry.checksum is not None and masked(crc32c(data)) != entry.checksum):
             raise CorruptError(f"{path}: {name} has another checksum than was written. Restore the file.")
-        values = np.frombuffer(data, TYPES[entry.type]).reshape(entry.shape)
+        values = np.frombuffer(data, NUMPY_TYPES[entry.type]).reshape(entry.shape)
         return (values.astype("<u4") << 16).view("<f4") if entry.type == BFLOAT16 else values.copy()
 
 
@@ -217,7 +217,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield tag >> 3, part if tag & 7 == 2 else int.from_bytes(part, "little")
 
 
-def number(value: int | bytes) -> int:
+def signed(value: int | bytes) -> int:
     """Signed, as protocol buffers have int64."""
     if not isinstance(value, int):
         raise ValueError("text where a number should be")
@@ -235,7 +235,7 @@ def header_shards(data: bytes) -> int:
     header = dict(fields(data))
     if header.get(2, 0):
         raise ValueError("it was written by a machine of the other byte order, which is not read")
-    if not 1 <= (shards := number(header.get(1, 0))) <= MOST_SHARDS:
+    if not 1 <= (shards := signed(header.get(1, 0))) <= MOST_SHARDS:
         raise ValueError(f"it says that it has {shards} data files")
     return shards
 
@@ -246,21 +246,21 @@ def parse_entry(data: bytes) -> Entry:
     for key, value in fields(data):
         match key:
             case 1:
-                entry.type = number(value)
+                entry.type = signed(value)
             case 2:
                 sizes = [text(it) for part, it in fields(text(value)) if part == 2]
-                entry.shape = [number(dict(fields(size)).get(1, 0)) for size in sizes]
+                entry.shape = [signed(dict(fields(size)).get(1, 0)) for size in sizes]
             case 3:
-                entry.shard = number(value)
+                entry.shard = signed(value)
             case 4:
-                entry.offset = number(value)
+                entry.offset = signed(value)
             case 5:
-                entry.size = number(value)
+                entry.size = signed(value)
             case 6:
-                entry.checksum = number(value)
+                entry.checksum = signed(value)
             case 7:
                 extents = [dict(fields(text(it))) for part, it in fields(text(value)) if part == 1]
-                entry.slices.append([(number(it.get(1, 0)), number(it.get(2, -1))) for it in extents])
+                entry.slices.append([(signed(it.get(1, 0)), signed(it.get(2, -1))) for it in extents])
     return entry
 
 
