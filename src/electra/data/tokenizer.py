@@ -95,7 +95,7 @@ def load_tokenizer(path: Place) -> Tokenizer:
     return read_tokenizer(file, _read(file))
 
 
-def read_tokenizer(file: Path, text: str) -> Tokenizer:
+def read_tokenizer(file: Place, text: str) -> Tokenizer:
     """From the text of a tokenizer.json; `file` is what messages speak of."""
     try:
         content = parse_json(text)
