@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from electra.base.errors import ElectraError, MachineError, SettingsError
 
+_STAMPS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
 
 
@@ -55,7 +57,7 @@ class RemotePath:
         """The size, and what changes with the content."""
         with self._asking() as (system, path):
             system.invalidate_cache()
-            return int(system.size(path)), str(system.ukey(path))
+            return _size_and_stamp(system.info(path))
 
     def files(self) -> "Iterator[tuple[RemotePath, int, str]]":
         """Of this folder and those below, by name, with size and stamp."""
@@ -64,8 +66,7 @@ class RemotePath:
             found = system.find(path, detail=True)
         for name, entry in sorted(found.items()):
             relative = name.strip("/").removeprefix(path.strip("/")).strip("/")
-            with self._asking():
-                yield self / relative, int(entry["size"]), str(system.ukey(name))
+            yield self / relative, *_size_and_stamp(entry)
 
     def iterdir(self) -> "Iterator[RemotePath]":
         with self._asking() as (system, path):
@@ -83,8 +84,11 @@ class RemotePath:
 
     def write_bytes(self, data: bytes) -> None:
         with self._asking() as (system, path):
-            system.makedirs(system._parent(path), exist_ok=True)
-            system.pipe_file(path, data)
+            try:
+                system.pipe_file(path, data)
+            except FileNotFoundError:  # a store that has folders
+                system.makedirs(system._parent(path), exist_ok=True)
+                system.pipe_file(path, data)
 
     def unlink(self) -> None:
         with self._asking() as (system, path):
@@ -117,6 +121,11 @@ class RemotePath:
                     f"{self} cannot be opened: {reason}. Give a path, or a URL that fsspec knows."
                 ) from None
             raise MachineError(f"{self} cannot be reached: {reason}. Check the address and the credentials.") from None
+
+
+def _size_and_stamp(entry: dict[str, Any]) -> tuple[int, str]:
+    stamp = next((entry[name] for name in _STAMPS if entry.get(name)), "")
+    return int(entry["size"]), str(stamp.timestamp() if isinstance(stamp, datetime) else stamp)
 
 
 class _Reported(io.RawIOBase):

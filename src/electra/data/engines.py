@@ -3,10 +3,14 @@
 All call the same function on the same units, in whatever order, and only sums come back: what was made lies in the output folder.
 """
 
+import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
+from electra.base.errors import ElectraError, MachineError
 from electra.base.jobs import run_jobs
 from electra.base.remote import Place
 from electra.data.corpus import Reading
@@ -25,7 +29,10 @@ from electra.data.units import (
     start_worker,
 )
 
+log = logging.getLogger(__name__)
+
 _LARGE = 4
+_TRIES = 3
 
 
 def run_here(units: Iterable[Unit]) -> Iterator[Done]:
@@ -94,4 +101,50 @@ class _Streams:
 
 
 def run_ray(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
-    raise NotImplementedError
+    """Ray Core tasks, on the cluster that this machine belongs to or on one of `workers` processes that is started here and ended
+    again. Ray tries a task again whose worker or machine died. Machines of a cluster must see the same files."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MachineError('the engine ray needs Ray. pip install "electra[ray]".') from None
+    ours = not ray.is_initialized()
+    if ours:
+        _join_or_start(workers)
+    try:
+        task = ray.remote(num_cpus=1, max_retries=_TRIES)(run_unit)
+        most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        units = plan.all_units(out.resolve())
+        pending = [task.remote(unit) for unit in islice(units, most)]
+        while pending:
+            ready, pending = ray.wait(pending, timeout=1)
+            pending += [task.remote(unit) for unit in islice(units, len(ready))]
+            yield from ray.get(ready)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, ElectraError | OSError) else error from None
+    except ray.exceptions.RayError as error:
+        problem = next(iter(str(error).splitlines()), "")
+        remedy = "What is finished is kept: run the same command again"
+        raise MachineError(f"Ray gave up after {_TRIES} tries ({problem}). {remedy}.") from None
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _join_or_start(workers: int) -> None:
+    import ray
+
+    try:
+        ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=False)
+    except ConnectionError:
+        if address := os.environ.get("RAY_ADDRESS"):
+            raise MachineError(f"no Ray cluster answers at {address} (RAY_ADDRESS). Start it, or unset that.") from None
+        log.info("No Ray cluster is running: starting one of %d workers here.", workers)
+        ray.init(
+            address="local",
+            num_cpus=workers,
+            include_dashboard=False,
+            object_store_memory=1 << 27,  # what comes back is small
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )

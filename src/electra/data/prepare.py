@@ -81,6 +81,8 @@ def prepare(
         plan = preparation.begin()
         run = _Run(plan, out, range(len(plan.units)))
         with run.writing():
+            if engine == "ray" and out_of_reach(inputs, out):
+                raise SettingsError("memory:// is seen by one process only: use the local engine, or another place.")
             if engine == "ray":
                 run.follow(run_ray(plan, out, workers))
             elif out_of_reach(inputs, out):

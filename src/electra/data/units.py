@@ -165,12 +165,10 @@ Entry = TypeVar("Entry", PartEntry, UnitEntry)
 
 
 def _entry(kind: type[Entry], path: Place, key: str) -> Entry | str:
-    if not path.exists():
-        return "is missing"
     try:
         entry = kind.model_validate(read_object(path))
     except ValueError:
-        return "has a damaged entry"
+        return "has a damaged entry" if path.exists() else "is missing"
     return entry if entry.key == key else "is of another plan"
 
 

@@ -1,0 +1,173 @@
+"""Ray with a worker that is killed, a store of objects, memory: the same bytes as one process on a disk."""
+
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from electra.base.errors import DataError, MachineError, SettingsError
+from electra.base.remote import RemotePath, as_place
+from electra.data.plan import PrepareSettings
+from electra.data.prepare import finish_units, plan_units, prepare, run_share
+from helpers import electra, environment
+
+SMALL = PrepareSettings(unit_bytes=10_000, heldout_share=0.1)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(5)
+    for name, count in (("a.txt", 600), ("b.txt", 3)):
+        words = (" ".join(rng.choices(["bar", "lon", "tim", "The"], k=30)) for _ in range(count))
+        (folder / name).write_text("\n\n".join(words))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(prepared: Path) -> Path:
+    return prepared / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def expected(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("expected") / "out"
+    prepare([corpus], out, tokenizer, SMALL, workers=1)
+    return contents(out)
+
+
+def contents(folder: Path | RemotePath) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+KILLED_ON_RAY = """
+import os, sys
+from pathlib import Path
+from electra.data import engines, units
+from electra.data.plan import PrepareSettings
+from electra.data.prepare import prepare
+
+corpus, out, tokenizer, marker = map(Path, sys.argv[1:])
+
+def run_unit_or_die(unit):
+    if unit.number == 3 and not marker.exists():
+        marker.touch()
+        units.finish_unit = lambda *_: os.kill(os.getpid(), 9)  # its shards are written, its entry is not
+    return units.run_unit(unit)
+
+engines.run_unit = run_unit_or_die
+prepare([corpus], out, tokenizer, PrepareSettings(unit_bytes=10_000, heldout_share=0.1), workers=2, engine="ray")
+"""
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[str]:
+    """Ray's sockets need a short path."""
+    folder = tempfile.mkdtemp(prefix="r")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_ray_does_again_what_a_killed_worker_did_not_finish(
+    corpus: Path, tokenizer: Path, tmp_path: Path, expected: dict[str, bytes], ray_folder: str
+) -> None:
+    pytest.importorskip("ray")
+    words = [corpus, tmp_path / "out", tokenizer, tmp_path / "marker"]
+    env = environment({"RAY_TMPDIR": ray_folder})
+    env.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_ON_RAY, *words], env=env, timeout=200, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "marker").exists()
+    assert contents(tmp_path / "out") == expected
+
+
+def test_ray_that_is_missing_or_elsewhere_is_one_line(
+    corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MachineError, match=r'needs Ray. pip install "electra\[ray\]"'):
+        prepare([corpus], tmp_path / "out", tokenizer, SMALL, engine="ray")
+    with pytest.raises(SettingsError, match="is seen by one process only"):
+        prepare([corpus], RemotePath("memory://nowhere"), tokenizer, SMALL, engine="ray")
+
+
+def test_memory_of_this_process(corpus: Path, tokenizer: Path, expected: dict[str, bytes]) -> None:
+    source, out = RemotePath("memory://texts"), RemotePath("memory://shards")
+    for file in corpus.iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    prepare([source], out, tokenizer, SMALL)
+    assert contents(out) == expected
+    prepare([source], out, tokenizer, SMALL)
+    with pytest.raises(SettingsError, match="already holds other shards"):
+        prepare([source], out, tokenizer)
+    out.remove()
+    source.remove()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().mkdir("bucket")
+    yield "s3://bucket"
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+def test_a_store_of_objects(corpus: Path, tokenizer: Path, tmp_path: Path, bucket: str) -> None:
+    units = PrepareSettings(unit_bytes=20_000, heldout_share=0.1)
+    prepare([corpus], tmp_path / "expected", tokenizer, units, workers=1)
+    expected = contents(tmp_path / "expected")
+    source, out = RemotePath(f"{bucket}/texts"), RemotePath(f"{bucket}/shards")
+    for file in corpus.iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    plan_units([source], out, tokenizer, units)
+    run_share(out, 1, 2)
+    with pytest.raises(DataError, match=r"units are not done: 0, 2"):
+        finish_units(out)
+    run_share(out, 0, 2)
+    finish_units(out)
+    assert contents(out) == expected
+    done = electra(
+        "prepare",
+        tmp_path / "out",
+        source,
+        "--tokenizer",
+        tokenizer,
+        *["--unit-bytes", "20000", "--heldout", "0.1", "--workers", "1"],
+    )
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == expected
+    with pytest.raises(DataError, match=r"s3://bucket/nothing does not exist or has no file to read"):
+        prepare([RemotePath(f"{bucket}/nothing")], tmp_path / "none", tokenizer)
+
+
+def test_addresses_that_cannot_be_opened_are_one_line(tokenizer: Path, tmp_path: Path) -> None:
+    for url, code in (("nonsense://x/y", 2), ("s3://", 5)):
+        done = electra("prepare", tmp_path / "out", url, "--tokenizer", tokenizer)
+        assert done.returncode == code and url in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_file_url_is_a_path() -> None:
+    assert as_place("file:///tmp/x") == Path("/tmp/x") and as_place("s3://a/b") == RemotePath("s3://a/b")
+    assert as_place("a/b") == Path("a/b") and as_place(Path("c")) == Path("c")
