@@ -106,6 +106,7 @@ def pretrain(
     >>> result.run, 0 < result.metrics["auc"] < 1
     (PosixPath('my-run'), True)
     """
+    from electra.base.ranks import is_first_process
     from electra.pretraining.run import pretrain as train
     from electra.pretraining.settings import resolve
     from electra.train.log import plot_run
@@ -114,7 +115,8 @@ def pretrain(
     words = _words(overrides) + _words({key: value for key, value in named.items() if value is not None})
     settings, _ = resolve(str(recipe), words)
     metrics, folder = train(settings, shlex.join(["electra", "pretrain", str(recipe), *words])), Path(settings.run)
-    plot_run(folder, folder / "curves.png")
+    if is_first_process():
+        plot_run(folder, folder / "curves.png")
     return PretrainResult(folder, {key: value for key, value in metrics.items() if isinstance(value, float)})
 
 

@@ -31,7 +31,8 @@ STEPS_AHEAD = 64  # `permute` takes hardly longer for many steps than for one
 
 @dataclass(frozen=True)
 class Loader:
-    """Batches of `batch` rows a step, of which this process (`rank` of `world`) gets its consecutive part.
+    """Batches of `batch` rows a step, of which this process (`rank` of `world`) gets its consecutive share: of each of the
+    `parts` that one process would compute one after the other, so that all are at the same part at the same time.
     `pin`: in memory from which a GPU copies while everybody goes on."""
 
     rows: Rows
@@ -40,17 +41,18 @@ class Loader:
     seed: int
     rank: int = 0
     world: int = 1
+    parts: int = 1
     workers: int = 1
     pin: bool = False
 
     def __post_init__(self) -> None:
-        assert self.batch % self.world == 0, "the global batch divides evenly among processes"
+        assert self.batch % (self.world * self.parts) == 0, "the global batch divides evenly among processes"
         if not len(self.rows):
             raise DataError("the prepared text makes no rows. Prepare more text.")
 
     def samples(self, step: int) -> np.ndarray:
-        share = self.batch // self.world
-        return step * self.batch + self.rank * share + np.arange(share, dtype=np.int64)
+        places = np.arange(self.batch, dtype=np.int64).reshape(self.parts, self.world, -1)[:, self.rank]
+        return step * self.batch + places.ravel()
 
     def row_indices(self, samples: np.ndarray) -> np.ndarray:
         """Which row each sample is: every epoch passes once over all rows, each in an order of its own."""

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import nn
 
 from electra.base.batch import Batch
+from electra.base.ranks import over_ranks
 from electra.model import encode
 from electra.objectives.corruption import Corrupted, Network, NoiseSettings, ObjectiveBase, ObjectiveInputs, mark
 from electra.objectives.losses import Loss, log_likelihood, mean_over, noise_logits
@@ -63,7 +64,8 @@ class Electric(nn.Module):
         logits = noise_logits(energies, log_q, self.corruptor.masking.share)
         nce_loss, sums = detection(logits, mark(corrupted.chosen), batch.is_real)
         scores = energies.detach().float()
-        sums["energy_squares"] = ((scores - mean_over(scores, batch.is_real)).square() * batch.is_real).sum()
+        mean = over_ranks(mean_over(scores, batch.is_real))
+        sums["energy_squares"] = ((scores - mean).square() * batch.is_real).sum()
         total = self.settings.generator_weight * corrupted.generator_loss + self.settings.detection_weight * nce_loss
         return Loss(total, corrupted.sums | sums)
 

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from electra.base.ranks import over_ranks
+
 Sums = dict[str, Tensor]
 
 
@@ -24,8 +26,14 @@ def widen(values: Tensor) -> Tensor:
 
 
 def mean_over(values: Float[Tensor, "*shape"], where: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """The mean of the marked values; 0 where none is marked."""
-    return torch.where(where, values, 0.0).sum() / where.sum().clamp(min=1)
+    """The mean of the marked values; 0 where none is marked. Where processes train together, this one's share of the mean over
+    the values of all: shares add up to it, however padding is spread."""
+    return torch.where(where, values, 0.0).sum() / count(where).clamp(min=1)
+
+
+def count(where: Bool[Tensor, "*shape"]) -> Int[Tensor, ""]:
+    """What `mean_over` divides by."""
+    return over_ranks(where.sum())
 
 
 def log_likelihood(logits: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from electra.objectives.losses import Loss, Sums, detection_loss
+from electra.objectives.losses import Loss, Sums, count, detection_loss
 
 Metrics = dict[str, float]
 Counts = NDArray[np.int64]
@@ -65,7 +65,7 @@ def generator_sums(
     is_best: Bool[Tensor, "batch count"], used: Bool[Tensor, "batch count"], loss: Float[Tensor, ""]
 ) -> Sums:
     """`is_best`: the target is the most likely token."""
-    return {"chosen": used.sum(), "mlm_loss": loss.detach() * used.sum(), "mlm_correct": (is_best & used).sum()}
+    return {"chosen": used.sum(), "mlm_loss": loss.detach() * count(used), "mlm_correct": (is_best & used).sum()}
 
 
 def detection(
@@ -77,7 +77,7 @@ def detection(
     caught = logits.detach() > 0
     sums = {
         "real": is_real.sum(),
-        "rtd_loss": loss.detach() * is_real.sum(),
+        "rtd_loss": loss.detach() * count(is_real),
         "replaced": is_replaced.sum(),
         "flagged": (caught & is_real).sum(),
         "caught": (caught & is_replaced).sum(),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.model import build_detection_head, encode, gather_rows
 from electra.objectives.corruption import Corrupted, Network, NoiseSettings, ObjectiveBase, ObjectiveInputs, maskable
-from electra.objectives.losses import Loss, detection_loss
+from electra.objectives.losses import Loss, count, detection_loss
 from electra.objectives.metrics import Ratio, detection
 
 
@@ -74,7 +74,7 @@ class ReplacedSpan(nn.Module):
 
         total = self.settings.detection_weight * rtd_loss + self.settings.span_weight * span_loss
         total = total + self.settings.generator_weight * corrupted.generator_loss
-        sums |= {"spans": spans, "spans_right": right.sum(), "span_loss": span_loss.detach() * spans}
+        sums |= {"spans": spans, "spans_right": right.sum(), "span_loss": span_loss.detach() * count(has_text)}
         return Loss(total, corrupted.sums | sums)
 
     def networks(self) -> dict[str, Network]:

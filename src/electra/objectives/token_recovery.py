@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.model import build_token_head, encode, gather_rows
 from electra.objectives.corruption import Corrupted, Network, ObjectiveBase, ObjectiveInputs
-from electra.objectives.losses import Loss, copying_loss, masked_lm_loss
+from electra.objectives.losses import Loss, copying_loss, count, masked_lm_loss
 from electra.objectives.metrics import Ratio, detection
 
 
@@ -79,8 +79,7 @@ class TokenRecovery(nn.Module):
 
         total = total + self.settings.recovery_weight * recovery
         total = total + self.settings.generator_weight * corrupted.generator_loss
-        count = asked.sum()
-        return Loss(total, sums | {"recovery_loss": recovery.detach() * count, "recoveries": count})
+        return Loss(total, sums | {"recovery_loss": recovery.detach() * count(asked), "recoveries": asked.sum()})
 
     def networks(self) -> dict[str, Network]:
         main = {"discriminator": Network(self.discriminator, self.detection_head)} if self.detection_head else {}

@@ -4,7 +4,7 @@ import logging
 import os
 import platform
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from electra.base.batch import SpecialIds
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import lock, read_or_set_aside, remove_leftovers, write_atomically, write_json
 from electra.base.jobs import Signals
+from electra.base.ranks import ALONE, Ranks, common, join
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
@@ -51,7 +52,9 @@ class Parts:
     heldout: HeldOut
 
 
-def build_parts(settings: PretrainSettings, device: torch.device, verify: bool = True, fresh: bool = True) -> Parts:
+def build_parts(
+    settings: PretrainSettings, device: torch.device, verify: bool = True, fresh: bool = True, ranks: Ranks = ALONE
+) -> Parts:
     """`fresh`: take weights from the folders that `start` and `generator.source` name. A run that goes on does not need
     them any more: its checkpoints hold everything."""
     folder = Path(settings.data)
@@ -63,7 +66,9 @@ def build_parts(settings: PretrainSettings, device: torch.device, verify: bool =
     special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
     train, pin = settings.train, device.type == "cuda"
-    streamed = Loader(rows, train.batch, train.most_steps, settings.seed, workers=train.workers, pin=pin)
+    refuse_uneven(train.batch, train.accumulate, ranks.world)
+    share = ranks.rank, ranks.world, train.accumulate
+    streamed = Loader(rows, train.batch, train.most_steps, settings.seed, *share, train.workers, pin)
     loader, note = place_corpus(streamed, data.manifest.vocab_size, train.corpus, device)
     heldout = build_heldout(settings, folder, special, verify)
     counts = data.token_counts() if settings.generator.kind == "unigram" and fresh else None
@@ -108,51 +113,96 @@ def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds,
 
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run. Returns the
-    last held-out metrics."""
+    last held-out metrics. Processes that torchrun started do so together."""
+    with join() as ranks:
+        ranks.wait_at_most(settings.train.timeout)
+        return pretrain_together(settings, command, ranks)
+
+
+def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) -> dict[str, float]:
     # what the machine cannot do is refused before anything is read or written
-    device = choose_device(settings.train)
-    execution = Execution.of(settings.train, device)
+    device = ranks.everyone(lambda: ranks.device(choose_device(settings.train)))
+    execution = ranks.everyone(lambda: Execution.of(settings.train, device, ranks))
     log_shortcomings(settings.train.precision, device)
     wanted_trackers(settings.train.track)
     if not settings.train.minutes and (warning := schedule_warning(settings.schedule, settings.train.steps)):
         log.warning(warning)
 
-    folder = Path(settings.run)
+    folder, data = Path(settings.run), Path(settings.data)
     remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
-    with lock(folder), Signals() as signals, explain_machine(remedy, SAVED):
+    with ExitStack() as held, Signals() as signals, explain_machine(remedy, SAVED):
         # the run folder, or the one that this run goes on with
-        remove_leftovers(folder)
-        fresh = not checkpoint.checkpoint_folders(folder / "checkpoints")
-        data = Path(settings.data)
-        tokenizer_sha256 = read_manifest(data).tokenizer_sha256
-        fingerprint = {"data_manifest_sha256": manifest_hash(data), "tokenizer_sha256": tokenizer_sha256}
-        if not fresh:
-            settings = made_longer(folder, settings)
-            refuse_other_run(folder, settings, fingerprint)
+        fingerprint = ranks.everyone(lambda: fingerprint_of(data))
+        refuse_others(ranks, settings, device, fingerprint)
+
+        def open_folder() -> tuple[PretrainSettings, bool]:
+            held.enter_context(lock(folder))
+            remove_leftovers(folder)
+            fresh = not checkpoint.checkpoint_folders(folder / "checkpoints")
+            if fresh:
+                return settings, fresh
+            longer = made_longer(folder, settings)
+            refuse_other_run(folder, longer, fingerprint)
+            return longer, fresh
+
+        settings, fresh = ranks.first(open_folder)
         described = fingerprint | {"settings": config.to_toml(settings)}
-        parts = build_parts(settings, device, fresh=fresh)
+        parts = ranks.everyone(lambda: build_parts(settings, device, ranks.local == 0, fresh, ranks))
         log.info(parts.loader_note)
-        if settings.train.stages:  # its export is of an earlier end
-            set_export_aside(folder, settings.train.stages[-1])
-        write_atomically(folder / CONFIG, config.to_toml(settings).encode())
-        write_json(folder / "environment.json", environment() | fingerprint)
-        write_atomically(folder / "tokenizer.json", (data / "tokenizer.json").read_bytes())
+
+        def describe_folder() -> None:
+            if settings.train.stages:  # its export is of an earlier end
+                set_export_aside(folder, settings.train.stages[-1])
+            write_atomically(folder / CONFIG, config.to_toml(settings).encode())
+            write_json(folder / "environment.json", environment() | {"processes": ranks.world} | fingerprint)
+            write_atomically(folder / "tokenizer.json", (data / "tokenizer.json").read_bytes())
+
+        ranks.first(describe_folder)
 
         # train
         objective = parts.objective.to(device)
         update = build_step(objective, settings.optimizer, execution, settings.seed)
         heldout = HeldOutEvaluation(update, parts.heldout, settings.train, signals)
-        peak = device_peak(device)
+        peak = device_peak(device) * ranks.world
         speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
         run = Run(folder, described, command, peak_speed=speed, settings=config.dump(settings))
         state = train(update, parts.loader, heldout, settings.schedule, settings.train, run, signals)
 
         # the main network, for everybody
         metrics = state.log.last("heldout")
-        if not (folder / "export").exists():
-            main = dict(list(parts.objective.networks().items())[:1])
-            export_networks(settings, main, folder, folder / "export", metrics)
+
+        def export_main() -> None:
+            if not (folder / "export").exists():
+                main = dict(list(parts.objective.networks().items())[:1])
+                export_networks(settings, main, folder, folder / "export", metrics)
+
+        ranks.first(export_main)
         return metrics
+
+
+def fingerprint_of(data: Path) -> dict[str, str]:
+    tokenizer_sha256 = read_manifest(data).tokenizer_sha256
+    return {"data_manifest_sha256": manifest_hash(data), "tokenizer_sha256": tokenizer_sha256}
+
+
+def refuse_uneven(batch: int, parts: int, processes: int) -> None:
+    if batch % (parts * processes) == 0:
+        return
+    cut = f"train.batch={batch} into {processes} processes" + (f" x train.accumulate={parts}" if parts > 1 else "")
+    below = batch // (parts * processes) * parts * processes
+    other = " or ".join(str(rows) for rows in (below, below + parts * processes) if rows)
+    raise SettingsError(f"{cut}: every process must have equally many rows. Use train.batch={other}, or other numbers.")
+
+
+def refuse_others(ranks: Ranks, settings: PretrainSettings, device: torch.device, fingerprint: dict[str, str]) -> None:
+    """Processes that would not compute the same: another version, other settings, other data."""
+    versions = {"electra": electra.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    own = {**versions, "device": device.type, **fingerprint, **config.dump(settings)}
+    everyone = ranks.gather(own)
+    for rank, other in enumerate(everyone):
+        if different := config.differences(everyone[0], other, ignore=("data", "run")):
+            what = f"process {rank} of {ranks.world} has not what process 0 has ({'; '.join(different[:3])})"
+            raise common(SettingsError(f"{what}. Start all with the same version, settings and data."))
 
 
 def made_longer(folder: Path, settings: PretrainSettings) -> PretrainSettings:

@@ -30,10 +30,17 @@ Record = dict[str, Any]
 
 class RunLog:
     """The records of a run: a line of JSON for each, and for all trackers. Opening at step n forgets what an interrupted
-    process wrote beyond n: those steps are about to be done again."""
+    process wrote beyond n: those steps are about to be done again. Where processes train together, one `writes`; the others
+    keep the same records to themselves."""
 
-    def __init__(self, run: Tracked, track: Sequence[TrackerName]):
-        self.folder = folder = run.folder
+    def __init__(self, run: Tracked, track: Sequence[TrackerName], writes: bool = True):
+        self.folder, self.writes = run.folder, writes
+        self.records: list[Record] = []
+        if writes:
+            self.open(run, track)
+
+    def open(self, run: Tracked, track: Sequence[TrackerName]) -> None:
+        folder = run.folder
         records, damaged = read_records(folder)
         self.records = [record for record in records if record["step"] <= run.step]
         if damaged:
@@ -48,6 +55,8 @@ class RunLog:
     def write(self, kind: str, step: int, values: Values) -> None:
         finite = {key: finite_or_none(value) for key, value in values.items()}
         self.records.append({"kind": kind, "step": step, **finite})
+        if not self.writes:
+            return
         line = as_line(self.records[-1])
         with writing(self.folder / METRICS, len(line)):
             self.file.write(line)
@@ -66,11 +75,13 @@ class RunLog:
         return next((record for record in reversed(self.records) if record["kind"] == kind), {})
 
     def state(self, state: str, step: int, **more: str | int | Mapping[str, float]) -> None:
-        write_json(self.folder / RUN_STATE, {"state": state, "step": step, "pid": os.getpid(), **more})
+        if self.writes:
+            write_json(self.folder / RUN_STATE, {"state": state, "step": step, "pid": os.getpid(), **more})
 
     def close(self) -> None:
-        self.file.close()
-        self.trackers.close()
+        if self.writes:
+            self.file.close()
+            self.trackers.close()
 
 
 def read_metrics(folder: Path) -> list[Record]:

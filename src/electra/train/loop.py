@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from electra.base.batch import Batch
 from electra.base.errors import DivergedError
 from electra.base.jobs import Signals
 from electra.base.progress import Progress, metrics_text
+from electra.base.ranks import common
 from electra.objectives import Trainable
 from electra.objectives.corruption import Corruptor
 from electra.objectives.losses import Sums
@@ -111,7 +112,7 @@ def train(
                 batch = replace(batch, progress=horizon.progress(state.step))
             sums, norm = update(batch, state.step, fraction)
             state.count(sums, update.paused)
-            state.read_clock()
+            state.read_clock(signals)
             progress.advance(state.step, state.planned_steps)
 
             # once in a while: read the sums, which waits for the device
@@ -126,9 +127,10 @@ def train(
                 state.save()
             if signals.received is not None:
                 where = f"step {state.step} of {state.planned_steps}" + (f" of {run.name}" if run.name else "")
-                raise signals.stop(f"stopped at {where}; everything is saved.")
+                raise common(signals.stop(f"stopped at {where}; everything is saved."))
+        signals.received, _ = state.ranks.agree(signals.received)
         if signals.received is not None:
-            raise signals.stop("stopped during the last evaluation; everything is saved.")
+            raise common(signals.stop("stopped during the last evaluation; everything is saved."))
         state.require_finite()
     return state
 
@@ -139,31 +141,59 @@ class RunState:
 
     def __init__(self, update: Step, evaluation: Evaluation, settings: TrainSettings, run: Run):
         self.update, self.evaluation, self.settings, self.run = update, evaluation, settings, run
+        self.ranks = update.execution.ranks
         self.tensors = checkpoint_groups(update.objective, update.optimizer)
         self.step, self.sums, self.seconds_before, device = 0, Sums(), 0.0, update.execution.device
         self.horizon, self.tokens_before = Horizon(settings), 0
         self.pauses = {"compile": 0.0, "evaluate": 0.0, "save": 0.0}
-        checkpoint.clean(run.checkpoints)
-        if newest := checkpoint.newest_checkpoint(run.checkpoints):
-            checkpoint.set_aside(run.checkpoints, newest.step)
-            checkpoint.restore(newest, self.tensors)
-            self.step, self.seconds_before = newest.step, newest.state["seconds"]
-            self.pauses |= newest.state.get("pauses", {})
-            self.tokens_before = newest.state.get("tokens", 0)
-            self.sums = {name: tensor.to(device) for name, tensor in newest.tensors("sums").items()}
-            evaluation.kept = newest.tensors("kept")
-            log.info("resuming at step %d from %s", self.step, newest.folder)
-        check_space(run.folder, sum(t.nbytes for group in self.tensors.values() for t in group.values()))
-        tracked = Tracked(run.folder, run.name, run.settings, self.step)
-        self.log = RunLog(tracked, wanted_trackers(settings.track))
+        self.log = RunLog(self.tracked(0), (), writes=False)
+        self.step, state, sums, evaluation.kept, records = self.ranks.first(self.open)
+        for group in self.tensors.values():
+            self.ranks.spread(group)
+        if state:
+            self.seconds_before = state["seconds"]
+            self.pauses |= state.get("pauses", {})
+            self.tokens_before = state.get("tokens", 0)
+            self.sums = self.own_sums({name: tensor.to(device) for name, tensor in sums.items()})
+        self.log.records = records
         self.history = self.log.of_kind("train")
         self.is_enough = evaluation.is_enough(self.log.of_kind(evaluation.kind))
         self.alarmed = {record["alarm"] for record in self.log.of_kind("alarm")}
         self.tokens = torch.zeros((), dtype=torch.long, device=device)
-        self.first_step, self.compiling = self.step, 0.0
+        self.first_step, self.compiling, self.unlogged, self.unsaved = self.step, 0.0, 0.0, 0.0
         self.started = self.saved = self.logged = time.monotonic()
-        if newest and self.horizon.budget:
-            self.horizon.restore(self.step, self.training_seconds, newest.state["planned_steps"])
+        if state and self.horizon.budget:
+            _, (seconds,) = self.ranks.agree(None, self.training_seconds)
+            self.horizon.restore(self.step, seconds, state["planned_steps"])
+
+    def open(self) -> tuple[int, dict[str, Any], Sums, dict[str, Tensor], list[Record]]:
+        """The newest checkpoint, copied into the live tensors, and what else there is of an earlier process: step, state, sums,
+        what the evaluation kept, records. The only one who reads and writes the run folder does this."""
+        root, folder = self.run.checkpoints, self.run.folder
+        checkpoint.clean(root)
+        newest = checkpoint.newest_checkpoint(root)
+        if newest:
+            checkpoint.set_aside(root, newest.step)
+            checkpoint.restore(newest, self.tensors)
+            log.info("resuming at step %d from %s", newest.step, newest.folder)
+        check_space(folder, sum(tensor.nbytes for group in self.tensors.values() for tensor in group.values()))
+        self.log = RunLog(self.tracked(newest.step if newest else 0), wanted_trackers(self.settings.track))
+        if newest is None:
+            return 0, {}, {}, {}, self.log.records
+        return newest.step, newest.state, newest.tensors("sums"), newest.tensors("kept"), self.log.records
+
+    def tracked(self, step: int) -> Tracked:
+        return Tracked(self.run.folder, self.run.name, self.run.settings, step)
+
+    def own_sums(self, totals: Sums) -> Sums:
+        """Histograms of all processes stay with process 0; numbers are the same in all of them."""
+        return {
+            name: total if total.ndim == 0 or self.ranks.is_first else torch.zeros_like(total)
+            for name, total in totals.items()
+        }
+
+    def total_sums(self) -> Sums:
+        return self.sums | self.ranks.total({name: value for name, value in self.sums.items() if value.ndim})
 
     @property
     def seconds(self) -> float:
@@ -184,18 +214,22 @@ class RunState:
     def is_last(self) -> bool:
         return self.step >= self.horizon.steps
 
-    def read_clock(self) -> None:
-        """With a budget of time, plan the end again: after every step on the host, which is never ahead of itself, and once in
-        a while on a GPU."""
+    def read_clock(self, signals: Signals) -> None:
+        """What hangs on time, by the clock of process 0, and signals to any process. With a budget of time, plan the end again:
+        after every step on the host, which is never ahead of itself, and once in a while on a GPU."""
         device, horizon = self.update.execution.device, self.horizon
-        if not horizon.budget:
-            return
-        if self.update.paused:
-            horizon.begin(self.step, self.training_seconds)
-        elif device.type == "cpu" or horizon.is_reading_due(self.step):
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            horizon.read(self.step, self.training_seconds)
+        is_read = horizon.budget and (device.type == "cpu" or horizon.is_reading_due(self.step))
+        if is_read and not self.update.paused and device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.monotonic()
+        unlogged, unsaved = now - self.logged, now - self.saved
+        signals.received, (seconds, self.unlogged, self.unsaved) = self.ranks.agree(
+            signals.received, self.training_seconds, unlogged, unsaved
+        )
+        if horizon.budget and self.update.paused:
+            horizon.begin(self.step, seconds)
+        elif is_read:
+            horizon.read(self.step, seconds)
 
     @contextmanager
     def paused_for(self, purpose: str) -> Iterator[None]:
@@ -229,12 +263,17 @@ class RunState:
 
     def is_log_due(self) -> bool:
         """With a budget of time also where steps are slow for it."""
-        is_late = LINES_OF_BUDGET * (time.monotonic() - self.logged) > self.horizon.budget > 0
+        is_late = LINES_OF_BUDGET * self.unlogged > self.horizon.budget > 0
         return self.step % self.settings.log_every == 0 or self.is_last or is_late
 
     def log_metrics(self, norm: Tensor, fraction: float, schedule: ScheduleSettings) -> dict[str, float]:
         """Metrics since the last time, and whatever must be said aloud about them."""
-        objective, now, count = self.update.objective, time.monotonic(), self.tokens.item()
+        objective, now, count, self.sums = (
+            self.update.objective,
+            time.monotonic(),
+            self.tokens.item(),
+            self.total_sums(),
+        )
         speed = count / (now - self.logged) if count else math.nan
         self.tokens_before += int(count)
         metrics = summarise(self.sums, objective.extra_metrics) | {
@@ -252,7 +291,7 @@ class RunState:
         if self.run.peak_speed:
             metrics["mfu"] = speed / self.run.peak_speed
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
-            raise self.diverged()
+            raise common(self.diverged())
         self.log.write("train", self.step, metrics)
         self.history.append(metrics)
         progress = self.horizon.progress(self.step)
@@ -289,26 +328,31 @@ class RunState:
     def is_save_due(self) -> bool:
         if self.is_last:
             return self.run.keeps_last
-        is_late = time.monotonic() - self.saved > self.settings.save_minutes * 60
+        is_late = self.unsaved > self.settings.save_minutes * 60
         return is_late or self.step % self.settings.save_every == 0
 
     def save(self) -> None:
         """Never weights that are not finite: the checkpoints before them are the way back."""
         with self.paused_for("save"):
             self.require_finite()
-            groups = self.tensors | {"sums": self.sums}
-            if self.evaluation.kept:
-                groups["kept"] = self.evaluation.kept
-            planned = self.planned_steps if math.isfinite(self.horizon.steps) else 0
-            clock = {"seconds": self.seconds, "pauses": self.pauses, "planned_steps": planned}
-            state = {**clock, "tokens": self.tokens_before + int(self.tokens.item()), **self.run.fingerprint}
-            checkpoint.save_checkpoint(self.run.checkpoints, self.step, groups, state)
-            checkpoint.prune(self.run.checkpoints, self.settings.keep, self.settings.keep_every)
+            totals = self.total_sums()
+            self.ranks.first(lambda: self.write(totals))
+            self.sums = self.own_sums(totals)
         self.saved = time.monotonic()
+
+    def write(self, sums: Sums) -> None:
+        groups = self.tensors | {"sums": sums}
+        if self.evaluation.kept:
+            groups["kept"] = self.evaluation.kept
+        planned = self.planned_steps if math.isfinite(self.horizon.steps) else 0
+        clock = {"seconds": self.seconds, "pauses": self.pauses, "planned_steps": planned}
+        state = {**clock, "tokens": self.tokens_before + int(self.tokens.item()), **self.run.fingerprint}
+        checkpoint.save_checkpoint(self.run.checkpoints, self.step, groups, state)
+        checkpoint.prune(self.run.checkpoints, self.settings.keep, self.settings.keep_every)
 
     def require_finite(self) -> None:
         if not all(torch.isfinite(parameter).all() for parameter in self.update.objective.parameters()):
-            raise self.diverged()
+            raise common(self.diverged())
 
     def diverged(self) -> DivergedError:
         last = checkpoint.checkpoint_folders(self.run.checkpoints)
@@ -353,10 +397,21 @@ class HeldOutEvaluation:
     def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
         objective, execution = self.update.objective, self.update.execution
         objective.eval()
-        rows = takewhile(lambda batch: self.signals.received is None, self.rows)
+        own = islice(self.rows, execution.ranks.rank, None, execution.ranks.world)
+        rows = takewhile(lambda batch: self.signals.received is None, own)
         how = execution.device, execution.precision, self.update.with_kernels
         sums = sums_over(rows, lambda batch: objective(batch).sums, *how)
+        if execution.ranks.together:
+            sums, self.signals.received = self.of_all(sums)
         return summarise(sums, objective.extra_metrics) if sums and self.signals.received is None else {}
+
+    def of_all(self, sums: Sums) -> tuple[Sums, int | None]:
+        """The sums of all processes, some of which may have had no rows, and the signal that one of them has got."""
+        ranks, totals = self.update.execution.ranks, Sums()
+        signal, _ = ranks.agree(self.signals.received)
+        for other in ranks.gather({name: value.cpu() for name, value in sums.items()}):
+            add_sums(totals, other)
+        return totals, signal
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         return f"held-out: {metrics_text(metrics, self.update.objective.headline)}"

@@ -12,7 +12,10 @@ from electra.train.trackers import Track
 
 # These change what is shown or kept and how fast it goes, not what is learned (accumulate and fast: up to rounding, the
 # numbers behind dropout and the weight of padded parts). A run may be resumed with other values.
-_FREE = "accumulate fast log_every evaluate_every evaluate_rows save_every save_minutes keep keep_every workers corpus track"
+_FREE = (
+    "accumulate fast log_every evaluate_every evaluate_rows save_every save_minutes keep keep_every workers corpus track "
+    "processes parallel reduce timeout restarts"
+)
 FREE_TO_CHANGE = tuple(f"train.{key}" for key in _FREE.split())
 ENOUGH_OF_PEAK = 0.9
 SHORT_WARMUP = 0.05
@@ -24,7 +27,11 @@ class TrainSettings(Settings):
     `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none). With `minutes` a run ends
     after so much training, however many steps that makes: `steps` is not looked at. Compiling, evaluating and saving are
     not training. `stages` are the steps at which a run was finished before it was made longer: from each on, the schedule
-    warms up and decays anew. `track`: who is told the metrics, beside metrics.jsonl."""
+    warms up and decays anew. `track`: who is told the metrics, beside metrics.jsonl.
+
+    `processes` of this machine share every batch; torchrun's own number goes before it. `parallel`: "ddp" keeps weights and
+    optimizer whole in each, "fsdp" in pieces. `reduce`: what gradients are added up in. A process waits `timeout` seconds for
+    the others, and where one dies all are started again up to `restarts` times."""
 
     steps: int = Field(1_000_000, ge=1)
     minutes: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -45,6 +52,11 @@ class TrainSettings(Settings):
     workers: int = Field(1, ge=1, le=1024)
     corpus: Literal["auto", "device", "stream"] = "auto"
     track: Track = ("auto",)
+    processes: int = Field(1, ge=1, le=4096)
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    reduce: Literal["float32", "bfloat16"] = "float32"
+    timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
+    restarts: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def accumulate_divides_batch(self) -> "TrainSettings":

@@ -19,11 +19,13 @@ from torch import Tensor, optim
 from electra.base.batch import Batch
 from electra.base.errors import ElectraError, MachineError
 from electra.base.randomness import mix
+from electra.base.ranks import ALONE, Ranks
 from electra.objectives import Trainable
 from electra.objectives.losses import Loss, Sums
 from electra.train import optimizers
 from electra.train.cuda_graph import CapturedFunction
 from electra.train.device import Fast, Precision, autocast, choose_backend, is_out_of_memory, kernels
+from electra.train.distributed import add_up_gradients, add_up_scalars, with_others
 from electra.train.settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ Backend = str | Callable[..., Any]
 class Execution:
     """How an update is computed: up to rounding, nothing of it changes what is learned. `backend` is torch.compile's, None
     to leave the objective uncompiled; `capture`: as a CUDA graph; `fast`: "off" without our kernels, "on" without falling
-    back on anything slower."""
+    back on anything slower; `ranks`: the processes that compute it together, with gradients added up in `reduce`."""
 
     device: torch.device
     precision: Precision = "auto"
@@ -42,13 +44,18 @@ class Execution:
     fast: Fast = "auto"
     backend: Backend | None = None
     capture: bool = False
+    ranks: Ranks = ALONE
+    reduce: torch.dtype = torch.float32
 
     @staticmethod
-    def of(settings: TrainSettings, device: torch.device) -> "Execution":
+    def of(settings: TrainSettings, device: torch.device, ranks: Ranks = ALONE) -> "Execution":
         """The fastest that `settings.fast` allows and the machine can do. Refuses what the machine cannot."""
         backend = choose_backend(settings.fast, device)
         capture = settings.fast != "off" and device.type == "cuda"
-        return Execution(device, settings.precision, settings.accumulate, settings.fast, backend, capture)
+        reduce = torch.bfloat16 if settings.reduce == "bfloat16" else torch.float32
+        return Execution(
+            device, settings.precision, settings.accumulate, settings.fast, backend, capture, ranks, reduce
+        )
 
 
 class Step:
@@ -117,18 +124,23 @@ class Step:
         return replace(batch, progress=progress)
 
     def gradients(self, batch: Batch) -> Sums:
-        """The mean over the parts, into the parameters' `grad`."""
+        """The mean over the parts, into the parameters' `grad`. Where processes compute together: of the rows of all. Numbers
+        among the sums are then those of all, histograms those of this process."""
         objective, parts = self.objective if self.compiled is None else self.compiled, self.execution.accumulate
+        ranks = self.execution.ranks
         sums: Sums = {}
         for part in batch.split(parts):
             with kernels(self.with_kernels):
-                with autocast(self.execution.precision, self.execution.device):
+                with autocast(self.execution.precision, self.execution.device), with_others(ranks, part.ids.device):
                     loss = objective(part)
                 (loss.total / parts).backward()  # type: ignore[no-untyped-call]
             tokens = part.is_real.sum()
             counted = {"total": loss.total.detach(), "parts": torch.ones_like(tokens), "tokens": tokens}
             for name, value in {**loss.sums, **counted}.items():
                 sums[name] = sums[name] + value if name in sums else value
+        if ranks.together:
+            add_up_gradients(self.objective.parameters(), self.execution.reduce)
+            sums = add_up_scalars(sums) | {"parts": sums["parts"]}
         return sums
 
     def apply(self, sums: Sums) -> tuple[Sums, Tensor]:
@@ -156,7 +168,7 @@ class Step:
         of no class of their own; where the fault is ours and not the compiler's, the uncompiled step says so in its own
         words."""
         if is_out_of_memory(error):  # graphs hold theirs, so that a new shape may lack it
-            return bool(self.captured.graphs)
+            return bool(self.captured.graphs) and self.execution.ranks.world == 1  # others are ahead of us
         if isinstance(error, ElectraError | torch.AcceleratorError):
             return False
         if self.compiled is not None:
@@ -179,7 +191,8 @@ def build_step(objective: Trainable, settings: optimizers.OptimizerSettings, exe
     """Pre-training's, on the device where the objective is already."""
     groups = optimizers.split_parameters(objective, settings)
     optimizer = optimizers.build_optimizer(objective, groups, settings)
-    return Step(objective, optimizer, groups, execution, lambda number: mix(seed, "dropout", number, 0))
+    stream = execution.ranks.rank if execution.device.type == "cuda" else 0
+    return Step(objective, optimizer, groups, execution, lambda number: mix(seed, "dropout", number, stream))
 
 
 def is_raised_in(package: str, error: BaseException) -> bool:

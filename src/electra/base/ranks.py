@@ -1,0 +1,258 @@
+"""Processes that work on one run together, as torchrun starts them: who they are, what they agree on, what they add up.
+
+A process alone has the same methods, which then cost nothing. What hosts tell each other goes through gloo; tensors on a GPU
+go through NCCL. Process 0 alone reads and writes the run folder. Errors that concern all are raised in all of them, and only
+process 0 speaks of those.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from electra.base.errors import ElectraError, MachineError
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+PATIENCE = 600.0  # seconds that one process waits for the others
+NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What gloo, NCCL and torch's store say when a process is gone, and when it does not answer.
+GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "recvValue failed",
+)
+SILENT = ("Timed out waiting", "timed out", "Timeout", "timeout")
+_current: "Ranks | None" = None
+_adds_up = False
+
+
+class PeerError(MachineError):
+    """Another process of the run is gone or does not answer."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process (`rank`) among all (`world`); `local` is its number on its machine. `together`: whether there is a group,
+    which may be a group of one."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+    together: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, value: Result) -> list[Result]:
+        """The value of every process, in their order."""
+        if not self.together:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def first(self, function: Callable[[], Result]) -> Result:
+        """What process 0 makes of it, for all; nobody else calls it. It must survive a pickle."""
+        if not self.together:
+            return function()
+        outcome: list[Any] = [attempt(function) if self.is_first else None]
+        dist.broadcast_object_list(outcome, 0)
+        value, error = outcome[0]
+        if error is not None:
+            raise common(error)
+        return value
+
+    def everyone(self, function: Callable[[], Result]) -> Result:
+        """What each makes of it for itself. If it fails in one, it fails in all."""
+        if not self.together:
+            return function()
+        value, error = attempt(function)
+        for rank, other in enumerate(self.gather(error)):
+            if other is not None:
+                raise common(other if rank == 0 else type(other)(f"process {rank} of {self.world}: {other}"))
+        return value  # type: ignore[return-value]
+
+    def agree(self, signal: int | None, *values: float) -> tuple[int | None, list[float]]:
+        """Any process's signal, and the values of process 0."""
+        if not self.together:
+            return signal, list(values)
+        said = [float(signal or 0), *(values if self.is_first else [-torch.inf] * len(values))]
+        agreed = torch.tensor(said, dtype=torch.float64)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        number, *rest = agreed.tolist()
+        return int(number) or None, rest
+
+    def total(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sums of all processes, each of which has all the names."""
+        if not self.together:
+            return dict(sums)
+        totals = {name: tensor.clone() for name, tensor in sums.items()}
+        for name in sorted(totals):
+            dist.all_reduce(totals[name])
+        return totals
+
+    def spread(self, tensors: Mapping[str, Tensor]) -> None:
+        """Everybody gets what process 0 has in these tensors."""
+        for name in sorted(tensors) if self.together else ():
+            dist.broadcast(tensors[name].detach(), 0)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """For the hosts' messages. What waits on a GPU waits twice as long, so that a host is the one to say so."""
+        if self.together:
+            group = dist.group.WORLD
+            assert group is not None
+            for backend, factor in ((torch.device("cpu"), 1), (torch.device("cuda"), 2)):
+                with suppress(RuntimeError):  # there is no such backend
+                    group._get_backend(backend)._set_default_timeout(timedelta(seconds=factor * seconds))
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """Of several GPUs, each process its own."""
+        if chosen.type != "cuda" or not self.together:
+            return chosen
+        if self.local >= (count := torch.cuda.device_count()):
+            raise MachineError(
+                f"process {self.local + 1} of this machine has no GPU: torch sees {count}. Start as many processes as there "
+                "are GPUs, or use train.device=cpu."
+            )
+        torch.cuda.set_device(self.local)
+        return torch.device("cuda", self.local)
+
+    @contextmanager
+    def adding_up(self) -> Iterator[None]:
+        """Counts (`over_ranks`) are those of all processes meanwhile."""
+        global _adds_up
+        before, _adds_up = _adds_up, self.together
+        try:
+            yield
+        finally:
+            _adds_up = before
+
+
+ALONE = Ranks()
+
+
+def over_ranks(values: Tensor) -> Tensor:
+    """The sum over all processes inside `adding_up`; elsewhere the values themselves. No gradient passes."""
+    if not _adds_up:
+        return values
+    total = values.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or whoever sets the same variables, started this process among others."""
+    return "RANK" in os.environ or "WORLD_SIZE" in os.environ
+
+
+def is_first_process() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def join() -> Iterator[Ranks]:
+    """The processes that torchrun started, once all are there; a process alone where none did. May be nested."""
+    global _current
+    if _current is not None or not is_launched():
+        yield _current or ALONE
+        return
+    ranks = meet()
+    _current = ranks
+    level = logging.getLogger("electra").level
+    if not ranks.is_first:
+        logging.getLogger("electra").setLevel(logging.CRITICAL)
+    try:
+        with explain_peers(ranks):
+            yield ranks
+            dist.barrier()  # without it, whoever ends first may take the others down
+    except BaseException as error:
+        with suppress(RuntimeError):
+            if is_common(error):
+                dist.barrier()
+        raise
+    finally:
+        _current = None
+        logging.getLogger("electra").setLevel(level)
+        dist.destroy_process_group()
+
+
+def meet() -> Ranks:
+    if missing := [name for name in NAMES if not os.environ.get(name)]:
+        raise MachineError(f"{', '.join(missing)} must be set beside {NAMES[0]} and {NAMES[1]}. Start with torchrun.")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    patience = float(os.environ.get("ELECTRA_MEET_SECONDS", PATIENCE))
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=patience),
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            raise MachineError(f"port {where} is in use. Choose another MASTER_PORT.") from None
+        raise MachineError(f"process {rank} of {world} did not meet the others at {where}: {reason}") from None
+    return Ranks(rank, world, int(os.environ.get("LOCAL_RANK", rank)), together=True)
+
+
+@contextmanager
+def explain_peers(ranks: Ranks) -> Iterator[None]:
+    """As one line: that another process is gone or silent."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if any(sign in text for sign in GONE):
+            raise PeerError(
+                "another process of this run ended. Its own message says why; what is saved is whole: run the same command again."
+            ) from error
+        if any(sign in text for sign in SILENT):
+            raise PeerError(
+                f"{', '.join(missing_ranks(ranks))} did not answer in time: it hangs, or its machine is gone."
+            ) from error
+        raise
+
+
+def missing_ranks(ranks: Ranks) -> list[str]:
+    """Those that do not notice that everybody waits."""
+    store, everyone = dist.distributed_c10d._get_default_store(), range(ranks.world)
+    store.set(f"waits/{ranks.rank}", "yes")
+    time.sleep(1)
+    silent = [f"process {rank}" for rank in everyone if not store.check([f"waits/{rank}"])]
+    return silent or ["another process"]
+
+
+def attempt(function: Callable[[], Result]) -> tuple[Result | None, ElectraError | OSError | None]:
+    try:
+        return function(), None
+    except (ElectraError, OSError) as error:
+        return None, error
+
+
+def common(error: Exception) -> Exception:
+    """Marked as what all processes raise."""
+    error.add_note(COMMON)
+    return error
+
+
+COMMON = "in all processes"
+
+
+def is_common(error: BaseException) -> bool:
+    return COMMON in getattr(error, "__notes__", [])
