@@ -106,17 +106,24 @@ def pretrain(
     >>> result.run, 0 < result.metrics["auc"] < 1
     (PosixPath('my-run'), True)
     """
-    from electra.base.ranks import is_first_process
+    from electra.base.ranks import is_launched, join
     from electra.pretraining.run import pretrain as train
     from electra.pretraining.settings import resolve
-    from electra.train.log import plot_run
+    from electra.train.launch import launch
+    from electra.train.log import plot_run, read_metrics
 
     named = {"data": data, "run": run, "start": start}
     words = _words(overrides) + _words({key: value for key, value in named.items() if value is not None})
-    settings, _ = resolve(str(recipe), words)
-    metrics, folder = train(settings, shlex.join(["electra", "pretrain", str(recipe), *words])), Path(settings.run)
-    if is_first_process():
-        plot_run(folder, folder / "curves.png")
+    command = ["pretrain", str(recipe), *words]
+    with join() as ranks:
+        settings, _ = ranks.everyone(lambda: resolve(str(recipe), words))
+        folder = Path(settings.run)
+        if settings.train.processes > 1 and not is_launched():
+            launch(command, settings.train)
+            metrics = next(record for record in reversed(read_metrics(folder)) if record["kind"] == "heldout")
+        else:
+            metrics = train(settings, shlex.join(["electra", *command]))
+            ranks.first(lambda: plot_run(folder, folder / "curves.png"))
     return PretrainResult(folder, {key: value for key, value in metrics.items() if isinstance(value, float)})
 
 

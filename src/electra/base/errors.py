@@ -4,7 +4,13 @@ Exit codes are a contract (docs/formats.md): scripts and schedulers act on them.
 offending value and the remedy. Bugs of ours are assertions and keep their traceback.
 """
 
+import os
+from typing import TypeVar
+
 LONGEST_MESSAGE_LINE = 1000
+COMMON = "in all processes"
+SAID = "said already"
+AnyError = TypeVar("AnyError", bound=BaseException)
 
 
 class ElectraError(ValueError):
@@ -61,3 +67,33 @@ class PipeClosedError(ElectraError):
 
 def shortened(line: str) -> str:
     return line if len(line) <= LONGEST_MESSAGE_LINE else f"{line[: LONGEST_MESSAGE_LINE - 300]} … {line[-290:]}"
+
+
+def common(error: AnyError) -> AnyError:
+    """What all processes that work together raise: the first one speaks of it."""
+    error.add_note(COMMON)
+    return error
+
+
+def is_common(error: BaseException) -> bool:
+    return COMMON in getattr(error, "__notes__", ())
+
+
+def already_said(error: AnyError) -> AnyError:
+    error.add_note(SAID)
+    return error
+
+
+def is_said(error: BaseException) -> bool:
+    """By another process, so that this one keeps silent."""
+    return SAID in getattr(error, "__notes__", ()) or (is_common(error) and not is_first_process())
+
+
+def is_first_process() -> bool:
+    """Of those that torchrun started; a process alone is."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def error_of(exit_code: int) -> type[ElectraError]:
+    kinds = [kind for kind in ElectraError.__subclasses__() if kind.exit_code == exit_code]
+    return kinds[0] if kinds else ElectraError

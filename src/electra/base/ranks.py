@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from electra.base.errors import ElectraError, MachineError
+from electra.base.errors import ElectraError, MachineError, common, is_common
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -158,10 +158,6 @@ def is_launched() -> bool:
     return "RANK" in os.environ or "WORLD_SIZE" in os.environ
 
 
-def is_first_process() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 @contextmanager
 def join() -> Iterator[Ranks]:
     """The processes that torchrun started, once all are there; a process alone where none did. May be nested."""
@@ -243,16 +239,3 @@ def attempt(function: Callable[[], Result]) -> tuple[Result | None, ElectraError
         return function(), None
     except (ElectraError, OSError) as error:
         return None, error
-
-
-def common(error: Exception) -> Exception:
-    """Marked as what all processes raise."""
-    error.add_note(COMMON)
-    return error
-
-
-COMMON = "in all processes"
-
-
-def is_common(error: BaseException) -> bool:
-    return COMMON in getattr(error, "__notes__", [])

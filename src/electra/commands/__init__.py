@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 import electra
-from electra.base.errors import DataError, ElectraError, PipeClosedError, shortened
+from electra.base.errors import DataError, ElectraError, PipeClosedError, is_first_process, is_said, shortened
 from electra.base.files import trusting
 from electra.base.jobs import stop_at_closed_pipe
 from electra.base.progress import show_live_bars, visible
@@ -129,7 +129,7 @@ def configure_logging() -> None:
     logger = logging.getLogger("electra")
     logger.handlers = [Messages()]
     logger.setLevel(logging.INFO)
-    show_live_bars(sys.stderr.isatty())
+    show_live_bars(sys.stderr.isatty() and is_first_process())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -153,6 +153,8 @@ def main(arguments: list[str] | None = None) -> None:
         close_output()  # click's own answer to a print that nobody reads is exit code 1
         sys.exit(0)
     except ElectraError as error:
+        if is_said(error):
+            sys.exit(error.exit_code)
         options = " and ".join(f"--{name.replace('_', '-')}" for name in error.parameters)
         fail(words, f"{error} Here that is {options}." if options else error, error.exit_code)
     except usage_error as error:
@@ -182,8 +184,9 @@ def main(arguments: list[str] | None = None) -> None:
 def fail(words: list[str], message: object, code: int) -> None:
     if "--debug" in words:
         raise
+    who = "electra" if is_first_process() else f"electra, process {os.environ['RANK']}"
     with suppress(BrokenPipeError):
-        print(visible(f"electra: {message}"), file=sys.stderr, flush=True)
+        print(visible(f"{who}: {message}"), file=sys.stderr, flush=True)
     sys.exit(code)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from electra.base.errors import DataError, ElectraError, SettingsError
+from electra.base.errors import DataError, ElectraError, SettingsError, is_first_process, is_said
 from electra.base.files import json_text
 from electra.base.progress import Table, visible
 
@@ -123,7 +123,8 @@ def resume_hint(words: Sequence[str], has_begun: Callable[[], bool] = lambda: Tr
     except BaseException as error:
         code = error.exit_code if isinstance(error, ElectraError) else 5 if isinstance(error, OSError) else 1
         code = 130 if isinstance(error, KeyboardInterrupt) else code
-        if code not in NEEDS_ANOTHER_COMMAND and has_begun():
+        speaks = is_first_process() and not is_said(error)
+        if speaks and code not in NEEDS_ANOTHER_COMMAND and has_begun():
             with suppress(BrokenPipeError):
                 print(visible(f"to go on: {shlex.join(['electra', *words])}"), file=sys.stderr, flush=True)
         raise

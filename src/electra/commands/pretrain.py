@@ -8,14 +8,18 @@ from electra.commands.console import OverrideWords, Recipe, Trust, resume_hint, 
 def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Trust = False) -> None:
     """Pre-train a generator and a discriminator. The same command again goes on where it stopped."""
     import electra
+    from electra.base.ranks import is_launched, join
     from electra.pretraining.settings import resolve
     from electra.train.checkpoint import checkpoint_folders
 
     words = overrides or []
-    settings, _ = resolve(recipe, words)
-    folder = Path(settings.run)
-    with resume_hint(["pretrain", recipe, *words], lambda: bool(checkpoint_folders(folder / "checkpoints"))):
-        metrics = electra.pretrain(recipe, words).metrics
+    with join() as ranks:
+        settings, _ = ranks.everyone(lambda: resolve(recipe, words))
+        folder = Path(settings.run)
+        with resume_hint(["pretrain", recipe, *words], lambda: bool(checkpoint_folders(folder / "checkpoints"))):
+            metrics = electra.pretrain(recipe, words).metrics
+    if not ranks.is_first or (settings.train.processes > 1 and not is_launched()):
+        return  # the first of the processes that were started says it
     headline = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None)
     heldout = f", held-out {headline}" if headline else " (no held-out documents, so no metrics)"
     say(f"{folder}: finished{heldout}")

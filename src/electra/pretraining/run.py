@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 import electra
 from electra.base import config
 from electra.base.batch import SpecialIds
-from electra.base.errors import CorruptError, DataError, SettingsError
+from electra.base.errors import CorruptError, DataError, SettingsError, common
 from electra.base.files import lock, read_or_set_aside, remove_leftovers, write_atomically, write_json
 from electra.base.jobs import Signals
-from electra.base.ranks import ALONE, Ranks, common, join
+from electra.base.ranks import ALONE, Ranks, join
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
@@ -115,6 +115,8 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run. Returns the
     last held-out metrics. Processes that torchrun started do so together."""
     with join() as ranks:
+        if settings.train.processes > 1 and not ranks.together:
+            raise SettingsError("train.processes is for a single pre-training run. Take it out here.")
         ranks.wait_at_most(settings.train.timeout)
         return pretrain_together(settings, command, ranks)
 

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch
-from electra.base.errors import DivergedError
+from electra.base.errors import DivergedError, common
 from electra.base.jobs import Signals
 from electra.base.progress import Progress, metrics_text
-from electra.base.ranks import common
 from electra.objectives import Trainable
 from electra.objectives.corruption import Corruptor
 from electra.objectives.losses import Sums

@@ -1,0 +1,114 @@
+"""N processes compute what one computes, and a run goes on with another N."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from electra.train.checkpoint import checkpoint_folders
+from electra.train.log import read_metrics
+from together import Together, wait_for_step
+
+LAST = "step-000000040"
+TIMES = ("seconds", "training_seconds", "tokens_per_second")
+
+
+def pretrain(world: int, recipe: Path, prepared: Path, run: Path, *more: object) -> Together:
+    return Together(world, run.parent / f"{run.name}-said", "pretrain", recipe, f"data={prepared}", f"run={run}", *more)
+
+
+def finish(world: int, recipe: Path, prepared: Path, run: Path, *more: object) -> Path:
+    processes = pretrain(world, recipe, prepared, run, *more)
+    assert processes.codes() == [0] * world, processes.said(0)
+    return run
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    folder = checkpoint_folders(run / "checkpoints")[-1]
+    return {name: (folder / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer", "sums")}
+
+
+def metrics(run: Path) -> list[dict]:
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in read_metrics(run)]
+
+
+def assert_same_training(run: Path, other: Path, tolerance: float = 1e-5) -> None:
+    """Every loss of every line within the tolerance, counts equal, weights as near as that allows."""
+    ours, theirs = metrics(run), metrics(other)
+    assert [(r["kind"], r["step"]) for r in ours] == [(r["kind"], r["step"]) for r in theirs]
+    for record, reference in zip(ours, theirs, strict=True):
+        for key in ("loss", "mlm_loss", "rtd_loss"):
+            if key in reference:
+                assert record[key] == pytest.approx(reference[key], abs=tolerance), (reference["step"], key)
+        for key in ("replaced_share", "target_variety", "tokens", "lr"):
+            assert record.get(key) == reference.get(key), (reference["step"], key)
+        assert record["auc"] == pytest.approx(reference["auc"], abs=1e-3)
+    mine, other_weights = (
+        load_file(checkpoint_folders(r / "checkpoints")[-1] / "model.safetensors") for r in (run, other)
+    )
+    assert mine.keys() == other_weights.keys()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, other_weights[name], atol=1e-4, rtol=0, msg=name)
+
+
+@pytest.fixture(scope="module")
+def two(recipe, prepared, tmp_path_factory) -> Path:
+    return finish(2, recipe, prepared, tmp_path_factory.mktemp("two") / "run")
+
+
+def test_two_processes_compute_what_one_computes_dropout_included(two, finished_run):
+    assert_same_training(two, finished_run)
+    assert json.loads((two / "run_state.json").read_text())["state"] == "finished"
+    assert json.loads((two / "environment.json").read_text())["processes"] == 2
+    assert (two / "export" / "model.safetensors").is_file()
+
+
+def test_one_process_under_torchrun_is_to_the_bit_one_without(finished_run, recipe, prepared, tmp_path):
+    run = finish(1, recipe, prepared, tmp_path / "run")
+    assert weights(run) == weights(finished_run)
+    assert metrics(run) == metrics(finished_run)
+
+
+def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_goes_on(
+    two, finished_run, recipe, prepared, tmp_path
+):
+    run = tmp_path / "run"
+    processes = pretrain(2, recipe, prepared, run, "train.save_every=1000")
+    wait_for_step(run, 10)
+    processes.processes[1].terminate()
+    assert processes.processes[1].pid and processes.codes() == [75, 75], processes.said(0)
+    state = json.loads((run / "run_state.json").read_text())
+    assert (
+        state["state"] == "preempted"
+        and [line for line in processes.lines() if "stopped at step" in line] == processes.lines()
+    )
+    (saved,) = checkpoint_folders(run / "checkpoints")
+    assert saved.name == f"step-{state['step']:09d}"
+
+    shutil.copytree(run, tmp_path / "with-one")
+    assert weights(finish(2, recipe, prepared, run)) == weights(two)
+    assert metrics(run) == metrics(two)
+    assert_same_training(finish(1, recipe, prepared, tmp_path / "with-one"), finished_run)
+
+
+MORE = {
+    "accumulate": ["train.accumulate=2"],
+    "muon": ["optimizer.kind=muon", "optimizer.decoupled=true"],
+    "electric": ["objective.kind=electric", "generator.kind=two_tower"],
+    "spans": ["masking.unit=span", "objective.kind=replaced_span"],
+    "recovery": ["objective.kind=token_recovery"],
+    "unigram": ["generator.kind=unigram"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", MORE)
+def test_one_two_and_four_processes_train_alike(name, recipe, prepared, tmp_path):
+    more = [*MORE[name], "train.steps=50", "train.evaluate_every=25", "train.save_every=100"]
+    alone = finish(1, recipe, prepared, tmp_path / "1", *more)
+    for world in (2, 4):
+        assert_same_training(finish(world, recipe, prepared, tmp_path / str(world), *more), alone)
