@@ -44,6 +44,8 @@ class Together:
         missing: Sequence[int] = (),
         variables: Mapping[str, str] | None = None,
     ):
+        import transformers.models.electra.modeling_electra  # noqa: F401  (once here, not in every process)
+
         self.folder, port, self.outputs = folder, free_port(), {}
         folder.mkdir(parents=True, exist_ok=True)
         self.processes: dict[int, ForkProcess] = {}

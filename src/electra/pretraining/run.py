@@ -66,7 +66,6 @@ def build_parts(
     special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
     train, pin = settings.train, device.type == "cuda"
-    refuse_uneven(train.batch, train.accumulate, ranks.world)
     share = ranks.rank, ranks.world, train.accumulate
     streamed = Loader(rows, train.batch, train.most_steps, settings.seed, *share, train.workers, pin)
     loader, note = place_corpus(streamed, data.manifest.vocab_size, train.corpus, device)
@@ -123,10 +122,11 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
 
 def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) -> dict[str, float]:
     # what the machine cannot do is refused before anything is read or written
+    ranks.everyone(lambda: refuse_uneven(settings.train.batch, settings.train.accumulate, ranks.world))
     device = ranks.everyone(lambda: ranks.device(choose_device(settings.train)))
     execution = ranks.everyone(lambda: Execution.of(settings.train, device, ranks))
     log_shortcomings(settings.train.precision, device)
-    wanted_trackers(settings.train.track)
+    ranks.first(lambda: wanted_trackers(settings.train.track))
     if not settings.train.minutes and (warning := schedule_warning(settings.schedule, settings.train.steps)):
         log.warning(warning)
 
