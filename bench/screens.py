@@ -3,7 +3,8 @@
     python bench/screens.py bench/arms.json --data SHARDS --glue GLUE --out FOLDER [--at-once 2] [--seconds 400] [--name screens]
 
 The file is a list of {"name", "recipe", "overrides": ["key=value", …], "tasks": ["mnli", …], "finetune": ["epochs=1", …],
-"seeds": 1}. With "of": "another arm" instead of "recipe" that arm's network is fine-tuned by another protocol. With "yardstick": "an arm"
+"seeds": 1}. With "of": "another arm" instead of "recipe" that arm's network is fine-tuned by another protocol; with "model": FOLDER a
+network that is there already. With "yardstick": "an arm"
 the discriminator is also scored on text corrupted by that arm's generator (`electra evaluate --generator`), which compares across arms.
 
 A finished arm is kept, so the same command goes on after a stop, and what is measured is written after each. No arm is begun later
@@ -66,7 +67,7 @@ class Screens:
         return time.perf_counter() - started
 
     def run_of(self, arm: Arm) -> Path:
-        return self.out / "runs" / arm.get("of", arm["name"])
+        return Path(arm["model"]) if "model" in arm else self.out / "runs" / arm.get("of", arm["name"])
 
     def pretrain(self, arm: Arm) -> dict[str, Any]:
         run = self.run_of(arm)
