@@ -37,6 +37,7 @@ from electra.commands.prepare import prepare_command, prepare_finish_command, pr
 from electra.commands.pretrain import pretrain_command
 from electra.commands.quickstart import quickstart_command
 from electra.commands.score import rerank_command, score_command
+from electra.commands.serve import serve_command
 from electra.commands.speedrun import speedrun_command
 from electra.commands.tokenizer import tokenizer_command
 from electra.commands.verify import verify_command
@@ -61,6 +62,7 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "export": export_command,
         "verify": verify_command,
     },
+    "Looking at it": {"serve": serve_command},
     "Machine and settings": {"doctor": doctor_command, "flops": flops},
 }
 

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -89,6 +89,15 @@ class Example:
 
 
 Examples = Sequence[Example]
+
+
+class Mistake(NamedTuple):
+    """A row, by its place in the list, whose answer is not the true one, and how sure the network was of it (0 to 1)."""
+
+    row: int
+    true: Any
+    answer: Any
+    confidence: float
 
 
 class TaskSettings(Settings):
@@ -324,6 +333,10 @@ class Task(Protocol):
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Confusion matrix and metrics of each class, where there are classes."""
         return {}
+
+    def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
+        """The rows that were answered wrong, for people to look at; none where nobody can say which."""
+        return []
 
     def answer_sample(self) -> dict[str, Any]:
         """An example of those columns of answers that may be empty lists, row after row."""

@@ -25,6 +25,7 @@ from electra.finetuning import (
     Example,
     Examples,
     LabelOutputs,
+    Mistake,
     Outputs,
     Prediction,
     Problem,
@@ -356,6 +357,28 @@ class Classification(Task):
             return {"per_class": per_class}
         confusion = confusion_matrix(gold, predicted, labels=numbers)
         return {"labels": list(self.labels), "confusion": confusion.tolist(), "per_class": per_class}
+
+    def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
+        """Of numbers all that are further off than the typical one, in shares of the largest error."""
+        gold, predicted = self.gold_and_predicted(rows, predictions)
+        if self.settings.kind == "regression":
+            errors = np.abs(gold - predicted)
+            shares = errors / max(float(errors.max(initial=0.0)), 1e-12)
+            wrong = [int(row) for row in np.flatnonzero(errors > np.median(errors))]
+            return [Mistake(row, float(gold[row]), float(predicted[row]), float(shares[row])) for row in wrong]
+        is_wrong = gold != predicted if gold.ndim == 1 else (gold != predicted).any(1)
+        wrong = [int(row) for row in np.flatnonzero(is_wrong)]
+        return [
+            Mistake(row, self.answer(gold[row]), predictions[row]["prediction"], self.confidence(predictions[row]))
+            for row in wrong
+        ]
+
+    def confidence(self, prediction: Prediction) -> float:
+        """In the answer as a whole: labels of a row are taken one by one."""
+        shares = [prediction.get(f"probability_{label}", 0.0) for label in self.labels]
+        return float(
+            max(shares) if self.settings.kind == "classification" else np.prod([max(p, 1 - p) for p in shares])
+        )
 
     def answer_sample(self) -> dict[str, Any]:
         return {"prediction": [""]} if self.settings.kind == "multilabel" else {}

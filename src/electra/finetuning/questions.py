@@ -36,6 +36,7 @@ from electra.finetuning import (
     Example,
     Examples,
     Layout,
+    Mistake,
     Outputs,
     Prediction,
     Problem,
@@ -273,6 +274,14 @@ class SpanTask(Task):
             if self.settings.null_threshold == "dev":
                 scores = squad2(*answers, self.fitted(scores).threshold)
         return {self.settings.metric: scores[self.settings.metric], **scores}
+
+    def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
+        found = []
+        for number, (row, it) in enumerate(zip(rows, predictions, strict=True)):
+            truths = [answer.text for answer in true_answers(row) or []]
+            if normalise(it["prediction"]) not in list(map(normalise, truths or [""])):
+                found.append(Mistake(number, truths, it["prediction"], float(it.get("score", 0.0))))
+        return found
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
         """No answer to any question, where that can be right. Nothing simple finds spans."""

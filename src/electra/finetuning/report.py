@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 
 from electra.base import config
 from electra.base.errors import CorruptError, SettingsError
-from electra.base.files import folder_problems, read_object, read_or_set_aside, write_atomically, write_json
+from electra.base.files import folder_problems, json_text, read_object, read_or_set_aside, write_atomically, write_json
 from electra.base.progress import Table, literal, visible
-from electra.data.tables import TableWriter
-from electra.finetuning import Outputs, Task, merit
+from electra.data.tables import TableWriter, column_of
+from electra.finetuning import Mistake, Outputs, Rows, Task, merit
 from electra.finetuning.alarms import label_alarms, result_alarms
 from electra.finetuning.baselines import BASELINES, Scores
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
@@ -25,6 +25,8 @@ from electra.train.log import plot_scores
 
 log = logging.getLogger(__name__)
 RESULT = "result.json"
+WRONG, MOST_WRONG = "wrong.jsonl", 1000
+"""The dev rows that the ensemble got wrong, the surest first: to be looked at."""
 SETTINGS = "settings.json"
 SEARCHED = ("lr", "epochs", "layer_decay", "pooling")
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
@@ -126,6 +128,9 @@ def task_result(
         if split == "dev":
             tables = task.tables(part.rows, predictions)
             task = task.fitted(scores["dev"]["ensemble"])
+            write_wrong(
+                out / plan.name / WRONG, plan.task.input_columns, part.rows, task.mistakes(part.rows, predictions)
+            )
         if split in plan.source.submission:
             path, content = out / "submission" / plan.source.submission[split], task.submission(part.rows, predictions)
             path.parent.mkdir(exist_ok=True)
@@ -158,6 +163,17 @@ def task_result(
     }
     of_seeds = [f"seed {seed}: {text}" for seed, run in runs.items() for text in run.get("alarms", ())]
     return result | {"alarms": [*label_alarms(task, plan.splits), *of_seeds, *result_alarms(result)]}
+
+
+def write_wrong(path: Path, columns: Sequence[str], rows: Rows, mistakes: Sequence[Mistake]) -> None:
+    lines = []
+    for it in sorted(mistakes, key=lambda it: -it.confidence)[:MOST_WRONG]:
+        row = rows[it.row]
+        texts = {name: row.get(column_of(name, row)) for name in columns}
+        lines.append(
+            {"row": it.row + 1, "input": texts, "true": it.true, "answer": it.answer, "confidence": it.confidence}
+        )
+    write_atomically(path, "".join(json_text(line) + "\n" for line in lines).encode())
 
 
 def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

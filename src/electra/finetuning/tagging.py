@@ -42,6 +42,7 @@ from electra.finetuning import (
     Examples,
     LabelOutputs,
     Layout,
+    Mistake,
     Outputs,
     Prediction,
     Problem,
@@ -280,6 +281,15 @@ class Tagging(Task):
             gold, predicted = ([[f"S-{tag}" for tag in tags] for tags in split] for split in (gold, predicted))
         _, by_type = count_spans(gold, predicted)
         return {"per_class": [{"label": kind, **it.metrics, "rows": it.gold} for kind, it in by_type.items()]}
+
+    def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
+        """Sentences with a wrong tag; the surest of those."""
+        found = []
+        for row, (true, said) in enumerate(zip(*self._tags(rows, predictions), strict=True)):
+            shares = predictions[row].get("probabilities", [{}] * len(said))
+            sure = [own.get(tag, 0.0) for own, tag, gold in zip(shares, said, true, strict=True) if tag != gold]
+            found += [Mistake(row, true, said, max(sure))] if sure else []
+        return found
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
         """Always the most frequent tag; and of every word the tag that it has most often, where train has the word."""

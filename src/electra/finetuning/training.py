@@ -178,7 +178,7 @@ class DevScores:
         parts = range(1, self.method.evaluations + 1)
         return step in {math.ceil(self.steps * part / self.method.evaluations) for part in parts}
 
-    def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
+    def measure(self, step: int, earlier: Sequence[Record]) -> dict[str, float]:
         scores = self.scores()
         _, since_best = best_of([*earlier, {"step": -1, **scores}])
         if self.method.keep == "best" and since_best == 0:

@@ -1,7 +1,9 @@
 """Looking at and using what was trained: `load` reads any model, `Model` answers questions about text."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -9,12 +11,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from electra.base import config
-from electra.base.errors import DataError
+from electra.base.errors import DataError, ElectraError
 from electra.data.tables import Row
+from electra.data.tokenizer import TokenIds, is_same_tokenizer
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
 from electra.finetuning.predict import Predictor
 from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts
 from electra.inspector.embed import EmbedSettings, embed_texts
+from electra.inspector.game import PlayedToken, Proposal, corrupted_ids, encode_one, played, propose, replaced_ids
 from electra.interop.read import Pretrained
 from electra.model import Encoder
 from electra.model.heads import Pooling
@@ -46,6 +50,18 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         return self.network.tokenizer
 
+    @cached_property
+    def generator(self) -> Pretrained:
+        """The generator that the network was trained against: of the same run, or of the export that it is a part of; of a
+        masked language model the network itself."""
+        if self.network.kind == "generator":
+            return self.network
+        for folder in (self.path, self.path.resolve().parent):
+            with suppress(ElectraError):
+                if is_same_tokenizer((network := load_network(folder, "generator")).tokenizer, self.tokenizer):
+                    return network
+        raise DataError(f"{self.path} has no generator beside it. Give the run, or the whole folder of an export.")
+
     @overload
     def detect(self, texts: str) -> list[ScoredToken]: ...  # type: ignore[overload-overlap]
     @overload
@@ -75,6 +91,27 @@ class Model:
                 "energies. Train one with: electra pretrain electric data=…"
             )
         return self.score([texts])[0] if isinstance(texts, str) else score_texts(self.network, texts)
+
+    def fill(
+        self, text: str, places: Sequence[int], top: int = 10, replacements: Mapping[int, str] | None = None
+    ) -> list[list[Proposal]]:
+        """What the generator would put at each of these places (tokens, counted from 0), likeliest first. `replacements` are
+        tokens that stand elsewhere in the text already."""
+        return propose(self.generator, text, places, top, replacements or {})
+
+    def corrupt(self, text: str, share: float = 0.15, seed: int = 0) -> list[PlayedToken]:
+        """The text after the generator had its turn at a share of the tokens, and what the network says of each."""
+        encoding = encode_one(self.tokenizer, text)
+        return self._played(encoding, *corrupted_ids(self.generator, encoding.ids, share, seed))
+
+    def replace(self, text: str, replacements: Mapping[int, str]) -> list[PlayedToken]:
+        """What the network says of the text with other tokens at some places."""
+        encoding = encode_one(self.tokenizer, text)
+        ids = replaced_ids(self.tokenizer, encoding, replacements)
+        return self._played(encoding, ids, [place in replacements for place in range(len(ids))])
+
+    def _played(self, encoding: TokenIds, ids: Sequence[int], chosen: Sequence[bool]) -> list[PlayedToken]:
+        return played(self.network, encoding, ids, chosen, detects=self.kind == "discriminator")
 
     def embed(self, texts: str | Sequence[str], pooling: Pooling = "mean", length: int | None = None) -> np.ndarray:
         """A vector for each text, one row each: the mean of the last layer's vectors, or that of [CLS]. With a `length` texts are

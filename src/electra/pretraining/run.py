@@ -27,11 +27,12 @@ from electra.data.shards import Manifest, manifest_hash, open_data, read_manifes
 from electra.data.tokenizer import is_same_tokenizer, load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network, load_settings
+from electra.pretraining.samples import ROWS, SampledEvaluation, Shown
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
 from electra.train.device import choose_device, explain_machine, log_shortcomings
-from electra.train.loop import HeldOutEvaluation, Run, train
+from electra.train.loop import Run, train
 from electra.train.settings import FREE_TO_CHANGE, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
 from electra.train.trackers import wanted_trackers
@@ -50,6 +51,8 @@ class Parts:
     loader: Loader | Resident
     loader_note: str
     heldout: HeldOut
+    sampled: HeldOut
+    """A few held-out rows whose answers are kept for people."""
 
 
 def build_parts(
@@ -74,7 +77,8 @@ def build_parts(
     objective = build_objective(settings, tokenizer, counts)
     if fresh:
         take_weights(settings, objective, tokenizer)
-    return Parts(objective, data.manifest, loader, note, heldout)
+    sampled = HeldOut(heldout.rows, ROWS, ROWS, settings.seed)
+    return Parts(objective, data.manifest, loader, note, heldout, sampled)
 
 
 def take_weights(settings: PretrainSettings, objective: Objective, tokenizer: Tokenizer) -> None:
@@ -164,7 +168,9 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         # train
         objective = parts.objective.to(device)
         update = build_step(objective, settings.optimizer, execution, settings.seed)
-        heldout = HeldOutEvaluation(update, parts.heldout, settings.train, signals)
+        sampled = () if settings.objective.kind == "electric" else parts.sampled  # energies are no probabilities
+        shown = Shown(folder, load_tokenizer(data), sampled)
+        heldout = SampledEvaluation(update, parts.heldout, settings.train, signals, shown=shown)
         peak = device_peak(device) * ranks.world
         speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
         run = Run(folder, described, command, peak_speed=speed, settings=config.dump(settings))

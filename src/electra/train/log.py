@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +77,8 @@ class RunLog:
 
     def state(self, state: str, step: int, **more: str | int | Mapping[str, float]) -> None:
         if self.writes:
-            write_json(self.folder / RUN_STATE, {"state": state, "step": step, "pid": os.getpid(), **more})
+            who = {"pid": os.getpid(), "host": platform.node()}
+            write_json(self.folder / RUN_STATE, {"state": state, "step": step, **who, **more})
 
     def close(self) -> None:
         if self.writes:

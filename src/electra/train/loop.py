@@ -52,7 +52,7 @@ class Evaluation(Protocol):
 
     def is_due(self, step: int, is_last: bool) -> bool: ...
 
-    def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
+    def measure(self, step: int, earlier: Sequence[Record]) -> dict[str, float]:
         """Empty where there is nothing to measure, or where a signal cut it short: the checkpoint comes first."""
         ...
 
@@ -289,6 +289,8 @@ class RunState:
             metrics["temperature"] = float(corruptor.sampling.temperature_at(self.horizon.progress(self.step - 1)))
         if self.run.peak_speed:
             metrics["mfu"] = speed / self.run.peak_speed
+        if self.tokens.device.type == "cuda":
+            metrics["gpu_memory"] = float(torch.cuda.max_memory_allocated())
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
             raise common(self.diverged())
         self.log.write("train", self.step, metrics)
@@ -312,12 +314,12 @@ class RunState:
             return
         with self.paused_for("evaluate"):
             try:
-                metrics = self.evaluation.measure(self.log.of_kind(kind))
+                metrics = self.evaluation.measure(self.step, self.log.of_kind(kind))
             except RuntimeError as error:  # what graphs hold is not free for evaluation
                 if not (self.update.captured.graphs and is_out_of_memory(error)):
                     raise
                 self.update.captured.forget()
-                metrics = self.evaluation.measure(self.log.of_kind(kind))
+                metrics = self.evaluation.measure(self.step, self.log.of_kind(kind))
             if metrics:
                 log.info("%s %s", progress.place, self.evaluation.describe(metrics))
                 self.log.write(kind, self.step, metrics)
@@ -393,7 +395,7 @@ class HeldOutEvaluation:
     def is_due(self, step: int, is_last: bool) -> bool:
         return step > 0 and (step % self.settings.evaluate_every == 0 or is_last)
 
-    def measure(self, earlier: Sequence[Record]) -> dict[str, float]:
+    def measure(self, step: int, earlier: Sequence[Record]) -> dict[str, float]:
         objective, execution = self.update.objective, self.update.execution
         objective.eval()
         own = islice(self.rows, execution.ranks.rank, None, execution.ranks.world)

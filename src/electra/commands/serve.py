@@ -1,0 +1,40 @@
+"""electra serve: a page and an API for models, runs and results."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from electra.base.errors import MachineError
+from electra.commands.console import Trust, say
+
+
+def serve_command(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="runs, exports, fine-tuned folders, results, or folders of them"),
+    ],
+    host: Annotated[
+        str, typer.Option(help="the address to listen on; any but this machine's own needs a token")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 8420,
+    token: Annotated[
+        str | None, typer.Option(help="what visitors must show", show_default="made and printed where one is needed")
+    ] = None,
+    allow_origin: Annotated[str, typer.Option(help="another site whose pages may ask too (https://…)")] = "",
+    trust: Trust = False,
+) -> None:
+    """A page to try models, watch runs and compare results, and the same as a JSON API."""
+    try:
+        from electra.inspector.app import Address, build_server
+    except ModuleNotFoundError as error:
+        raise MachineError(f"serving needs {error.name}. Install it: pip install 'electra[serve]'") from None
+    running = build_server(paths, Address(host, port, token, allow_origin))
+    shelves = running.desk.gallery
+    counts = f"{len(shelves.models)} models, {len(shelves.runs)} runs, {len(shelves.results)} results"
+    say(f"{counts}: {running.url}  (Ctrl-C stops it)")
+    with running.socket:
+        try:
+            running.server.run(sockets=[running.socket])
+        except KeyboardInterrupt:  # the usual way to end it
+            say("stopped.")

@@ -1,0 +1,437 @@
+"""The server: every route asks one public function, and the page is one user of the routes among others."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field, ValidationError
+from starlette.exceptions import HTTPException
+
+import electra
+from electra.base.errors import DataError, ElectraError, MachineError, SettingsError
+from electra.base.files import json_text
+from electra.inspector import Model
+from electra.inspector.batching import Batcher, BusyError
+from electra.inspector.gallery import Gallery, describe_model, is_finetuned
+from electra.inspector.guard import HEAD_SECONDS, MOST_HEAD, Guard, GuardedProtocol, listen, token_for
+from electra.inspector.results import result_view, wrong_rows
+from electra.inspector.watch import follow, run_records, run_state, run_view
+
+MOST_TEXTS, LONGEST_QUESTION = 256, 100_000
+MOST_LISTENERS = 32
+ANSWER_SECONDS = 120.0
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+Number = Annotated[int, Field(ge=0, le=100_000, description="the number that GET /api/models gives it")]
+Text = Annotated[str, Field(max_length=LONGEST_QUESTION)]
+QuestionTexts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
+Place = Annotated[int, Field(ge=0, le=LONGEST_QUESTION, description="a token, counted from 0")]
+
+
+class TextsQuestion(BaseModel):
+    model: Number = 0
+    texts: QuestionTexts
+
+
+class EmbedQuestion(TextsQuestion):
+    pooling: Literal["mean", "cls"] = "mean"
+
+
+class PredictQuestion(BaseModel):
+    """Rows with the columns of the task, or plain texts where it reads one text."""
+
+    model: Number = 0
+    rows: Annotated[list[Text | dict[str, Text | list[Text]]], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+class FillItem(BaseModel):
+    text: Text
+    places: Annotated[list[Place], Field(min_length=1, max_length=64)]
+    replacements: dict[Place, Text] = Field(default_factory=dict)
+
+
+class FillQuestion(BaseModel):
+    """The tokens at `places` are masked; `replacements` are other tokens that stand in the text already."""
+
+    model: Number = 0
+    items: Annotated[list[FillItem], Field(min_length=1, max_length=MOST_TEXTS)]
+    top: Annotated[int, Field(ge=1, le=100)] = 10
+
+
+class CorruptQuestion(TextsQuestion):
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
+
+
+class ReplaceItem(BaseModel):
+    text: Text
+    replacements: dict[Place, Text]
+
+
+class ReplaceQuestion(BaseModel):
+    model: Number = 0
+    items: Annotated[list[ReplaceItem], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+def as_json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json_text(content).encode(), status, headers, "application/json")
+
+
+def failure(status: int, reason: object, headers: dict[str, str] | None = None) -> Response:
+    return as_json({"error": str(reason)}, status, headers)
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """All of them, read once: no name in a request is ever one of a file."""
+    folder = resources.files("electra.inspector") / "page"
+    files = (it for it in folder.iterdir() if it.is_file() and Path(it.name).suffix in MEDIA_TYPES)
+    return {it.name: (it.read_bytes(), f"{MEDIA_TYPES[Path(it.name).suffix]}; charset=utf-8") for it in files}
+
+
+def characters(content: object) -> int:
+    match content:
+        case str():
+            return len(content)
+        case dict():
+            return sum(map(characters, content.values()))
+        case list():
+            return sum(map(characters, content))
+    return 0
+
+
+class Desk:
+    """Takes questions to models and waits for the answers."""
+
+    def __init__(self, gallery: Gallery):
+        self.gallery, self.batcher, self.listeners = gallery, Batcher(), 0
+        self.statuses: Counter[tuple[str, int]] = Counter()
+
+    async def ask(
+        self, number: int, items: Sequence[Any], options: tuple[Any, ...], answer: Callable[[Model, Sequence[Any]], Any]
+    ) -> Response:
+        """`options` are what must be the same for requests that are answered together."""
+        found, size = self.gallery.at("models", number), characters(list(items))
+        if size > LONGEST_QUESTION:
+            return failure(413, f"{size:,} characters of text at once; at most {LONGEST_QUESTION:,} are read.")
+
+        def answers(items: Sequence[Any]) -> Sequence[Any]:
+            return list(answer(self.gallery.model(number), items))
+
+        async with asyncio.timeout(ANSWER_SECONDS):
+            content = await self.batcher.ask((number, *options), items, size, answers)
+        return as_json({"model": found.name, "answers": content})
+
+
+def build_app(desk: Desk) -> FastAPI:
+    gallery, files = desk.gallery, page_files()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        desk.batcher.start()
+        yield
+        await desk.batcher.stop()
+
+    app = FastAPI(
+        title="electra",
+        version=electra.__version__,
+        description="Models and runs of electra, asked over HTTP. Answers are in the order of what was sent.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    answer_errors(app)
+
+    # the page
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(*files["index.html"][:1], media_type=files["index.html"][1])
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404, "there is no such file.")
+        return Response(files[name][0], media_type=files[name][1])
+
+    # models
+
+    @app.get("/api/models")
+    def models() -> Response:
+        """Every model with its number."""
+        gallery.look()
+        entries = [
+            {"number": number, "name": it.name, "is_finetuned": is_finetuned(it)}
+            for number, it in enumerate(gallery.models)
+        ]
+        return as_json({"models": entries})
+
+    @app.get("/api/models/{number}")
+    async def model(number: Number) -> Response:
+        """What one is, and what it can be asked. Reads it, if nobody has asked before."""
+        return await desk.ask(
+            number, [None], ("describe",), lambda model, items: [describe_model(model) for _ in items]
+        )
+
+    @app.post("/api/detect")
+    async def detect(question: TextsQuestion) -> Response:
+        """P(replaced) of every token, with its place in the text."""
+        return await desk.ask(
+            question.model,
+            question.texts,
+            ("detect",),
+            lambda model, texts: [[vars(token) for token in tokens] for tokens in model.detect(list(texts))],
+        )
+
+    @app.post("/api/score")
+    async def score(question: TextsQuestion) -> Response:
+        """Electric models: the pseudo-log-likelihood of each text and of each of its tokens."""
+        return await desk.ask(
+            question.model,
+            question.texts,
+            ("score",),
+            lambda model, texts: [
+                {"score": it.score, "tokens": it.tokens, "token_scores": it.token_scores.tolist()}
+                for it in model.score(list(texts))
+            ],
+        )
+
+    @app.post("/api/embed")
+    async def embed(question: EmbedQuestion) -> Response:
+        """A vector for each text."""
+        return await desk.ask(
+            question.model,
+            question.texts,
+            ("embed", question.pooling),
+            lambda model, texts: model.embed(list(texts), question.pooling).tolist(),
+        )
+
+    @app.post("/api/predict")
+    async def predict(question: PredictQuestion) -> Response:
+        """Fine-tuned models: the answer to each row, with probabilities."""
+        return await desk.ask(
+            question.model, question.rows, ("predict",), lambda model, rows: model.predict(list(rows))
+        )
+
+    @app.post("/api/fill")
+    async def fill(question: FillQuestion) -> Response:
+        """What the generator would put at some places of a text."""
+        return await desk.ask(
+            question.model,
+            [item.model_dump() for item in question.items],
+            ("fill", question.top),
+            lambda model, items: [
+                [
+                    [asdict(proposal) for proposal in proposals]
+                    for proposals in model.fill(it["text"], it["places"], question.top, it["replacements"])
+                ]
+                for it in items
+            ],
+        )
+
+    @app.post("/api/corrupt")
+    async def corrupt(question: CorruptQuestion) -> Response:
+        """QuestionTexts after the generator had its turn, and what the discriminator says of them."""
+        return await desk.ask(
+            question.model,
+            question.texts,
+            ("corrupt", question.share, question.seed),
+            lambda model, texts: [
+                [asdict(token) for token in model.corrupt(text, question.share, question.seed)] for text in texts
+            ],
+        )
+
+    @app.post("/api/replace")
+    async def replace(question: ReplaceQuestion) -> Response:
+        """What the discriminator says of texts with other tokens at some places."""
+        return await desk.ask(
+            question.model,
+            [item.model_dump() for item in question.items],
+            ("replace",),
+            lambda model, items: [
+                [asdict(token) for token in model.replace(it["text"], it["replacements"])] for it in items
+            ],
+        )
+
+    # runs and results
+
+    @app.get("/api/runs")
+    def runs() -> Response:
+        """Every pre-training run with its number and how far it is."""
+        gallery.look()
+        entries = [
+            {"number": number, "name": it.name, **run_state(it.path, run_records(it.path))}
+            for number, it in enumerate(gallery.runs)
+        ]
+        return as_json({"runs": entries})
+
+    @app.get("/api/runs/{number}")
+    def run(number: Number) -> Response:
+        """Metrics, alarms, settings, and what both networks did with a few held-out rows at every evaluation."""
+        found = gallery.at("runs", number)
+        return as_json({"name": found.name, **run_view(found.path)})
+
+    @app.get("/api/runs/{number}/events")
+    async def events(number: Number) -> Response:
+        """The same as it happens: server-sent events history, records, state, samples."""
+        found = gallery.at("runs", number)
+        if desk.listeners >= MOST_LISTENERS:
+            return failure(503, f"{MOST_LISTENERS} pages listen already.", {"retry-after": "30"})
+
+        async def listened() -> AsyncIterator[bytes]:
+            desk.listeners += 1
+            try:
+                async for event in follow(found.path):
+                    yield event
+            finally:
+                desk.listeners -= 1
+
+        return StreamingResponse(listened(), media_type="text/event-stream")
+
+    @app.get("/api/results")
+    def results() -> Response:
+        """Every finished fine-tuning, comparison and speed-run with its number."""
+        gallery.look()
+        return as_json({"results": [{"number": n, "name": it.name} for n, it in enumerate(gallery.results)]})
+
+    @app.get("/api/results/{number}")
+    def result(number: Number) -> Response:
+        """Scores of all seeds, confusion matrices, alarms."""
+        found = gallery.at("results", number)
+        return as_json({"name": found.name, **result_view(found.path)})
+
+    @app.get("/api/results/{number}/wrong/{task}")
+    def wrong(number: Number, task: Number) -> Response:
+        """The dev rows that the ensemble of a task, by its number, got wrong, the surest first."""
+        return as_json({"rows": wrong_rows(gallery.at("results", number).path, task)})
+
+    # for machines
+
+    @app.get("/health")
+    def health() -> Response:
+        return as_json({"status": "ok", "version": electra.__version__})
+
+    @app.get("/metrics", include_in_schema=False)
+    def metrics() -> Response:
+        return Response(prometheus(desk), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def answer_errors(app: FastAPI) -> None:
+    """One line each, whatever went wrong; what was sent is not sent back."""
+
+    @app.exception_handler(ElectraError)
+    async def of_people(request: Request, error: ElectraError) -> Response:
+        return failure(400 if isinstance(error, DataError | SettingsError) else 500, error)
+
+    @app.exception_handler(LookupError)
+    async def of_numbers(request: Request, error: LookupError) -> Response:
+        return failure(404, error.args[0] if error.args else error)
+
+    @app.exception_handler(BusyError)
+    async def of_queues(request: Request, error: BusyError) -> Response:
+        return failure(503, error, {"retry-after": str(error.seconds)})
+
+    @app.exception_handler(TimeoutError)
+    async def of_time(request: Request, error: TimeoutError) -> Response:
+        return failure(503, f"no answer within {ANSWER_SECONDS:.0f} s. Send less text.", {"retry-after": "30"})
+
+    @app.exception_handler(RequestValidationError)
+    async def of_questions(request: Request, error: RequestValidationError) -> Response:
+        return failure(422, validation_line(error))
+
+    @app.exception_handler(HTTPException)
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        return failure(error.status_code, error.detail)
+
+    @app.exception_handler(Exception)
+    async def of_us(request: Request, error: Exception) -> Response:
+        return failure(500, f"{type(error).__name__}: a bug of ours.")
+
+
+def validation_line(error: RequestValidationError | ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part)[:40] for part in first["loc"] if part != "body")
+    more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
+    return f"{where}: {first['msg']}{more}" if where else f"{first['msg']}{more}"
+
+
+def prometheus(desk: Desk) -> str:
+    counts = desk.batcher.counts
+    numbers = {
+        "electra_groups_total": ("counter", "groups of requests that were computed together", counts.groups),
+        "electra_answers_total": ("counter", "requests that a model answered", counts.requests),
+        "electra_items_total": ("counter", "texts and rows in them", counts.items),
+        "electra_refused_total": ("counter", "requests that found the queue full", counts.refused),
+        "electra_model_seconds_total": ("counter", "seconds of computing", counts.seconds),
+        "electra_waiting": ("gauge", "requests in the queue", len(desk.batcher.waiting)),
+        "electra_listeners": ("gauge", "pages that follow a run", desk.listeners),
+        "electra_models_loaded": ("gauge", "models in memory", len(desk.gallery.loaded)),
+    }
+    lines = []
+    for name, (kind, meaning, value) in numbers.items():
+        lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name} {value}"]
+    lines += ["# HELP electra_requests_total requests by route and status", "# TYPE electra_requests_total counter"]
+    for (route, status), count in sorted(desk.statuses.items()):
+        lines.append(f'electra_requests_total{{route="{route}",status="{status}"}} {count}')
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and what its visitors must show. `origin`: another site whose pages may ask too."""
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    token: str | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that is about to run: `server.run(sockets=[socket])`."""
+
+    server: uvicorn.Server
+    socket: Any
+    url: str
+    desk: Desk
+
+
+def build_server(paths: Sequence[Path], address: Address) -> Running:
+    """Bound to its port, with everything found that it shows."""
+    desk, token = Desk(Gallery(paths)), token_for(address.host, address.token)
+    application: Any = Guard(build_app(desk), address.host, token, address.origin, desk.statuses)  # type: ignore[arg-type]
+    try:
+        own = listen(address.host, address.port)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise MachineError(
+            f"nothing can listen on {address.host} port {address.port}: {reason}. Choose another one; 0 is any that is free.",
+            ("port",),
+        ) from None
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application,
+            http=GuardedProtocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            h11_max_incomplete_event_size=MOST_HEAD,
+            timeout_keep_alive=int(HEAD_SECONDS),
+            timeout_graceful_shutdown=2,
+        )
+    )
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    url = f"http://{host}:{own.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    return Running(server, own, url, desk)

@@ -1,0 +1,156 @@
+"""Requests of many clients, answered together: one thread computes, and what waits for it is grouped by question and length.
+The queue has an end: who comes later is told when to come again."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+Answer = Callable[[Sequence[Any]], Sequence[Any]]
+"""All items of a group -> an answer for each."""
+MOST_WAITING, QUEUED_CHARACTERS = 256, 1 << 23  # requests, and the characters of all of them
+GROUP_ITEMS, GROUP_CHARACTERS = 128, 1 << 18
+LONGEST_RETRY = 60
+LINGER = 0.003  # seconds for which a small group waits for more while others are about to ask
+
+
+class BusyError(Exception):
+    """The queue is full; worth another attempt after so many seconds."""
+
+    def __init__(self, seconds: int):
+        super().__init__(f"too many requests are waiting. Try again in {seconds} s.")
+        self.seconds = seconds
+
+
+@dataclass
+class Waiting:
+    """A request. Those with the same `key` are the same question to the same model, and may be answered by one call."""
+
+    key: Hashable
+    items: Sequence[Any]
+    characters: int
+    answer: Answer
+    future: "asyncio.Future[Sequence[Any]]"
+
+    @property
+    def length(self) -> float:
+        return self.characters / max(1, len(self.items))
+
+
+@dataclass
+class Served:
+    """For /metrics."""
+
+    groups: int = 0
+    requests: int = 0
+    items: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Batcher:
+    counts: Served = field(default_factory=Served)
+    waiting: list[Waiting] = field(default_factory=list)
+    last_group: int = 0
+
+    def __post_init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.thread = ThreadPoolExecutor(1, "electra-model")
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self._work())
+
+    async def stop(self) -> None:
+        if self.task:
+            self.task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self.task
+        for it in self.waiting:
+            it.future.cancel()
+        self.thread.shutdown(wait=False, cancel_futures=True)
+
+    async def ask(self, key: Hashable, items: Sequence[Any], characters: int, answer: Answer) -> Sequence[Any]:
+        """The answers to `items`, in their order. A client that goes away takes its request along."""
+        queued = sum(it.characters for it in self.waiting)
+        if len(self.waiting) >= MOST_WAITING or queued + characters > QUEUED_CHARACTERS:
+            self.counts.refused += 1
+            raise BusyError(self.seconds_to_wait())
+        own = Waiting(key, items, characters, answer, asyncio.get_running_loop().create_future())
+        self.waiting.append(own)
+        self.wake.set()
+        try:
+            return await own.future
+        finally:
+            with suppress(ValueError):
+                self.waiting.remove(own)
+
+    def seconds_to_wait(self) -> int:
+        per_request = self.counts.seconds / max(1, self.counts.requests)
+        return min(LONGEST_RETRY, max(1, math.ceil(per_request * len(self.waiting))))
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self.waiting:
+                self.wake.clear()
+                await self.wake.wait()
+            if sum(len(it.items) for it in self.waiting) < self.last_group:  # they come back one after the other
+                await asyncio.sleep(LINGER)
+            group = self.take()
+            if not group:
+                continue
+            began = time.monotonic()
+            answers = await loop.run_in_executor(self.thread, answer_group, group)
+            self.counts.seconds += time.monotonic() - began
+            self.counts.groups += 1
+            self.counts.requests += len(group)
+            self.counts.items += (count := sum(len(it.items) for it in group))
+            self.last_group = count // 2
+            for it, result in zip(group, answers, strict=True):
+                if it.future.done():  # its client went away
+                    continue
+                it.future.set_exception(result) if isinstance(result, Exception) else it.future.set_result(result)
+
+    def take(self) -> list[Waiting]:
+        """The oldest request and, of those that ask the same, the ones nearest to it in length: little of a batch is padding."""
+        if not self.waiting:
+            return []
+        oldest = self.waiting[0]
+        alike = sorted(
+            (it for it in self.waiting if it.key == oldest.key and it is not oldest),
+            key=lambda it: abs(it.length - oldest.length),
+        )
+        group, items, characters = [oldest], len(oldest.items), oldest.characters
+        for it in alike:
+            if items + len(it.items) > GROUP_ITEMS or characters + it.characters > GROUP_CHARACTERS:
+                break
+            group.append(it)
+            items, characters = items + len(it.items), characters + it.characters
+        for it in group:
+            self.waiting.remove(it)
+        return group
+
+
+def answer_group(group: Sequence[Waiting]) -> list[Sequence[Any] | Exception]:
+    """All at once; where that fails, each by itself, so that nobody pays for what another one sent."""
+    if len(group) > 1:
+        with suppress(Exception):
+            answers, place, parts = group[0].answer([item for it in group for item in it.items]), 0, []
+            for it in group:
+                parts.append(answers[place : place + len(it.items)])
+                place += len(it.items)
+            return list(parts)
+    return [answer_one(it) for it in group]
+
+
+def answer_one(waiting: Waiting) -> Sequence[Any] | Exception:
+    try:
+        return waiting.answer(waiting.items)
+    except Exception as error:  # of whatever kind: the thread answers others too
+        return error

@@ -1,0 +1,224 @@
+// Try it: type, and see what the networks make of it.
+import { ask, get } from "./api.js";
+import { field, fill, h, later, number, options, percent, say, visible } from "./dom.js";
+import { countsList, outcomeCounts, outcomeLegend, plain, playedText, tokenText } from "./tokens.js";
+
+const EXAMPLE = "Return the sum of the elements over the given axis. If the axis is None, all of the values in the array are added together.";
+const LOOKS = 350; // milliseconds after the last key
+
+export async function tryView(view) {
+  const { models } = await get("/api/models");
+  if (!models.length) {
+    fill(view, h("h1", {}, "Try it"), h("p", { class: "empty panel" }, "There is no model here yet. A run has one after its first checkpoint."));
+    return () => {};
+  }
+  const first = models.find((it) => !it.is_finetuned) || models[0];
+  const state = { text: EXAMPLE, threshold: 0.5, replacements: {}, place: null, asked: 0, rows: {} };
+  const chooseA = h("select", { id: "model-a" }), chooseB = h("select", { id: "model-b" });
+  options(chooseA, models.map((it) => [it.number, it.name]), first.number);
+  options(chooseB, [["", "none"], ...models.map((it) => [it.number, it.name])], "");
+  const inputs = h("div", { class: "stack" }), facts = h("p", { class: "tiny", id: "facts" });
+  const answers = h("div", { class: "columns" }), side = h("div", { class: "stack" }), controls = h("div", { class: "stack" });
+  const sides = {}; // number -> what the model is
+
+  fill(view,
+    h("h1", {}, "Try it"),
+    h("p", { class: "lead" }, "Type a text. Every token is coloured by how probably it was replaced; choose one to see what the generator would put there."),
+    h("div", { class: "columns side" },
+      h("div", { class: "stack" },
+        h("section", { class: "panel stack", "aria-label": "Question" },
+          h("div", { class: "columns two" }, field("Model", chooseA), field("Beside it", chooseB)), inputs, facts),
+        answers),
+      h("div", { class: "stack" }, controls, side)));
+
+  const describe = async (value) => {
+    if (value === "") return null;
+    if (!sides[value]) [sides[value]] = (await get(`/api/models/${value}`)).answers;
+    return sides[value];
+  };
+
+  // what is asked
+
+  const buildInputs = (a) => {
+    const columns = a.columns.length ? a.columns : ["text"];
+    const texts = columns.map((column) => {
+      const area = h("textarea", { id: `input-${column}`, dir: "auto", spellcheck: "false", rows: columns.length > 1 ? 2 : 4 });
+      area.value = state.rows[column] ?? (column === columns.at(-1) ? state.text : "");
+      state.rows[column] = area.value;
+      area.addEventListener("input", () => { state.rows[column] = area.value; state.text = area.value; state.replacements = {}; state.place = null; look(); });
+      return field(a.columns.length ? visible(column) : "Text", area);
+    });
+    fill(inputs, texts);
+    state.text = state.rows[columns.at(-1)];
+  };
+
+  const buildControls = (a) => {
+    fill(controls);
+    if (a.kind !== "discriminator") return;
+    const seed = h("input", { type: "number", id: "seed", min: 0, max: 999999, value: 0 });
+    const share = h("input", { type: "number", id: "share", min: 1, max: 90, value: 15 });
+    const slider = h("input", { type: "range", id: "threshold", min: 0.01, max: 0.99, step: 0.01, value: state.threshold });
+    const shown = h("output", {}, percent(state.threshold, 0));
+    slider.addEventListener("input", () => { state.threshold = Number(slider.value); shown.textContent = percent(state.threshold, 0); show(); });
+    fill(controls, h("section", { class: "panel stack", "aria-label": "The game" },
+      h("h2", {}, "The game"),
+      h("label", {}, h("span", {}, "Flagged as replaced from ", shown), slider),
+      h("div", { id: "counts" }),
+      a.has_generator
+        ? h("div", { class: "stack" }, h("div", { class: "row" }, field("Share in %", share), field("Seed", seed)),
+          h("div", { class: "row" },
+            h("button", { class: "main", id: "corrupt", onclick: () => corrupt(Number(share.value) / 100, Number(seed.value)) }, "Let the generator corrupt it"),
+            h("button", { id: "another", onclick: () => { seed.value = Number(seed.value) + 1; corrupt(Number(share.value) / 100, Number(seed.value)); } }, "Another seed"),
+            h("button", { id: "restore", onclick: () => { state.replacements = {}; ask_now(); } }, "Restore")))
+        : h("p", { class: "small" }, "There is no generator beside this model: give the run, or the whole folder of an export.")));
+  };
+
+  // asking and showing
+
+  const question = (model) => {
+    if (!model.columns.length) return state.text;
+    return Object.fromEntries(model.columns.map((column) => {
+      const text = state.rows[column] ?? state.text;
+      return [column, model.kind === "tagging" ? text.split(/\s+/).filter(Boolean) : text];
+    }));
+  };
+
+  const asked = async (value, model, other) => {
+    const number_ = Number(value);
+    if (model.columns.length) return (await ask("/api/predict", { model: number_, rows: [question(model)] }))[0];
+    if (model.kind === "electric") return (await ask("/api/score", { model: number_, texts: [state.text] }))[0];
+    if (model.kind !== "discriminator") return null;
+    if (!Object.keys(state.replacements).length) return (await ask("/api/replace", { model: number_, items: [{ text: state.text, replacements: {} }] }))[0];
+    if (!other || other.tokenizer === model.tokenizer) return (await ask("/api/replace", { model: number_, items: [{ text: state.text, replacements: state.replacements }] }))[0];
+    return null;
+  };
+
+  let results = [];
+  const ask_now = async () => {
+    const turn = ++state.asked;
+    try {
+      const values = [chooseA.value, chooseB.value].filter((it) => it !== "");
+      const known = await Promise.all(values.map(describe));
+      const found = await Promise.all(values.map((value, place) => asked(value, known[place], place ? known[0] : null)));
+      if (turn !== state.asked) return; // a newer question is on its way
+      results = values.map((value, place) => ({ value, model: known[place], answer: found[place] }));
+      show();
+    } catch (error) { if (turn === state.asked) say(error.message); }
+  };
+  const look = later(ask_now, LOOKS);
+
+  const corrupt = async (share, seed) => {
+    const turn = ++state.asked;
+    try {
+      const [tokens] = await ask("/api/corrupt", { model: Number(chooseA.value), texts: [state.text], share, seed });
+      if (turn !== state.asked) return;
+      state.replacements = {};
+      tokens.forEach((token, place) => { if (token.is_chosen) state.replacements[place] = token.token; });
+      state.place = null;
+      fill(side);
+      await ask_now();
+      const counts = outcomeCounts(tokens, state.threshold);
+      say(`seed ${seed}: ${counts.hit} hits, ${counts.miss} misses, ${counts.false} false alarms`);
+    } catch (error) { say(error.message); }
+  };
+
+  const propose = async (place) => {
+    state.place = place;
+    const { model, value, answer } = results[0];
+    if (!model.has_generator) return;
+    const token = answer[place];
+    try {
+      const [[proposals]] = await ask("/api/fill", { model: Number(value), items: [{ text: state.text, places: [place], replacements: state.replacements }], top: 10 });
+      const best = proposals[0]?.probability || 1;
+      fill(side, h("section", { class: "panel", "aria-label": "Proposals", id: "proposals" },
+        h("h2", {}, "What the generator would put there"),
+        h("p", { class: "small" }, "In the place of ", h("strong", { dir: "auto" }, visible(plain(token.original))), ", which it does not see. Choose one to put it there."),
+        h("ol", { class: "bars" }, proposals.map((it) => h("li", {}, h("button", { class: "bar", style: { "--p": it.probability / best }, onclick: () => { state.replacements[place] = it.token; ask_now(); } },
+          h("span", {}, visible(it.token)), h("span", {}, percent(it.probability, 2))))))));
+    } catch (error) { say(error.message); }
+  };
+
+  const show = () => {
+    const old = answers.querySelector(".token[aria-pressed]")?.dataset.number;
+    fill(answers, results.map((result, place) => h("section", { class: "panel stack answer", "aria-label": `Answer ${place + 1}` },
+      h("div", { class: "row spread" }, h("h2", {}, headline(result.model)), h("span", { class: "tiny" }, visible(name(models, result.value)))),
+      body(result, place === 0))));
+    answers.className = `columns${results.length > 1 ? " two" : ""}`;
+    if (old !== undefined) answers.querySelector(`.token[data-number="${old}"]`)?.setAttribute("aria-pressed", "true");
+    const box = controls.querySelector("#counts"), played = results[0]?.answer;
+    if (!box || !Array.isArray(played)) return;
+    const counts = outcomeCounts(played, state.threshold);
+    fill(box, countsList([["hits", counts.hit, "hits"], ["misses", counts.miss, "misses"], ["false alarms", counts.false, "false-alarms"], ["tokens", played.length, "tokens"]]));
+  };
+
+  const body = (result, isFirst) => {
+    const { model, answer } = result;
+    if (model.columns.length) return prediction(model, answer, question(model));
+    if (model.kind === "electric") return energies(state.text, answer);
+    if (model.kind === "discriminator" && answer) {
+      return [playedText(state.text, answer, state.threshold, { pick: isFirst ? propose : null, label: "Tokens; arrow keys move, Enter shows proposals" }), outcomeLegend()];
+    }
+    if (model.kind === "discriminator") return h("p", { class: "small" }, "Its tokens are others than those of the first model, so the same replacements cannot be put there.");
+    return h("p", { class: "small" }, `A network of kind ${model.kind} neither detects, scores nor predicts. It embeds: POST /api/embed.`);
+  };
+
+  const start = async () => {
+    try {
+      const a = await describe(chooseA.value);
+      state.replacements = {};
+      fill(side);
+      buildInputs(a);
+      buildControls(a);
+      fill(facts, `${a.encoder} · ${number(a.parameters)} parameters · ${number(a.vocabulary)} tokens in the vocabulary · reads ${number(a.positions)} at once`);
+      await ask_now();
+    } catch (error) { fill(answers, h("p", { class: "alarm", role: "alert" }, visible(error.message))); }
+  };
+  chooseA.addEventListener("change", start);
+  chooseB.addEventListener("change", ask_now);
+  await start();
+  return () => {};
+}
+
+const name = (models, value) => models.find((it) => String(it.number) === String(value))?.name || "";
+const headline = (model) => ({ discriminator: "What the discriminator says", electric: "How well each token fits", classification: "Label", multilabel: "Labels",
+  regression: "Value", tagging: "Tags", span: "Answer" })[model.kind] || visible(model.kind);
+
+function energies(text, answer) {
+  let place = 0;
+  const tokens = answer.tokens.map((token, number_) => {
+    const own = plain(token), at = text.toLowerCase().indexOf(own.toLowerCase(), place);
+    const start = at < 0 ? place : at, end = at < 0 ? place : at + own.length;
+    place = end;
+    const score = answer.token_scores[number_];
+    return { start, end, heat: Math.min(1, Math.max(0, -score / 12)), label: `${own} · log-likelihood ${score.toFixed(3)}` };
+  });
+  return [countsList([["pseudo-log-likelihood", answer.score.toFixed(2)], ["per token", (answer.score / Math.max(1, tokens.length)).toFixed(3)]]),
+    tokenText(text, tokens), h("p", { class: "tiny" }, "The stronger the colour, the less a token fits the others.")];
+}
+
+/** Labels with probabilities, tags in place, or the answer in the passage: whatever the answer has. */
+function prediction(model, answer, row) {
+  if (answer.n_best || answer.span !== undefined) return spanAnswer(answer, row);
+  if (Array.isArray(answer.probabilities)) return taggedWords(answer, Object.values(row)[0]);
+  const shares = Object.entries(answer).filter(([key]) => key.startsWith("probability_")).map(([key, value]) => [key.slice(12), value]).sort((a, b) => b[1] - a[1]);
+  if (!shares.length) return h("p", { class: "text", id: "prediction" }, visible(typeof answer.prediction === "number" ? number(answer.prediction) : answer.prediction));
+  const chosen = [answer.prediction].flat();
+  return [h("p", { class: "hidden", id: "prediction" }, visible(chosen.join(", "))),
+    h("ul", { class: "bars" }, shares.map(([label, share]) => h("li", {}, h("div", { class: `bar${chosen.includes(label) ? " best" : ""}`, style: { "--p": share } }, h("span", {}, visible(label)), h("span", {}, percent(share))))))];
+}
+
+function taggedWords(answer, words) {
+  return h("p", { class: "text", dir: "auto", id: "prediction" }, words.map((word, place) => {
+    const tag = answer.prediction[place], share = answer.probabilities[place]?.[tag];
+    const title = share === undefined ? tag : `${tag} · ${percent(share)}`;
+    return [tag === "O" ? h("span", { title: visible(title) }, visible(word)) : h("span", { class: "tag", title: visible(title) }, visible(word), h("small", {}, visible(tag))), " "];
+  }));
+}
+
+function spanAnswer(answer, row) {
+  const passage = row.context ?? Object.values(row).at(-1), found = answer.prediction, at = found ? passage.indexOf(found) : -1;
+  const list = (answer.n_best || []).slice(0, 5);
+  return [h("p", { id: "prediction" }, h("strong", {}, found ? visible(found) : "no answer")),
+    h("p", { class: "text compact", dir: "auto" }, at < 0 ? visible(passage) : [visible(passage.slice(0, at)), h("mark", {}, visible(found)), visible(passage.slice(at + found.length))]),
+    list.length ? h("ul", { class: "bars" }, list.map((it) => h("li", {}, h("div", { class: "bar", style: { "--p": it.probability ?? 0 } }, h("span", {}, visible(it.text || "no answer")), h("span", {}, percent(it.probability ?? 0)))))) : null];
+}

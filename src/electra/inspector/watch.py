@@ -1,0 +1,188 @@
+"""A run as it goes on, read from its folder: by another process, on another machine that shares the disk, after its end."""
+
+import asyncio
+import json
+import os
+import platform
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from electra.base import config
+from electra.base.errors import ElectraError
+from electra.base.files import parse_json, read_object
+from electra.pretraining.load import load_settings
+from electra.pretraining.samples import SAMPLES, read_samples
+from electra.train.log import METRICS, RUN_STATE, Record, is_record
+
+MOST_RECORDS = 1000  # of each kind: more than a screen has points
+MOST_BYTES = 1 << 26
+SECONDS_BETWEEN_READS, SECONDS_OF_SILENCE = 1.0, 15.0
+RATE_OVER = 10  # records, for the time that is left
+
+
+class Tail:
+    """The records of metrics.jsonl as they are added. A run that is resumed writes the file anew, without the steps that it is
+    about to do again."""
+
+    def __init__(self, folder: Path):
+        self.path, self.place, self.inode = folder / METRICS, 0, 0
+
+    def read(self) -> tuple[list[Record], bool]:
+        """What is new, and whether it is everything from the beginning."""
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                is_other = status.st_ino != self.inode or status.st_size < self.place
+                if is_other:
+                    self.inode, self.place = status.st_ino, max(0, status.st_size - MOST_BYTES)
+                file.seek(self.place)
+                data = file.read(MOST_BYTES)
+        except FileNotFoundError:
+            is_other, self.inode, self.place = self.inode != 0, 0, 0
+            return [], is_other
+        whole = data[: data.rfind(b"\n") + 1]
+        self.place += len(whole)
+        return list(records_in(whole)), is_other
+
+
+def records_in(data: bytes) -> Iterable[Record]:
+    for line in data.split(b"\n"):
+        with suppress(ValueError):
+            record = parse_json(line)
+            if isinstance(record, dict) and is_record(record):
+                yield record
+
+
+def thinned(records: Sequence[Record]) -> list[Record]:
+    """Of each kind as many as can be told apart on a screen, the last among them."""
+    kinds: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        kinds[record["kind"]].append(record)
+    kept = []
+    for own in kinds.values():
+        stride = -(-len(own) // MOST_RECORDS)
+        kept += own[(len(own) - 1) % stride :: stride]
+    return sorted(kept, key=lambda record: record["step"])
+
+
+def run_records(folder: Path) -> list[Record]:
+    return thinned(Tail(folder).read()[0])
+
+
+def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
+    """How far it is and whether it still goes on. A process that was killed cannot say so: where it ran on this machine we look for
+    it; elsewhere people see how old the news are."""
+    stored: dict[str, Any] = {}
+    with suppress(ElectraError):
+        stored = read_object(folder / RUN_STATE)
+    name = stored.get("state")
+    state: dict[str, Any] = {
+        "state": name if isinstance(name, str) else "unknown",
+        "reason": str(stored.get("reason", "")),
+    }
+    if state["state"] == "running" and stored.get("host") == platform.node() and not is_alive(stored.get("pid")):
+        state |= {
+            "state": "killed",
+            "reason": "its process is gone; the same command goes on from the newest checkpoint",
+        }
+    step = max([record["step"] for record in records], default=0)
+    with suppress(OSError):
+        state["seconds_since_news"] = max(0.0, time.time() - (folder / METRICS).stat().st_mtime)
+    return state | {"step": step, "resume": str(stored.get("resume", "")), **horizon(folder, records, step)}
+
+
+def is_alive(pid: object) -> bool:
+    if not isinstance(pid, int) or pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    with suppress(OSError, IndexError):  # a child that nobody has waited for has ended all the same
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
+def horizon(folder: Path, records: Sequence[Record], step: int) -> dict[str, Any]:
+    """The steps that are planned, None where time decides, and the seconds that are left."""
+    train = [record for record in records if record["kind"] == "train" and record.get("seconds") is not None]
+    planned, left = None, None
+    with suppress(ElectraError):
+        settings = load_settings(folder).train
+        planned = None if settings.minutes else settings.steps
+        if settings.minutes and train:
+            left = max(0.0, 60 * settings.minutes - (train[-1].get("training_seconds") or 0))
+    last = train[-RATE_OVER:]
+    if planned and len(last) > 1 and (steps := last[-1]["step"] - last[0]["step"]) > 0:
+        left = max(0, planned - step) * max(0.0, last[-1]["seconds"] - last[0]["seconds"]) / steps
+    return {"planned_steps": planned, "seconds_left": left}
+
+
+def run_settings(folder: Path) -> dict[str, str]:
+    """Every setting of a run as text: to compare with those of another."""
+    try:
+        flat = config.flatten(config.dump(load_settings(folder)))
+    except ElectraError:
+        return {}
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in flat.items()}
+
+
+def run_view(folder: Path) -> dict[str, Any]:
+    """All that a page shows of a run."""
+    records = run_records(folder)
+    return {
+        "state": run_state(folder, records),
+        "records": records,
+        "settings": run_settings(folder),
+        "samples": read_samples(folder),
+    }
+
+
+class News:
+    """What changed in a run's folder since the last time it was asked, as events for a page."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.tail = folder, Tail(folder)
+        self.records: list[Record] = []
+        self.state: dict[str, Any] = {}
+        self.samples = 0.0
+
+    def read(self) -> list[tuple[str, Any]]:
+        events: list[tuple[str, Any]] = []
+        fresh, is_all = self.tail.read()
+        if is_all:
+            self.records = thinned(fresh)
+            events.append(("history", self.records))
+        elif fresh:
+            self.records = thinned([*self.records, *fresh])
+            events.append(("records", fresh))
+        state = run_state(self.folder, self.records)
+        if {**state, "seconds_since_news": 0} != {**self.state, "seconds_since_news": 0}:
+            events.append(("state", state))
+            self.state = state
+        changed = 0.0
+        with suppress(OSError):
+            changed = (self.folder / SAMPLES).stat().st_mtime
+        if changed != self.samples:
+            self.samples = changed
+            events.append(("samples", read_samples(self.folder)))
+        return events
+
+
+async def follow(folder: Path) -> AsyncIterator[bytes]:
+    """Server-sent events, for as long as somebody listens."""
+    news, spoken = News(folder), time.monotonic()
+    while True:
+        for name, content in await asyncio.to_thread(news.read):
+            yield f"event: {name}\ndata: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
+            spoken = time.monotonic()
+        if time.monotonic() - spoken > SECONDS_OF_SILENCE:  # finds out whether the listener is still there
+            yield b": nothing new\n\n"
+            spoken = time.monotonic()
+        await asyncio.sleep(SECONDS_BETWEEN_READS)
