@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ElectraError", "FinetuneResult", "Model", "PretrainResult", "__version__", "compare", "embed", "evaluate", "export",
-    "finetune", "import_model", "load", "predict", "prepare", "pretrain", "train_tokenizer", "verify",
+    "finetune", "import_model", "load", "predict", "prepare", "pretrain", "report", "train_tokenizer", "verify",
 ]  # fmt: skip
 
 PathLike = str | Path
@@ -301,6 +301,18 @@ def compare(
 
     chosen = variants(recipes, _words(overrides), budget, vary)
     return run_comparison(chosen, seeds, yardsticks or Yardsticks(), jobs, Path(out))
+
+
+def report(run: PathLike, out: PathLike | None = None) -> Path:
+    """One HTML file, complete in itself, with what `electra serve` shows of a run or of results: curves, alarms, settings, held-out
+    sentences, scores. `out` is run/report.html where it is not given.
+
+    >>> electra.report("my-run")
+    PosixPath('my-run/report.html')
+    """
+    from electra.inspector.report import write_report
+
+    return write_report(Path(run), Path(run) / "report.html" if out is None else Path(out))
 
 
 def verify(path: PathLike) -> list[str]:

@@ -36,6 +36,7 @@ from electra.commands.predict import predict_command
 from electra.commands.prepare import prepare_command, prepare_finish_command, prepare_plan_command, prepare_unit_command
 from electra.commands.pretrain import pretrain_command
 from electra.commands.quickstart import quickstart_command
+from electra.commands.report import report_command
 from electra.commands.score import rerank_command, score_command
 from electra.commands.serve import serve_command
 from electra.commands.speedrun import speedrun_command
@@ -62,7 +63,7 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "export": export_command,
         "verify": verify_command,
     },
-    "Looking at it": {"serve": serve_command},
+    "Looking at it": {"serve": serve_command, "report": report_command},
     "Machine and settings": {"doctor": doctor_command, "flops": flops},
 }
 

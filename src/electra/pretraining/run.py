@@ -27,7 +27,7 @@ from electra.data.shards import Manifest, manifest_hash, open_data, read_manifes
 from electra.data.tokenizer import is_same_tokenizer, load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network, load_settings
-from electra.pretraining.samples import ROWS, SampledEvaluation, Shown
+from electra.pretraining.samples import ROWS_SHOWN, SampledEvaluation, Shown
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
@@ -77,7 +77,7 @@ def build_parts(
     objective = build_objective(settings, tokenizer, counts)
     if fresh:
         take_weights(settings, objective, tokenizer)
-    sampled = HeldOut(heldout.rows, ROWS, ROWS, settings.seed)
+    sampled = HeldOut(heldout.rows, ROWS_SHOWN, ROWS_SHOWN, settings.seed)
     return Parts(objective, data.manifest, loader, note, heldout, sampled)
 
 

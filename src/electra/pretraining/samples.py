@@ -22,7 +22,7 @@ from electra.train.loop import HeldOutEvaluation
 
 log = logging.getLogger(__name__)
 SAMPLES = "samples.json"
-ROWS, TOKENS = 20, 48  # rows are read whole, and shown as far
+ROWS_SHOWN, TOKENS_SHOWN = 20, 48  # rows are read whole, and shown as far
 MOST_STEPS = 200  # then every other one goes
 
 
@@ -77,7 +77,7 @@ def played_rows(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> lis
 def played_row(
     tokenizer: Tokenizer, ids: Tensor, made: Tensor, said: Tensor, real: Tensor, positions: Tensor, used: Tensor
 ) -> dict[str, Any]:
-    end = min(TOKENS, int(real))
+    end = min(TOKENS_SHOWN, int(real))
     places = sorted(place for place in positions[used].tolist() if place < end)
     return {
         "tokens": [tokenizer.id_to_token(number) or "" for number in ids[:end].tolist()],
@@ -113,12 +113,12 @@ def read_samples(folder: Path) -> dict[str, Any]:
 
 def is_whole(content: Mapping[str, Any]) -> bool:
     rows, steps = content.get("rows"), content.get("steps")
-    if not isinstance(rows, list) or not isinstance(steps, list) or not all(map(is_texts, rows)):
+    if not isinstance(rows, list) or not isinstance(steps, list) or not all(map(are_texts, rows)):
         return False
     return all(isinstance(it, dict) and is_step(it, rows) for it in steps)
 
 
-def is_texts(row: object) -> bool:
+def are_texts(row: object) -> bool:
     return isinstance(row, list) and all(isinstance(token, str) for token in row)
 
 
@@ -130,7 +130,7 @@ def is_step(step: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> bool:
         return False
     return all(
         isinstance(own, dict)
-        and is_texts(list(own.values()))
+        and are_texts(list(own.values()))
         and isinstance(values, list)
         and len(values) == len(row)
         and all(isinstance(value, int) for value in values)

@@ -1,0 +1,86 @@
+"""The views of the server as one HTML file that opens from disk: the page's own modules and styles, with what they would ask the
+server for inside. Nothing in it can load anything from anywhere."""
+
+import base64
+import hashlib
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from electra.base.errors import DataError
+from electra.base.files import write_atomically
+from electra.inspector.gallery import Gallery
+from electra.inspector.results import result_view, wrong_rows
+from electra.inspector.watch import run_records, run_state, run_view
+
+MODULES = ("dom", "api", "tokens", "plot", "try", "watch", "compare", "docs", "main")
+"""Each after those that it imports."""
+IMPORT = re.compile(r"^import .*\n", re.MULTILINE)
+EXPORT = re.compile(r"^export (?=const|function|async)", re.MULTILINE)
+
+
+def write_report(path: Path, out: Path) -> Path:
+    """`path` is a run, results, or a folder of them."""
+    gallery = Gallery([path])
+    if not gallery.runs and not gallery.results:
+        raise DataError(
+            f"{path} has neither a run nor results: there is nothing to report. A model alone is for electra serve."
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, report_page(path.resolve().name, report_content(gallery)).encode())
+    return out
+
+
+def report_content(gallery: Gallery) -> dict[str, Any]:
+    """What the server would answer, by the path of the question."""
+    content: dict[str, Any] = {"/api/runs": {"runs": []}, "/api/results": {"results": []}}
+    for number, found in enumerate(gallery.runs):
+        state = run_state(found.path, run_records(found.path))
+        content["/api/runs"]["runs"].append({"number": number, "name": found.name, **state})
+        content[f"/api/runs/{number}"] = {"name": found.name, **run_view(found.path)}
+    for number, found in enumerate(gallery.results):
+        content["/api/results"]["results"].append({"number": number, "name": found.name})
+        view = content[f"/api/results/{number}"] = {"name": found.name, **result_view(found.path)}
+        for place, group in enumerate(view["groups"]):
+            if group.get("has_wrong"):
+                content[f"/api/results/{number}/wrong/{place}"] = {"rows": wrong_rows(found.path, place)}
+    return content
+
+
+def report_page(name: str, content: dict[str, Any]) -> str:
+    script, style = bundled(), page_text("style.css")
+    policy = f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:"
+    page = page_text("index.html")
+    head = page[page.index("<meta charset") : page.index("<link")].replace(
+        "<title>electra", f"<title>{escaped(name)} · electra"
+    )
+    body = page[page.index("<body>") :].replace('href="#try"', 'href="#watch"')
+    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">\n{head}'
+        f"<style>{style}</style>\n</head>\n"
+        + body.replace(
+            "</body>",
+            f'<script type="application/json" id="embedded">{data}</script>\n<script type="module">{script}</script>\n</body>',
+        )
+    )
+
+
+def bundled() -> str:
+    """The modules one behind the other: their names are all different, which a test sees to."""
+    texts = (EXPORT.sub("", IMPORT.sub("", page_text(f"{name}.js"))) for name in MODULES)
+    return "\n".join(texts)
+
+
+def page_text(name: str) -> str:
+    return (resources.files("electra.inspector") / "page" / name).read_text("utf-8")
+
+
+def digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
