@@ -310,9 +310,9 @@ def report(run: PathLike, out: PathLike | None = None) -> Path:
     >>> electra.report("my-run")
     PosixPath('my-run/report.html')
     """
-    from electra.inspector.report import write_report
+    from electra.inspector.report import write_html
 
-    return write_report(Path(run), Path(run) / "report.html" if out is None else Path(out))
+    return write_html(Path(run), Path(run) / "report.html" if out is None else Path(out))
 
 
 def verify(path: PathLike) -> list[str]:

@@ -34,7 +34,7 @@ MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 Number = Annotated[int, Field(ge=0, le=100_000, description="the number that GET /api/models gives it")]
 Text = Annotated[str, Field(max_length=LONGEST_QUESTION)]
 QuestionTexts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
-Place = Annotated[int, Field(ge=0, le=LONGEST_QUESTION, description="a token, counted from 0")]
+TokenPlace = Annotated[int, Field(ge=0, le=LONGEST_QUESTION, description="a token, counted from 0")]
 
 
 class TextsQuestion(BaseModel):
@@ -55,8 +55,8 @@ class PredictQuestion(BaseModel):
 
 class FillItem(BaseModel):
     text: Text
-    places: Annotated[list[Place], Field(min_length=1, max_length=64)]
-    replacements: dict[Place, Text] = Field(default_factory=dict)
+    places: Annotated[list[TokenPlace], Field(min_length=1, max_length=64)]
+    replacements: dict[TokenPlace, Text] = Field(default_factory=dict)
 
 
 class FillQuestion(BaseModel):
@@ -74,7 +74,7 @@ class CorruptQuestion(TextsQuestion):
 
 class ReplaceItem(BaseModel):
     text: Text
-    replacements: dict[Place, Text]
+    replacements: dict[TokenPlace, Text]
 
 
 class ReplaceQuestion(BaseModel):

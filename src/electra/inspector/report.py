@@ -21,7 +21,7 @@ IMPORT = re.compile(r"^import .*\n", re.MULTILINE)
 EXPORT = re.compile(r"^export (?=const|function|async)", re.MULTILINE)
 
 
-def write_report(path: Path, out: Path) -> Path:
+def write_html(path: Path, out: Path) -> Path:
     """`path` is a run, results, or a folder of them."""
     gallery = Gallery([path])
     if not gallery.runs and not gallery.results:

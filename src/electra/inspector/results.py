@@ -6,10 +6,11 @@ from typing import Any
 
 from electra.base.errors import CorruptError
 from electra.base.files import read_json, read_json_lines, read_object
+from electra.finetuning import LOWER_IS_BETTER
 from electra.finetuning.report import MOST_WRONG, WRONG, baselines_of, is_result
 from electra.inspector.compare import MEASURES
 
-LOWER_IS_BETTER = ("mlm_loss", "rtd_loss", "mse", "loss")
+LOSSES = ("mlm_loss", "rtd_loss", "loss")
 
 
 def result_view(folder: Path) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def comparison_view(variants: Sequence[Any]) -> dict[str, Any]:
             if has_seeds(it.get(measure))
         ]
         name = MEASURES.get(measure, measure)
-        groups.append({"name": name, "metric": name, "is_loss": measure in LOWER_IS_BETTER, "rows": rows, "levels": {}})
+        groups.append({"name": name, "metric": name, "is_loss": measure in LOSSES, "rows": rows, "levels": {}})
     facts = [{key: it.get(key) for key in ("variant", "seeds", "steps", "flops", "diverged")} for it in named]
     return {"kind": "compare", "title": "", "groups": groups, "variants": facts}
 
