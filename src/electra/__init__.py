@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from electra.inspector.compare import ComparedRun, Yardsticks
     from electra.inspector.embed import Embedded
     from electra.interop.importing import Imported
+    from electra.interop.push import Pushed
     from electra.pretraining.load import Exported
 
 __version__ = "0.1.0"
 __all__ = [
     "ElectraError", "FinetuneResult", "Model", "PretrainResult", "__version__", "compare", "embed", "evaluate", "export",
-    "finetune", "import_model", "load", "predict", "prepare", "pretrain", "report", "train_tokenizer", "verify",
+    "finetune", "import_model", "load", "predict", "prepare", "pretrain", "push", "report", "train_tokenizer", "verify",
 ]  # fmt: skip
 
 PathLike = str | Path
@@ -217,15 +218,19 @@ def evaluate(
     return {"trained": trained, "untrained": untrained}
 
 
-def export(run: PathLike, out: PathLike) -> "list[Exported]":
-    """transformers folders of a run's networks, checked: the same ids and logits there as here.
+def export(
+    run: PathLike, out: PathLike, language: Sequence[str] = (), license: str = "", datasets: Sequence[str] = ()
+) -> "list[Exported]":
+    """transformers folders of a run's networks, checked: the same ids and logits there as here. Languages ("en"), a licence
+    ("apache-2.0") and data sets are for the header of their cards, in the Hub's words.
 
     >>> [exported.folder for exported in electra.export("my-run", "my-model")]
     [PosixPath('my-model/discriminator'), PosixPath('my-model/generator')]
     """
+    from electra.interop.card import Publication
     from electra.pretraining.load import export_run
 
-    return export_run(Path(run), Path(out))
+    return export_run(Path(run), Path(out), Publication(language, license, datasets))
 
 
 def embed(
@@ -313,6 +318,18 @@ def report(run: PathLike, out: PathLike | None = None) -> Path:
     from electra.inspector.report import write_html
 
     return write_html(Path(run), Path(run) / "report.html" if out is None else Path(out))
+
+
+def push(folder: PathLike, repository: str, send: bool = False, public: bool = False) -> "Pushed":
+    """What of a checked model folder would go to the Hugging Face Hub, and with `send` its upload in one commit, to a repository
+    that is private unless `public`.
+
+    >>> electra.push("my-model/discriminator", "me/my-model").url
+    ''
+    """
+    from electra.interop.push import push as upload
+
+    return upload(Path(folder), repository, send, public)
 
 
 def verify(path: PathLike) -> list[str]:

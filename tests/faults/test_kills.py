@@ -26,13 +26,13 @@ COMMANDS = {
     "export": ("export run new", 12),
 }
 CLOCK = {"seconds", "training_seconds", "tokens_per_second", "pauses", "pid"}
-HASHES_OF_CLOCKS = {"state.json", "result.json"}  # entries of manifests
+HASHES_OF_CLOCKS = {"state.json", "result.json", "README.md"}  # entries of manifests
 
 
 def contents(folder: Path) -> dict[str, Any]:
     """Every file by its name, without what a clock or a process id has written. Event files are one for each process."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "tensorboard")
-    skipped = (".lock", "curves.png")  # the plot says how many minutes it took
+    skipped = (".lock", "curves.png", "README.md")  # the plot and the card say how long it took
     return {str(path.relative_to(folder)): content(path) for path in files if path.name not in skipped}
 
 

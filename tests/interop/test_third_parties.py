@@ -16,8 +16,9 @@ import electra
 from conftest import TINY
 from electra.base.batch import Batch
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from electra.interop.card import pretrained_card
 from electra.interop.read import Pretrained, read_network
-from electra.interop.write import model_card, our_logits, probe_batch, write_network
+from electra.interop.write import our_logits, probe_batch, write_network
 from electra.model import build_detection_head, build_token_head, encoder_alone, initialise
 from electra.model.modern import ModernEncoderSettings
 
@@ -56,7 +57,7 @@ def build(settings, prepared, kind):
 
 
 def write(network, out):
-    card = model_card(network.kind, network.encoder.settings.kind, "", {})
+    card = pretrained_card(network.kind, network.encoder.settings.kind, "", {})
     assert "electra and transformers" in write_network(out, network, card)
     return out
 

@@ -35,6 +35,7 @@ from electra.commands.import_ import import_command
 from electra.commands.predict import predict_command
 from electra.commands.prepare import prepare_command, prepare_finish_command, prepare_plan_command, prepare_unit_command
 from electra.commands.pretrain import pretrain_command
+from electra.commands.push import push_command
 from electra.commands.quickstart import quickstart_command
 from electra.commands.report import report_command
 from electra.commands.score import rerank_command, score_command
@@ -61,6 +62,7 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "embed": embed_command,
         "import": import_command,
         "export": export_command,
+        "push": push_command,
         "verify": verify_command,
     },
     "Looking at it": {"serve": serve_command, "report": report_command},

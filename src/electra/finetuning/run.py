@@ -19,6 +19,7 @@ from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, merit, report
 from electra.finetuning.alarms import label_alarms
 from electra.finetuning.baselines import UNTRAINED, baseline_scores
+from electra.finetuning.card import update_cards
 from electra.finetuning.folder import architecture
 from electra.finetuning.plan import describe_files, file_line, plan_problems, refuse
 from electra.finetuning.search import SEARCH, Search, altered, search
@@ -131,7 +132,9 @@ def finetune(
             baselines = baseline_scores(out / name, it.data_sha256, it.task, it.plan.splits["train"], labelled)
             if name in random:
                 baselines["dev"][UNTRAINED] = random[name]
-            results[name] = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
+            results[name] = result = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
+            folders = {seed: report.run_folder(out, name, seed) for seed in result["seconds"]}
+            update_cards(folders, it.plan, it.task, it.start.path, it.start.settings, result)
             if name in searches:
                 results[name]["search"] = searches[name].as_json()
         return report.write_results(out, base.path, results)

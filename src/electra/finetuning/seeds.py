@@ -22,13 +22,13 @@ from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
 from electra.finetuning.alarms import run_alarms
-from electra.finetuning.folder import TASK_FILE, TaskModel, architecture, write_task_folder
+from electra.finetuning.card import task_card
+from electra.finetuning.folder import TASK_FILE, TaskModel, write_task_folder
 from electra.finetuning.joint import JointTask, train_jointly
 from electra.finetuning.plan import Plan, make_plan, method_defaults
 from electra.finetuning.training import Encoded, Finetuned, History, Prepared, infer, train_task
 from electra.interop.formats import own_tensors
 from electra.interop.read import Pretrained, warn_beyond
-from electra.interop.write import task_card
 from electra.model import EncoderSettings, encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders, newest_state
@@ -282,7 +282,7 @@ def write_seed(
     folder: Path, planned: PlannedTask, task: Task, model: Finetuned, outputs: Mapping[str, Any], result: dict[str, Any]
 ) -> None:
     plan, start, scores = planned.plan, planned.start, result["scores"]
-    card = task_card(plan.name, architecture(start.settings, task), scores["dev"], config.to_toml(plan.method))
+    card = task_card(plan, task, start.path, start.settings, result["seed"], scores)
     more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
     more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
     note = {"model": start.path, "seed": result["seed"], "scores": scores}

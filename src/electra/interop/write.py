@@ -31,9 +31,9 @@ from electra.base.files import (
     write_synced,
     writing,
 )
-from electra.base.progress import Table
 from electra.data.tokenizer import special_ids, vocabulary_size
-from electra.interop.formats import FORMATS, NetworkKind, config_json, network_class, network_tensors
+from electra.interop.card import CARD
+from electra.interop.formats import FORMATS, config_json, network_class, network_tensors
 from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
 from electra.model import Encoder, TokenHead, encode
 from electra.model.heads import Pooling
@@ -123,7 +123,7 @@ def manifests(folder: Path) -> dict[Path, bytes]:
 
 def write_network(out: Path, network: Pretrained, card: str, beside: Mapping[str, bytes] | None = None) -> str:
     """`beside` are files for people. Returns who has read the folder back, and how."""
-    encoder, kind, files = network.encoder, network.kind, {"README.md": card.encode(), **(beside or {})}
+    encoder, kind, files = network.encoder, network.kind, {CARD: card.encode(), **(beside or {})}
     detector = FORMATS[encoder.settings.kind].detector if kind == "discriminator" else ""
 
     def write(part: Pretrained, out: Path, files: Mapping[str, bytes]) -> str:
@@ -252,91 +252,3 @@ def quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-# README.md of a folder
-
-ENCODER_AND_DETECTOR = """```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = AutoModelForSequenceClassification.from_pretrained(".", num_labels=2)   # with a new head, to fine-tune
-```
-
-This is the encoder; every AutoModel class that has a ModernBERT reads it. `detector/` is the same with the head that tells which
-tokens were replaced:
-
-```python
-from transformers import pipeline
-pipeline("token-classification", "detector")("The quick brown fox jumps over the lazy dog.")
-```"""
-
-FILL_MASK = """```python
-from transformers import pipeline
-pipeline("fill-mask", ".")("Hello [MASK]!")
-```
-
-The discriminator of the same run is the model to fine-tune; this is the network that proposed replacements."""
-
-
-ENERGIES = """
-
-An Electric model: its head gives every token an energy E, of which log p(token | all others) is about -E. It does not say which tokens were
-replaced. `electra score FOLDER "some text"` sums -E over a text; transformers reads the encoder, to be fine-tuned."""
-
-
-def model_card(
-    kind: NetworkKind, encoder: str, settings: str, metrics: Mapping[str, Any], objective: str = "electra"
-) -> str:
-    """Of a pre-trained network of that kind, around an `encoder` of either kind. Electric's head gives energies."""
-    form = FORMATS[encoder]
-    match kind:
-        case "discriminator" if objective == "electric":
-            use = usage("") + ENERGIES
-        case "discriminator" if form.detector:
-            use = ENCODER_AND_DETECTOR
-        case "discriminator":
-            use = usage(form.discriminator, "   # logit > 0: the token was replaced")
-            use += f"\n\nFine-tune it with any of transformers' {form.family} classes."
-        case "generator":
-            use = FILL_MASK
-        case "encoder":
-            use = usage("")
-            use += "\n\nWithout its token head, which is narrower than the layers: transformers has no form for such a one."
-    tags = ", ".join(dict.fromkeys(("electra", encoder, kind)))
-    about = (
-        f"Pre-trained with the `electra` toolkit; held-out metrics of step {metrics.get('step', 0):,}, and settings."
-    )
-    return fill_card(f"{form.title} {kind}", tags, f"{about}\n\n{use}", metrics, settings)
-
-
-def task_card(name: str, architecture: str, scores: Mapping[str, float], settings: str) -> str:
-    """`architecture` is the class of transformers that reads it, "" where none does."""
-    about = "One run of one seed, made with the `electra` toolkit: dev scores and method. task.json says the rest."
-    use = usage(architecture) if architecture else "Read it with `electra predict`."
-    return fill_card(f"Fine-tuned on {name}", "electra", f"{about}\n\n{use}", scores, settings)
-
-
-def usage(architecture: str, note: str = "") -> str:
-    reader = "AutoModel" + "".join(architecture.partition("For")[1:])
-    return f"""```python
-from transformers import {reader}, AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = {reader}.from_pretrained("."){note}
-```"""
-
-
-def fill_card(title: str, tags: str, text: str, metrics: Mapping[str, Any], settings: str) -> str:
-    rows = [(name, f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
-    return f"""---
-library_name: transformers
-tags: [{tags}]
----
-
-# {title}
-
-{text}
-
-{Table(("metric", "value"), rows).markdown()}
-```toml
-{settings}```
-"""

@@ -1,6 +1,6 @@
 """Networks out of run folders and model folders, model folders out of runs, and weights from one network into another."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +13,14 @@ from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import distrust
 from electra.data.shards import TOKENIZER
 from electra.data.tokenizer import load_tokenizer, tokenizer_hash
+from electra.interop.card import UNSAID, Publication, pretrained_card
 from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
-from electra.interop.write import model_card, write_network
+from electra.interop.write import write_network
 from electra.model import Encoder, EncoderSettings, compatibility_settings, encoder_alone
 from electra.objectives import Objective
 from electra.objectives.corruption import Network
+from electra.pretraining.card import run_sections
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.train import checkpoint
 from electra.train.log import read_metrics
@@ -112,26 +114,38 @@ def pretrained(settings: PretrainSettings, network: Network, run: Path) -> Pretr
 
 
 def export_networks(
-    settings: PretrainSettings, networks: Mapping[str, Network], run: Path, out: Path, metrics: Mapping[str, Any]
+    settings: PretrainSettings,
+    networks: Mapping[str, Network],
+    run: Path,
+    out: Path,
+    metrics: Mapping[str, Any],
+    publication: Publication = UNSAID,
 ) -> list[Exported]:
     """A folder for each network; one network is `out` itself."""
-    written = []
+    written, sections = [], run_sections(run, settings, metrics)
     for name, parts in networks.items():
         network, note = pretrained(settings, parts, run), ""
         if not has_form(network.encoder.settings, network.kind):
             size = network.encoder.settings.embedding
             note = f" (the encoder alone: ModernBERT has no token head of {size} units; encoder.token_head=tied makes one it has)"
             network = replace(network, kind="encoder", head=None)
-        card = model_card(network.kind, settings.encoder.kind, config.to_toml(settings), metrics, network.objective)
+        about = config.to_toml(settings), sections, network.objective, publication
+        card = pretrained_card(network.kind, settings.encoder.kind, *about, sum(map(torch.numel, tensors_of(network))))
         target = out if len(networks) == 1 else out / name
         written.append(Exported(target, write_network(target, network, card) + note))
     return written
 
 
-def export_run(run: Path, out: Path) -> list[Exported]:
+def tensors_of(network: Pretrained) -> Iterator[torch.Tensor]:
+    """Each once, tied ones too."""
+    parts = [part for part in (network.encoder, network.head) if part is not None]
+    yield from {id(tensor): tensor for part in parts for tensor in part.parameters()}.values()
+
+
+def export_run(run: Path, out: Path, publication: Publication = UNSAID) -> list[Exported]:
     settings, objective = load_run(run)
     heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
-    return export_networks(settings, objective.networks(), run, out, heldout[-1] if heldout else {})
+    return export_networks(settings, objective.networks(), run, out, heldout[-1] if heldout else {}, publication)
 
 
 def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module, is_scaled: bool = False) -> None:

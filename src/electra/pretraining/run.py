@@ -26,6 +26,7 @@ from electra.data.rows import Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import is_same_tokenizer, load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
+from electra.pretraining.card import ENVIRONMENT, described_data
 from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network, load_settings
 from electra.pretraining.samples import ROWS_SHOWN, SampledEvaluation, Shown
 from electra.pretraining.settings import PretrainSettings, build_objective
@@ -160,7 +161,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
             if settings.train.stages:  # its export is of an earlier end
                 set_export_aside(folder, settings.train.stages[-1])
             write_atomically(folder / CONFIG, config.to_toml(settings).encode())
-            write_json(folder / "environment.json", environment() | {"processes": ranks.world} | fingerprint)
+            known = {"processes": ranks.world, "data": described_data(parts.manifest)}
+            write_json(folder / ENVIRONMENT, environment() | known | fingerprint)
             write_atomically(folder / "tokenizer.json", (data / "tokenizer.json").read_bytes())
 
         ranks.first(describe_folder)
@@ -251,7 +253,7 @@ def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict
             f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…), "
             f"which may begin with its weights (start={folder}).{more}"
         )
-    written = read_or_set_aside(folder / "environment.json") or {}
+    written = read_or_set_aside(folder / ENVIRONMENT) or {}
     trained = fingerprint | written | checkpoint.newest_state(folder / "checkpoints")
     for key, name in (("tokenizer_sha256", "tokenizer"), ("data_manifest_sha256", "token shards")):
         if trained[key] != fingerprint[key]:

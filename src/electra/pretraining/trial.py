@@ -142,6 +142,10 @@ def flops_per_token(settings: PretrainSettings, vocab_size: int) -> float:
     return sum(count_flops(settings, vocab_size).values())
 
 
+def step_flops(settings: PretrainSettings, vocab_size: int) -> float:
+    return flops_per_token(settings, vocab_size) * settings.train.batch * settings.rows.length
+
+
 def paper_flops(settings: PretrainSettings, vocab_size: int, corrected: bool = False) -> float | None:
     """The whole run, as the paper would count it; None for what it has no count for. ModernBERT's layers, which it does not
     know, are counted by its rules."""

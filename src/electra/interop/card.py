@@ -1,0 +1,220 @@
+"""README.md of a model folder: the Hub's header, and what a run knows of itself.
+
+Labels, paths and names of files come from people and may hold anything: in the header they are double-quoted YAML, in the text
+they are escaped, and settings stand in a fence that is longer than any row of backticks inside.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from electra.base.errors import SettingsError
+from electra.base.files import FOLDER_MANIFEST, read_bytes, read_object, write_atomically
+from electra.base.progress import Table, literal
+from electra.interop.formats import FORMATS, NetworkKind
+
+CARD = "README.md"
+PIPELINES = {"tagging": "token-classification", "span": "question-answering"}
+"""Of fine-tuned models, in the Hub's words; the others classify texts."""
+TO_FILL = {"language": "[en]", "license": "apache-2.0", "datasets": "[the name of your text]"}
+LIMITS = """- It knows the text it was trained on, with the biases of that text, and no other language. Nobody has looked for harmful or false
+  answers: test it on what you want it for."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a run cannot know and its owner says: languages as codes, a licence in the Hub's words, data sets by their names there."""
+
+    language: Sequence[str] = ()
+    license: str = ""
+    datasets: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for text in (*self.language, *([self.license] if self.license else ()), *self.datasets):
+            if not re.fullmatch(r"[\w.+-]+(/[\w.+-]+)?", text):
+                raise SettingsError(
+                    f"{text!r} is no code of a language, licence or data set: en, apache-2.0, wikipedia."
+                )
+
+
+UNSAID = Publication()
+
+
+@dataclass(frozen=True)
+class Card:
+    """`about`, `use` and `sections` (by their heading) are Markdown; `results` are the Hub's model-index."""
+
+    title: str
+    about: str
+    use: str
+    tags: Sequence[str]
+    pipeline: str
+    sections: Mapping[str, str]
+    settings: str
+    publication: Publication = UNSAID
+    results: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    def text(self) -> str:
+        body = "".join(f"\n## {name}\n\n{text.rstrip()}\n" for name, text in self.sections.items() if text)
+        return (
+            f"{self.header()}\n# {literal(self.title)}\n\n{self.about}\n\n## Use\n\n{self.use}\n{body}\n## Settings\n\n"
+            f"{fenced(self.settings, 'toml')}"
+        )
+
+    def header(self) -> str:
+        said = self.publication
+        entries: dict[str, Any] = {
+            "language": list(said.language),
+            "license": said.license,
+            "library_name": "transformers",
+            "pipeline_tag": self.pipeline,
+            "tags": list(dict.fromkeys(self.tags)),
+            "datasets": list(said.datasets),
+        }
+        lines = [f"{key}: {yaml(value)}" if value else f"# {key}: {TO_FILL[key]}" for key, value in entries.items()]
+        if self.results:
+            lines.append(
+                f"metrics: {yaml(list(dict.fromkeys(it['type'] for one in self.results for it in one['metrics'])))}"
+            )
+            lines.append(f"model-index: {yaml([{'name': self.title, 'results': list(self.results)}])}")
+        return "\n".join(["---", *lines, "---", ""])
+
+
+def yaml(value: Any) -> str:
+    """On one line. JSON is YAML but for the escapes of characters beyond 16 bits and a few that YAML does not print."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{yaml(str(key))}: {yaml(it)}" for key, it in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(yaml, value)) + "]"
+        case str() if re.fullmatch(r"[a-z][a-z0-9_-]*[a-z0-9]", value) and value not in (
+            "null",
+            "true",
+            "false",
+            "yes",
+            "no",
+            "on",
+            "off",
+        ):
+            return value
+        case str():
+            return (
+                '"' + "".join(it if it.isprintable() and it not in '"\\' else f"\\U{ord(it):08x}" for it in value) + '"'
+            )
+    return json.dumps(value)
+
+
+def fenced(text: str, language: str = "") -> str:
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}\n"
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> str:
+    """Those that are known."""
+    return Table(("", ""), [(name, value) for name, value in rows if value]).markdown()
+
+
+def numbers(metrics: Mapping[str, Any]) -> str:
+    rows = [(literal(name), f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
+    return Table(("metric", "value"), rows).markdown() if rows else ""
+
+
+# How to use a folder, in lines that run in it
+
+
+def usage(architecture: str, note: str = "") -> str:
+    reader = "AutoModel" + "".join(architecture.partition("For")[1:])
+    output = "logits" if "For" in architecture else "last_hidden_state"
+    output = "start_logits" if architecture.endswith("QuestionAnswering") else output
+    return f"""```python
+from transformers import {reader}, AutoTokenizer
+name = "."   # this folder, or its name on the Hub
+tokenizer, model = AutoTokenizer.from_pretrained(name), {reader}.from_pretrained(name)
+inputs = tokenizer("The quick brown fox jumps over the lazy dog.", return_tensors="pt")
+print(model(**inputs).{output}){note}
+```"""
+
+
+ENCODER_AND_DETECTOR = """```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+name = "."   # this folder, or its name on the Hub
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=2)   # with a new head, to fine-tune
+```
+
+This is the encoder; every AutoModel class that has a ModernBERT reads it. `detector/` is the same with the head that tells which
+tokens were replaced:
+
+```python
+from transformers import pipeline
+pipeline("token-classification", "detector")("The quick brown fox jumps over the lazy dog.")
+```"""
+
+FILL_MASK = """```python
+from transformers import pipeline
+name = "."   # this folder, or its name on the Hub
+print(pipeline("fill-mask", name)("Hello [MASK]!"))
+```
+
+The discriminator of the same run is the model to fine-tune; this is the network that proposed replacements."""
+
+
+ENERGIES = """
+
+An Electric model: its head gives every token an energy E, of which log p(token | all others) is about -E. It does not say which tokens were
+replaced. `electra score FOLDER "some text"` sums -E over a text; transformers reads the encoder, to be fine-tuned."""
+
+
+def pretrained_card(
+    kind: NetworkKind,
+    encoder: str,
+    settings: str,
+    sections: Mapping[str, str],
+    objective: str = "electra",
+    publication: Publication = UNSAID,
+    parameters: int = 0,
+) -> str:
+    """Of a pre-trained network of that kind, around an `encoder` of either kind. Electric's head gives energies."""
+    form = FORMATS[encoder]
+    match kind:
+        case "discriminator" if objective == "electric":
+            use = usage("") + ENERGIES
+        case "discriminator" if form.detector:
+            use = ENCODER_AND_DETECTOR
+        case "discriminator":
+            use = usage(form.discriminator, "   # above 0: the token was replaced")
+            use += f"\n\nFine-tune it with any of transformers' {form.family} classes."
+        case "generator":
+            use = FILL_MASK
+        case "encoder":
+            use = usage("")
+            use += "\n\nWithout its token head, which is narrower than the layers: transformers has no form for such a one."
+    return Card(
+        f"{form.title} {kind}",
+        "Pre-trained with the `electra` toolkit" + (f": {parameters:,} parameters." if parameters else "."),
+        use,
+        ("electra", encoder, kind),
+        "fill-mask" if kind == "generator" else "feature-extraction",
+        sections,
+        settings,
+        publication,
+    ).text()
+
+
+# A folder whose card can say more than when it was written
+
+
+def update_card(folder: Path, text: str) -> None:
+    """A card that somebody has edited is theirs and stays. Between both writes the card differs from the manifest, which is no damage."""
+    manifest, data = read_object(folder / FOLDER_MANIFEST), text.encode()
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    there = hashlib.sha256(read_bytes(folder / CARD)).hexdigest() if (folder / CARD).is_file() else ""
+    if manifest.get(CARD) == entry or there not in (entry["sha256"], (manifest.get(CARD) or {}).get("sha256")):
+        return
+    write_atomically(folder / CARD, data)
+    write_atomically(folder / FOLDER_MANIFEST, json.dumps(manifest | {CARD: entry}, indent=1).encode())

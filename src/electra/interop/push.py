@@ -1,0 +1,141 @@
+"""A checked model folder to the Hugging Face Hub, with its own client library.
+
+Only what the folder's manifests name goes there, in one commit: whoever looks sees all of it or nothing. A folder that nobody has
+checked, or that is not as it was written (but for its card, which is its owner's), is refused.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from electra.base.errors import DataError, ElectraError, MachineError, SettingsError
+from electra.base.files import FOLDER_MANIFEST, distrust, read_object, refuse_edited
+from electra.base.progress import live_bars
+from electra.interop.card import CARD, TO_FILL
+
+log = logging.getLogger(__name__)
+REPOSITORY = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_.-]{1,96}(/[A-Za-z0-9_.-]{1,96})?")
+TOKENS = "https://huggingface.co/settings/tokens"
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """`files` by their path in the repository, in bytes; `left_out` are others in the folder; `url` is the commit's, "" where
+    nothing was sent. `remarks` are for whoever is about to send it."""
+
+    repository: str
+    files: dict[str, int]
+    left_out: list[str]
+    remarks: list[str]
+    url: str = ""
+
+
+def push(folder: Path, repository: str, send: bool = False, public: bool = False) -> Pushed:
+    """What would be uploaded, and with `send` the upload. A new repository is private unless `public`."""
+    if not REPOSITORY.fullmatch(repository):
+        raise SettingsError(
+            f"{repository!r} is no name of a repository. Use OWNER/NAME with letters, digits, - _ and dots."
+        )
+    files = checked_files(folder)
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MachineError('push needs the package huggingface_hub: pip install "electra[hf]".') from None
+    there = {str(it.relative_to(folder)) for it in folder.rglob("*") if not it.is_dir()}
+    remarks = [f"{CARD}: {key} is not filled in" for key in unfilled(folder / CARD)]
+    if not huggingface_hub.get_token():
+        remarks.append(f'no token: log in with "hf auth login", or set HF_TOKEN to one that may write ({TOKENS})')
+        if send:
+            raise MachineError(f"push has {remarks[-1]}.")
+    pushed = Pushed(repository, files, sorted(there - files.keys()), remarks)
+    return Pushed(repository, files, pushed.left_out, remarks, upload(folder, pushed, public)) if send else pushed
+
+
+def checked_files(folder: Path) -> dict[str, int]:
+    """What the manifests of a folder and of the folders in it name, and those manifests."""
+    if not (folder / "config.json").is_file():
+        inside = sorted(str(it.parent) for it in folder.glob("*/config.json"))
+        remedy = (
+            f"Push one of {', '.join(inside)}."
+            if inside
+            else 'Give a folder that "electra export" or "electra finetune" wrote.'
+        )
+        raise DataError(f"{folder} is not the folder of one model: it has no config.json. {remedy}")
+    files: dict[str, int] = {}
+    for place in (folder, *sorted(it.parent for it in folder.rglob("*/config.json"))):
+        if not (place / FOLDER_MANIFEST).is_file():
+            distrust(f"{place} has no {FOLDER_MANIFEST}: nobody has checked it", 'Write it with "electra export"')
+            names = [it.name for it in place.iterdir() if it.is_file() and not it.name.startswith(".")]
+        else:
+            refuse_edited(place)
+            names = [*read_object(place / FOLDER_MANIFEST), FOLDER_MANIFEST]
+        paths = [place / name for name in names if (place / name).is_file()]
+        files |= {str(path.relative_to(folder)): path.stat().st_size for path in paths}
+    return files
+
+
+def unfilled(card: Path) -> list[str]:
+    """Fields of the header that a run cannot know, and that nobody has filled in."""
+    if not card.is_file():
+        return list(TO_FILL)
+    header = card.read_text("utf-8", "replace").split("\n---", 1)[0]
+    return [key for key in TO_FILL if not re.search(rf"^{key}: *\S", header, re.MULTILINE)]
+
+
+def upload(folder: Path, pushed: Pushed, public: bool) -> str:
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not live_bars():
+        disable_progress_bars()
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="electra")
+    with answers(api.endpoint):
+        owner = api.whoami()["name"]
+        repository = pushed.repository if "/" in pushed.repository else f"{owner}/{pushed.repository}"
+        try:
+            is_private = api.repo_info(repository).private
+        except RepositoryNotFoundError:
+            api.create_repo(repository, private=not public)
+        else:
+            if not is_private and not public:
+                raise SettingsError(
+                    f"{repository} exists already and everybody can read it. Say that it is to be public.", ("public",)
+                )
+        log.info(
+            "%s: %d files, %s bytes to %s", folder, len(pushed.files), f"{sum(pushed.files.values()):,}", repository
+        )
+        operations = [CommitOperationAdd(name, str(folder / name)) for name in pushed.files]
+        return str(
+            api.create_commit(repository, operations, commit_message="Upload a model folder of electra").commit_url
+        )
+
+
+@contextmanager
+def answers(endpoint: str) -> Iterator[None]:
+    """What goes wrong between here and there, in one line. The commit is the last request, so before it nobody sees anything."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        yield
+    except ElectraError:
+        raise
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        again = "Nothing was committed; run the same command again."
+        answer = error if isinstance(error, HfHubHTTPError) else error.__cause__
+        if not isinstance(answer, HfHubHTTPError):
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise MachineError(f"{endpoint}: {reason.rstrip('.')}. {again}") from None
+        code = answer.response.status_code
+        reason = next(iter((answer.server_message or answer.response.reason_phrase or "").splitlines()), "")
+        said = f"{endpoint} answered {code}" + (f" ({reason.rstrip('.')})" if reason else "")
+        if code in (401, 403):
+            remedy = f"the token may not do this. Log in with one that may write ({TOKENS})"
+            raise MachineError(f"{said}: {remedy}.") from None
+        if code == 400:
+            raise DataError(f"{said}: it does not take these files. Nothing was committed.") from None
+        raise MachineError(f"{said}. {again}") from None

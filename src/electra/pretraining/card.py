@@ -1,0 +1,151 @@
+"""What a run knows of itself, for the card of its exports: data, recipe, hardware, time, operations, energy, metrics, limits.
+
+Everything is read from the run folder, so that a card can be written again elsewhere and is the same."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from electra.base.files import read_or_set_aside
+from electra.base.progress import duration, literal
+from electra.data.shards import Manifest
+from electra.interop.card import LIMITS, facts, numbers
+from electra.pretraining.settings import PretrainSettings
+from electra.pretraining.trial import known_device, paper_flops, step_flops
+from electra.train.log import read_metrics
+
+ENVIRONMENT = "environment.json"
+# Watts that makers name for the whole board (or, in a GH200, for the module).
+POWER = {
+    "b200": 1000,
+    "gh200": 1000,
+    "h200": 700,
+    "h100": 700,
+    "h100 pcie": 350,
+    "h100 nvl": 400,
+    "a100": 400,
+    "a10": 150,
+    "a10g": 300,
+    "l40s": 350,
+    "l4": 72,
+    "v100": 300,
+    "t4": 70,
+    "rtx 4090": 450,
+    "rtx 3090": 350,
+}
+CORE_POWER = 10  # watts of a busy core of a processor: there are too many kinds for a table
+PUE = 1.5  # what a building draws for each watt of its machines; large new ones less
+
+
+def described_data(manifest: Manifest) -> dict[str, Any]:
+    """What is kept of the shards' manifest, which may be gone when a run is exported."""
+    train, heldout, inputs = manifest.splits["train"], manifest.splits["heldout"], manifest.inputs
+    return {
+        "tokens": train.tokens,
+        "documents": train.documents,
+        "heldout_tokens": heldout.tokens,
+        "heldout_documents": heldout.documents,
+        "files": inputs.files,
+        "bytes": inputs.bytes,
+        "vocab_size": manifest.vocab_size,
+    }
+
+
+def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Of the network at the step of `metrics`, held-out ones, or at the end."""
+    environment: dict[str, Any] = read_or_set_aside(run / ENVIRONMENT) or {}
+    data: dict[str, Any] = environment.get("data") or {}
+    train = [record for record in read_metrics(run) if record["kind"] == "train"]
+    last = next((it for it in reversed(train) if it["step"] <= metrics.get("step", it["step"])), {})
+    step, tokens = last.get("step", 0), last.get("tokens") or 0
+    return {
+        "Data": facts(
+            [
+                (
+                    "text",
+                    f"{data['bytes']:,} bytes, {data['files']:,} file{'s' * (data['files'] != 1)}" if data else "",
+                ),
+                ("trained on", f"{data['documents']:,} documents, {data['tokens']:,} tokens" if data else ""),
+                (
+                    "held out",
+                    f"{data['heldout_documents']:,} documents, {data['heldout_tokens']:,} tokens" if data else "",
+                ),
+                ("sha256 of the token shards' manifest", environment.get("data_manifest_sha256", "")),
+                ("sha256 of the tokenizer", environment.get("tokenizer_sha256", "")),
+                ("began with the weights of", literal(settings.start)),
+            ]
+        ),
+        "Training": facts(
+            [
+                ("objective", settings.objective.kind),
+                (
+                    "steps",
+                    f"{step:,} of {settings.train.batch:,} rows of {settings.rows.length} tokens" if step else "",
+                ),
+                (
+                    "tokens seen",
+                    f"{tokens:,.0f}" + (f", {tokens / data['tokens']:.1f} times the text" if data else "")
+                    if tokens
+                    else "",
+                ),
+                *cost(settings, environment, last, data.get("vocab_size")),
+                (
+                    "software",
+                    literal(
+                        ", ".join(
+                            f"{it} {environment[it]}" for it in ("electra", "torch", "python") if environment.get(it)
+                        )
+                    ),
+                ),
+            ]
+        ),
+        "Held-out metrics": numbers({key: value for key, value in metrics.items() if key != "step"}),
+        "Limits": limits(settings, tokens),
+    }
+
+
+def cost(
+    settings: PretrainSettings, environment: Mapping[str, Any], last: Mapping[str, Any], vocab_size: int | None
+) -> list[tuple[str, str]]:
+    """Hardware, time, energy and operations of the steps up to `last`."""
+    step, seconds = last.get("step", 0), last.get("seconds") or 0.0
+    gpu = environment.get("gpu") if settings.train.device != "cpu" else None
+    cores = environment.get("torch_threads") or 1
+    watts = POWER.get(known_device(gpu)) if gpu else CORE_POWER * cores
+    assumed = "its full board power" if gpu else f"{CORE_POWER} W for each thread"
+    rows = [
+        (
+            "hardware",
+            literal(gpu or f"a processor, {cores} thread{'s' * (cores != 1)}, {environment.get('platform', '')}"),
+        )
+    ]
+    if seconds:
+        rows.append(
+            ("time", f"{duration(seconds)}, of which training {duration(last.get('training_seconds') or seconds)}")
+        )
+    if seconds and watts:
+        energy = watts * seconds * PUE / 3.6e6
+        rows.append(
+            (
+                "energy, an estimate",
+                f"{energy:.2g} kWh: {assumed} ({watts:,} W) all the time, times {PUE} for the building",
+            )
+        )
+    if step and vocab_size:
+        done = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": step})})
+        rows.append(("operations", f"{step * step_flops(settings, vocab_size):.3g} FLOPs in matrix products"))
+        if (paper := paper_flops(done, vocab_size)) is not None:
+            rows.append(("as the ELECTRA paper counts", f"{paper:.3g} FLOPs"))
+    return rows
+
+
+def limits(settings: PretrainSettings, tokens: float) -> str:
+    lines = [
+        f"- No row was longer than {settings.rows.length} tokens; positions beyond were never trained.",
+        LIMITS,
+        "- The held-out metrics say how well it tells its own generator's replacements from the text, or fills masks; what it is worth for a"
+        "\n  task only fine-tuning shows.",
+    ]
+    if tokens and tokens < 1e9:
+        lines.append(f"- {tokens:,.0f} tokens are few: ELECTRA-Small saw 16 thousand million.")
+    return "\n".join(lines)
