@@ -132,9 +132,9 @@ def finetune(
             baselines = baseline_scores(out / name, it.data_sha256, it.task, it.plan.splits["train"], labelled)
             if name in random:
                 baselines["dev"][UNTRAINED] = random[name]
-            results[name] = result = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
-            folders = {seed: report.run_folder(out, name, seed) for seed in result["seconds"]}
-            update_cards(folders, it.plan, it.task, it.start.path, it.start.settings, result)
+            results[name] = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
+            folders = {seed: report.run_folder(out, name, seed) for seed in results[name]["seconds"]}
+            update_cards(folders, it.plan, it.task, it.start.path, it.start.settings, results[name])
             if name in searches:
                 results[name]["search"] = searches[name].as_json()
         return report.write_results(out, base.path, results)

@@ -110,15 +110,12 @@ def cost(
     """Hardware, time, energy and operations of the steps up to `last`."""
     step, seconds = last.get("step", 0), last.get("seconds") or 0.0
     gpu = environment.get("gpu") if settings.train.device != "cpu" else None
-    cores = environment.get("torch_threads") or 1
-    watts = POWER.get(known_device(gpu)) if gpu else CORE_POWER * cores
-    assumed = "its full board power" if gpu else f"{CORE_POWER} W for each thread"
-    rows = [
-        (
-            "hardware",
-            literal(gpu or f"a processor, {cores} thread{'s' * (cores != 1)}, {environment.get('platform', '')}"),
-        )
-    ]
+    cores, count = environment.get("torch_threads") or 1, environment.get("processes") or 1
+    one = (POWER.get(known_device(gpu)) if gpu else CORE_POWER * cores) or 0
+    watts = one * count
+    assumed = "the full power of the board" if gpu else f"{CORE_POWER} W for each thread"
+    machine = literal(gpu or f"a processor, {cores} thread{'s' * (cores != 1)}, {environment.get('platform', '')}")
+    rows = [("hardware", f"{count} x {machine}" if count > 1 else machine)]
     if seconds:
         rows.append(
             ("time", f"{duration(seconds)}, of which training {duration(last.get('training_seconds') or seconds)}")
