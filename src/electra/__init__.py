@@ -171,11 +171,13 @@ def predict(
     text: str | Sequence[str] | None = None,
     force: bool = False,
     escape_formulas: bool = False,
+    long: str | None = None,
 ) -> "Predicted":
     """The rows of a file of any size, each with its prediction, in the file's format, in `out` or beside the file. A file that is
     there already is overwritten with `force` only. `model` is a fine-tuned folder, or the folder of a task with several seeds,
     of which the mean is taken. `text` names the text columns where they are called otherwise than in training;
-    `escape_formulas` is for csv that a spreadsheet will open. For a few rows there is `Model.predict`.
+    `escape_formulas` is for csv that a spreadsheet will open; `long` ("cut" or "windows") is how a classifier reads long texts, if not as
+    in training. For a few rows there is `Model.predict`.
 
     >>> predicted = electra.predict("my-tasks/my-table/seed-0", "my-table.csv", out="answers.csv")
     >>> predicted.out, predicted.rows
@@ -183,7 +185,7 @@ def predict(
     """
     from electra.finetuning.predict import predict_file
 
-    columns = _columns(text, None)
+    columns = _columns(text, None, long)
     return predict_file(Path(model), Path(file), _path(out), probabilities, columns, force, escape_formulas)
 
 
@@ -195,10 +197,11 @@ def evaluate(
     text: str | Sequence[str] | None = None,
     label: str | None = None,
     generator: PathLike | None = None,
+    long: str | None = None,
 ) -> dict[str, Any]:
     """Metrics of a run on held-out documents, beside those of the untrained network ("trained", "untrained"); `data` are other
     shards than the run's, `rows` how many, `generator` another run whose generator corrupts the text for all runs alike. Of
-    a fine-tuned model on a file with answers: "scores", and per class.
+    a fine-tuned model on a file with answers: "scores", and per class; `long` as for `predict`.
 
     >>> sorted(electra.evaluate("my-run", rows=32))
     ['trained', 'untrained']
@@ -211,7 +214,7 @@ def evaluate(
 
         if file is None:
             raise SettingsError(f"{path} is a fine-tuned model: give a table to score it on.")
-        return evaluate_file(Path(path), Path(file), _columns(text, label))
+        return evaluate_file(Path(path), Path(file), _columns(text, label, long))
     from electra.pretraining.evaluate import evaluate_run
 
     trained, untrained = evaluate_run(Path(path), _path(data), rows, _path(generator))
@@ -359,9 +362,11 @@ def _paths(texts: Paths) -> list[Path]:
     return [Path(texts)] if isinstance(texts, str | Path) else [Path(text) for text in texts]
 
 
-def _columns(text: str | Sequence[str] | None, label: str | None) -> dict[str, Any]:
-    texts = {} if text is None else {"text": [text] if isinstance(text, str) else list(text)}
-    return texts if label is None else {**texts, "label": label}
+def _columns(text: str | Sequence[str] | None, label: str | None, long: str | None) -> dict[str, Any]:
+    """What of the settings of a task may be otherwise than in training."""
+    texts = None if text is None else [text] if isinstance(text, str) else list(text)
+    given = {"text": texts, "label": label, "long": long}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _words(overrides: Overrides) -> list[str]:

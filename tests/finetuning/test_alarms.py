@@ -86,10 +86,10 @@ def test_a_loss_that_does_not_fall_is_an_alarm_once_there_are_enough_of_them(tok
     assert not alarms_of(task, rows, "abab", noisy[:9]) and not alarms_of(task, rows, "abab", FALLING)
 
 
-def result(median, sd=None, cut=0, **levels):
-    dev = {name: {"accuracy": level} for name, level in levels.items()}
-    counts = {"metric": "accuracy", "median": median, "sd": sd, "cut": {"dev": (cut, 100)}, "cut_words": "cut"}
-    return {**counts, "baselines": {"dev": dev}}
+def result(median, sd=None, cut=0, metric="accuracy", **levels):
+    dev = {name: {metric: level} for name, level in levels.items()}
+    counts = {"metric": metric, "median": median, "sd": sd, "cut": {"dev": (cut, 100)}}
+    return {**counts, "cut_words": "cut", "cut_remedy": "Raise length.", "baselines": {"dev": dev}}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,9 @@ def result(median, sd=None, cut=0, **levels):
         (result(0.60, 0.10, majority=0.5, words=0.5, untrained=0.65), []),  # within one spread
         (result(0.80, majority=0.5, words=0.7), []),
         (result(0.80, cut=1), []),
-        (result(0.80, cut=2), ["2 of 100 dev rows cut"]),
+        (result(0.80, cut=2), ["2 of 100 dev rows cut. Raise length."]),
+        (result(0.40, metric="mse", majority=0.5, words=0.45), []),  # of errors the lower is the better
+        (result(0.60, metric="mse", majority=0.5, words=0.7), ["worse than majority 0.5000"]),
     ],
 )
 def test_a_baseline_that_is_better_and_rows_that_were_cut_are_said(given, words):

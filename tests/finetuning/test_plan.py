@@ -1,12 +1,15 @@
 """What is wrong with the rows of a plan: numbered as in the file, and not held against official sets."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from electra.base.errors import DataError
+from electra.data.tables import stem
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning import Problem
-from electra.finetuning.plan import make_plan, plan_problems
+from electra.finetuning.plan import find_files, make_plan, plan_problems
 
 SENTENCES = [{"text": f"the barak walks {number}", "label": "ab"[number % 2]} for number in range(6)]
 
@@ -33,3 +36,18 @@ def test_rows_that_were_split_off_are_numbered_as_in_their_file():
     whole = Problem("dev", 0, "no column 'text'").renumbered(numbers)
     assert str(whole) == "dev: no column 'text'"
     assert str(Problem("test", 2, "no text").renumbered(numbers)) == "test row 2: no text"
+
+
+@pytest.mark.parametrize("ending", ["conll", "conll.gz", "iob2", "txt", "conllu"])
+def test_column_files_are_named_without_their_endings(tmp_path, ending):
+    for name in ("train", "train_small", "dev"):
+        (tmp_path / f"{name}.{ending}").write_text("a O\n")
+    files = find_files("x", str(tmp_path), {}, any_file=True)
+    assert {split: path.name for split, path in files.items()} == {"train": f"train.{ending}", "dev": f"dev.{ending}"}
+    assert stem(Path(f"my.{ending}")) == "my" and stem(Path("eng.train")) == "eng.train"
+
+
+def test_a_folder_of_column_files_says_what_is_missing(tmp_path):
+    (tmp_path / "train.conll").write_text("a O\n")
+    with pytest.raises(DataError, match="A file with a word a line needs kind=tagging"):
+        find_files("x", str(tmp_path), {}, any_file=False)

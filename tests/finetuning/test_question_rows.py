@@ -10,7 +10,7 @@ import pytest
 
 from electra.base.errors import DataError
 from electra.data.tokenizer import load_tokenizer
-from electra.finetuning.questions import SpanSettings, TrueAnswer, by_id, is_nested, read_squad, true_answers
+from electra.finetuning.questions import SpanSettings, TrueAnswer, by_id, nested_layout, read_squad, true_answers
 
 CONTEXT = "Anna lives in Rome. Rome is old."
 GOOD = {"id": "1", "question": "Where?", "context": CONTEXT, "answers": [{"text": "Rome", "answer_start": 14}]}
@@ -74,10 +74,10 @@ def test_version_1_has_no_word_about_impossible_questions(tmp_path):
 
 def test_rows_are_not_taken_for_articles(tmp_path):
     (tmp_path / "articles.json").write_text(json.dumps(NESTED, indent=1))
-    assert is_nested(tmp_path / "articles.json")
+    assert nested_layout(tmp_path / "articles.json")
     for number, text in enumerate((json.dumps(GOOD), json.dumps([GOOD]), json.dumps({**GOOD, "id": '"data": ['}))):
         (tmp_path / f"{number}.json").write_text(text)
-        assert not is_nested(tmp_path / f"{number}.json")
+        assert not nested_layout(tmp_path / f"{number}.json")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from electra.finetuning.training import (
     Finetuned,
     Prepared,
     TaskObjective,
+    best_of,
     collate,
     layerwise_group,
     train_task,
@@ -194,3 +195,9 @@ def test_a_step_is_the_gradient_clipped_and_applied(toy_model):
         weights.append([p.detach().clone() for p in model.parameters()])
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+def test_of_errors_the_lowest_is_the_best_and_of_scores_the_highest():
+    errors = [{"step": step, "mse": value, "pearson": 0.0} for step, value in ((1, 0.5), (2, 0.2), (3, 0.4))]
+    assert best_of(errors) == (2, 1)
+    assert best_of([{"step": it["step"], "spearman": it["mse"]} for it in errors]) == (1, 2)

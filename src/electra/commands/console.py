@@ -41,6 +41,9 @@ TextInput = Annotated[str | None, typer.Argument(help="text, or a file; standard
 FINETUNE = "finetune."  # what a setting of fine-tuning begins with, where a command also pre-trains
 Jobs = Annotated[int, typer.Option(help="runs at the same time", min=1, max=1024)]
 Text2 = Annotated[str | None, typer.Option(help="column of a second text")]
+Long = Annotated[
+    Literal["cut", "windows"] | None, typer.Option(help="how a classifier reads long texts, if not as in training")
+]
 Trust = Annotated[bool, typer.Option("--trust", help="read model folders that were edited since they were written")]
 
 NEEDS_ANOTHER_COMMAND = (1, 2, 3, 4, 6, 7)

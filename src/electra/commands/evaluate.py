@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from electra.base.progress import Table
-from electra.commands.console import Text2, Trust, columns, print_table, say, say_json
+from electra.commands.console import Long, Text2, Trust, columns, print_table, say, say_json
 
 
 def evaluate_command(
@@ -24,12 +24,13 @@ def evaluate_command(
     text: Annotated[str | None, typer.Option(help="column of the text, if not as in training")] = None,
     text2: Text2 = None,
     label: Annotated[str | None, typer.Option(help="column of the label, if not as in training")] = None,
+    long: Long = None,
     trust: Trust = False,
 ) -> None:
     """Metrics of a run on held-out documents, with its curves.png; or of a fine-tuned model on a table."""
     import electra
 
-    result = electra.evaluate(run, file, data, rows, columns(text, text2), label, generator)
+    result = electra.evaluate(run, file, data, rows, columns(text, text2), label, generator, long)
     if "scores" in result:
         say_json(result) if as_json else print_scores(run, file, result)
     else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from electra.base.errors import DataError
-from electra.commands.console import Text2, Trust, columns, read_lines, say, say_json
+from electra.commands.console import Long, Text2, Trust, columns, read_lines, say, say_json
 
 
 def predict_command(
@@ -32,15 +32,16 @@ def predict_command(
     escape_formulas: Annotated[
         bool, typer.Option("--escape-formulas", help="a ' before cells of csv that a spreadsheet would compute")
     ] = False,
+    long: Long = None,
     trust: Trust = False,
 ) -> None:
     """A prediction for each row of a file of any size, in the file's format; or for texts, on standard output."""
     import electra
 
     if file is None or is_text(file):
-        print_answers(model, read_lines(file), probabilities)
+        print_answers(model, read_lines(file), probabilities, long)
         return
-    result = electra.predict(model, file, out, probabilities, columns(text, text2), force, escape_formulas)
+    result = electra.predict(model, file, out, probabilities, columns(text, text2), force, escape_formulas, long)
     cut = f", {result.cut:,} {result.cut_words}" if result.cut else ""
     say(f"{', '.join(map(str, result.out))}: {result.rows:,} rows{cut}")
 
@@ -54,11 +55,11 @@ def is_text(word: str) -> bool:
     return True
 
 
-def print_answers(model: Path, lines: list[str], probabilities: bool) -> None:
+def print_answers(model: Path, lines: list[str], probabilities: bool, long: str | None) -> None:
     """Answer and text, a tab between them; with probabilities all that the model says, as JSON."""
     from electra.finetuning.predict import predict_lines
 
-    for line, answer in zip(lines, predict_lines(model, lines), strict=True):
+    for line, answer in zip(lines, predict_lines(model, lines, long), strict=True):
         say_json(answer) if probabilities else say(f"{shown(answer['prediction'])}\t{line}")
 
 

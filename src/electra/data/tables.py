@@ -31,13 +31,14 @@ Row = Mapping[str, Any]
 
 Format = Literal["csv", "tsv", "jsonl", "json", "parquet"]
 _NAME = re.compile(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(?:\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+_COLUMNS_NAME = re.compile(r"\.(conll[u\d]*|iob[12]?|bio|bioes|txt)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _BLOCK = 1 << 20
 LONGEST_CELL = 1 << 26
 
 
 def stem(path: Path) -> str:
-    """`train_part.jsonl.zst` -> `train_part`."""
-    return _NAME.sub("", path.name)
+    """`train_part.jsonl.zst` -> `train_part`, `train.conll` -> `train`."""
+    return _NAME.sub("", _COLUMNS_NAME.sub("", path.name))
 
 
 def is_table(path: Place) -> bool:

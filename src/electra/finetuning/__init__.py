@@ -37,8 +37,9 @@ Prediction = dict[str, Any]
 """The answer to a row: column -> value."""
 Answering = Callable[[Rows], list[Prediction]]
 """Rows -> their answers, by something that is no network."""
-Layout = Literal["table", "columns", "squad"]
-"""How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions."""
+Layout = Literal["table", "columns", "squad", "mrqa"]
+"""How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions; MRQA's contexts
+with their questions, a context a line."""
 LOWER_IS_BETTER = ("mse",)
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which JSON can write and no tokenizer reads."""
@@ -146,6 +147,10 @@ class TaskSettings(Settings):
     @abstractmethod
     def cut_words(self, length: int) -> str:
         """What it means that a row was cut."""
+
+    @property
+    def cut_remedy(self) -> str:
+        return "Raise that limit."
 
     def identity(self, row: Row, split: str) -> Hashable | None:
         """What must not be in train and in this split too; None where it may."""

@@ -71,5 +71,5 @@ def result_alarms(result: Mapping[str, Any]) -> list[str]:
         texts.append(f"worse than {' and '.join(better)}: a count of words does better. {TRY} Or pre-train longer.")
     cut, of = result["cut"].get("dev", (0, 0))
     if cut > CUT_SHARE * of:
-        texts.append(f"{cut:,} of {of:,} dev rows {result['cut_words']}. Raise that limit.")
+        texts.append(f"{cut:,} of {of:,} dev rows {result['cut_words']}. {result['cut_remedy']}")
     return texts

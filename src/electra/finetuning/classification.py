@@ -36,6 +36,7 @@ from electra.finetuning import (
     softmax,
     text_problem,
 )
+from electra.finetuning.question_heads import window_places
 from electra.model import EncoderSettings, sequence_label_head
 from electra.model.electra import Linear
 from electra.model.heads import Pooling, in_float32, pool
@@ -60,8 +61,9 @@ class ClassificationSettings(TaskSettings):
     empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
     orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
     is not a list is cut at `separator`. Some public sets have rows in train and in dev (`shared_rows`), or with too few or
-    too many cells (`broken_rows`). `pooling`: the head reads the vector of [CLS] or the mean over all tokens. `header` names the columns of csv and tsv files that have no line for it. `files` names
-    the files of the splits, with or without their endings; further splits whose name starts with dev or test are scored
+    too many cells (`broken_rows`). `pooling`: the head reads the vector of [CLS] or the mean over all tokens. `long`: text beyond
+    the length is cut, or read in windows that overlap by half, of which each learns the row's label and the mean of
+    whose logits answers. `header` names the columns of csv and tsv files that have no line for it. `files` names the files of the splits, with or without their endings; further splits whose name starts with dev or test are scored
     or predicted beside those two."""
 
     kind: Literal["classification", "multilabel", "regression"] = "classification"
@@ -71,6 +73,7 @@ class ClassificationSettings(TaskSettings):
     metric: Metric | Literal[""] = ""
     head: Literal["transformers", "linear"] = "transformers"
     pooling: Pooling = "cls"
+    long: Literal["cut", "windows"] = "cut"
     double_unordered: bool = False
     scale: float = Field(1.0, gt=0)
     separator: str = Field("|", min_length=1)
@@ -150,7 +153,13 @@ class ClassificationSettings(TaskSettings):
         return set() if self.kind == "regression" else set(self.label_names(row))
 
     def cut_words(self, length: int) -> str:
+        if self.long == "windows":
+            return f"whose shorter text has more than half of {length} tokens and is cut there"
         return f"longer than {length} tokens and cut"
+
+    @property
+    def cut_remedy(self) -> str:
+        return "Raise length" + (", or say long=windows to read all of it." if self.long == "cut" else ".")
 
 
 class Classification(Task):
@@ -215,21 +224,23 @@ class Classification(Task):
         return [*rows, *({**row, first: row[second], second: row[first]} for row in rows)]
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
-        """[CLS] A [SEP] (B [SEP]); of a pair that is too long the longer text is cut first, from its end."""
+        """[CLS] A [SEP] (B [SEP]); of a pair that is too long the longer text is cut first, from its end, or read in windows."""
+        most = self.length if self.settings.long == "cut" else None
         pieces = [
-            [encoding.ids for encoding in encode_texts(self.tokenizer, texts, self.length)]
+            [encoding.ids for encoding in encode_texts(self.tokenizer, texts, most)]
             for texts in zip(*map(self.settings.texts, rows), strict=True)
         ]
         examples, cut = [], 0
         room = self.length - 1 - len(self.settings.text)
         for index, (row, parts) in enumerate(zip(rows, zip(*pieces, strict=True), strict=True)):
-            sizes = [len(part) for part in parts]
-            kept = fit(sizes, room)
-            cut += kept != sizes
-            ids = array("i", [self.special.cls])
-            for part, size in zip(parts, kept, strict=True):
-                ids.extend([*part[:size], self.special.sep])
-            examples.append(Example(ids, 2 + kept[0], index, self.target(row)))
+            sizes, target = [len(part) for part in parts], self.target(row)
+            places, is_cut = places_of(sizes, room, self.settings.long)
+            cut += is_cut
+            for slices in places:
+                ids = array("i", [self.special.cls])
+                for part, kept in zip(parts, slices, strict=True):
+                    ids.extend([*part[kept], self.special.sep])
+                examples.append(Example(ids, 2 + len(parts[0][slices[0]]), index, target))
         return examples, cut
 
     def target(self, row: Row) -> Any:
@@ -270,6 +281,11 @@ class Classification(Task):
 
     def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
         logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
+        if self.settings.long == "windows":  # the mean over those of a row
+            numbers = np.array([example.row for example in examples])
+            sums = np.zeros((len(rows), logits.shape[1]))
+            np.add.at(sums, numbers, logits)
+            logits = sums / np.bincount(numbers, minlength=len(rows))[:, None]
         match self.settings.kind:
             case "regression":
                 return [{"prediction": float(value)} for value in logits[:, 0] * self.settings.scale]
@@ -402,6 +418,19 @@ class LinearHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"logits": in_float32(self.output, self.dropout(pool(hidden, batch.is_real, self.pooling)))}
+
+
+def places_of(sizes: Sequence[int], room: int, how: Literal["cut", "windows"]) -> tuple[list[tuple[slice, ...]], bool]:
+    """What of each text goes into each example, and whether anything goes into none. Windows overlap by half."""
+    kept = fit(sizes, room)
+    longer = max(range(len(sizes)), key=sizes.__getitem__)
+    windows = [slice(0, kept[longer])]
+    if how == "windows" and sizes[longer] > kept[longer]:
+        stride = max(1, kept[longer] // 2)
+        windows = [slice(at, at + size) for at, size in window_places(sizes[longer], kept[longer], stride)]
+    places = [tuple(it if place == longer else slice(0, kept[place]) for place in range(len(sizes))) for it in windows]
+    missing = [size > room for place, (size, room) in enumerate(zip(sizes, kept, strict=True)) if place != longer]
+    return places, any(missing) or (how == "cut" and sizes[longer] > kept[longer])
 
 
 def fit(sizes: Sequence[int], room: int) -> list[int]:

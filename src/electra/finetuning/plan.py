@@ -19,7 +19,7 @@ from electra.base.files import is_plain_name
 from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
 from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.questions import SpanSettings, is_nested
+from electra.finetuning.questions import SpanSettings, nested_layout
 from electra.finetuning.tagging import TaggingSettings, is_texts
 from electra.model import EncoderSettings
 from electra.train.optimizers import AdamSettings, Beta, OptimizerSettings
@@ -229,7 +229,7 @@ def refuse_names(name: str, source: SourceSettings) -> None:
 
 def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:
     """Questions about contexts and lists of words are known by their columns; everything else is classification."""
-    nested = is_nested(file)
+    nested = nested_layout(file)
     row: Row = {} if nested else next(read_rows(file, malformed={}), {})
     if nested or ({"question", "context", "answers"} <= row.keys() and not tree.keys() & {"text", "label"}):
         tree["kind"] = "span"
@@ -307,7 +307,10 @@ def find_files(name: str, source: str, names: Mapping[str, str], any_file: bool)
                 raise DataError(f"{names[split]} does not exist.")
     if "train" not in files:
         listed = ", ".join(path.name for path in tables) or "no table at all"
-        raise DataError(f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME.")
+        others = "" if any_file else " A file with a word a line needs kind=tagging."
+        raise DataError(
+            f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME.{others}"
+        )
     return {split: files[split] for split in dict.fromkeys([*SPLIT_PREFIXES, *names]) if split in files}
 
 

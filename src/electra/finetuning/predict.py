@@ -17,9 +17,10 @@ from electra.data.files import whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
+from electra.finetuning.adopt import adopt_classifier
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
 from electra.finetuning.plan import refuse, table_problems
-from electra.finetuning.questions import by_id, read_squad
+from electra.finetuning.questions import by_id
 from electra.finetuning.training import in_chunks, infer
 
 CHUNK, CHUNK_CHARACTERS = 4096, 1 << 24
@@ -62,12 +63,20 @@ class Predictor:
 def load_predictor(folder: Path, columns: Mapping[str, Any] | None = None) -> Predictor:
     """A fine-tuned folder, or the folder of a task, in which every seed has one."""
     seeds = sorted(path.parent for path in folder.glob(f"seed-*/{TASK_FILE}"))
-    return Predictor(*map(load_task_folder, seeds or [folder]), columns=columns)
+    models = [load_task_folder(it) for it in seeds] if seeds else [load_classifier(folder, columns or {})]
+    return Predictor(*models, columns=columns)
 
 
-def predict_lines(model: Path, lines: Sequence[str]) -> list[Prediction]:
+def load_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
+    """A folder of ours, or one that somebody made with transformers."""
+    if (folder / TASK_FILE).is_file() or not (folder / "config.json").is_file():
+        return load_task_folder(folder)
+    return adopt_classifier(folder, columns)
+
+
+def predict_lines(model: Path, lines: Sequence[str], long: str | None = None) -> list[Prediction]:
     """Of texts that are in no table. A line is a row; its two texts, where there are two, have a tab between them."""
-    predictor = load_predictor(model)
+    predictor = load_predictor(model, {"long": long} if long else None)
     return predictor([predictor.task.settings.row_of(line) for line in lines])
 
 
@@ -83,11 +92,14 @@ def predict_file(
     """Each row with its prediction, in the order and the format of the file; a chunk at a time. Only with `force` is a file
     that is there already overwritten."""
     predictor = load_predictor(model, columns)
+    layout = predictor.task.settings.layout(file)
     target = out or default_name(file)
+    if layout == "mrqa" and out is None:
+        target = file.with_name(f"{tables.stem(file)}.predictions.json")
     if target.exists() and target.samefile(file):
         raise SettingsError(f"{target} is the input itself. Choose another out.")
-    layout, written = predictor.task.settings.layout(file), [target]
-    more = [beside(target, what) for what in ("nbest", "null")] if layout == "squad" and probabilities else []
+    written = [target]
+    more = [beside(target, what) for what in ("nbest", "null")] if layout in ("squad", "mrqa") and probabilities else []
     for path in (target, *more):
         if path.exists() and not force:
             raise SettingsError(f"{path} is there already. Choose another out, or force it to be overwritten.")
@@ -96,7 +108,7 @@ def predict_file(
             predict_table(predictor, file, target, probabilities, escape_formulas)
         case "columns":
             predict_columns(predictor, file, target)
-        case "squad":
+        case "squad" | "mrqa":
             written = predict_squad(predictor, file, target, probabilities)
     return Predicted(written, predictor.rows, predictor.cut, predictor.cut_words)
 
@@ -146,8 +158,8 @@ def predict_squad(predictor: Predictor, file: Path, target: Path, probabilities:
     """{id: answer}, as the official evaluators read it; the n-best lists, and the null score differences which the
     evaluator of 2.0 calls na-prob, are files beside it."""
     if tables.table_format(target) != "json":
-        raise SettingsError(f"{target}: answers to a file in SQuAD's layout are .json. Choose another out.")
-    rows = read_squad(file)
+        raise SettingsError(f"{target}: answers to a file in SQuAD's or MRQA's layout are .json. Choose another out.")
+    rows, _ = predictor.task.settings.read(file)
     predictions = predictor(rows)
     files = {target: by_id(rows, predictions)}
     if probabilities:

@@ -52,6 +52,8 @@ from electra.model import EncoderSettings, question_head
 
 _AT_ONCE = 1024
 """Texts handed to the tokenizer in one go: its full encodings are large."""
+ACCEPTED = "accepted"
+"""What a row of MRQA is scored against."""
 _CANDIDATES = 10
 """Spans kept of each window for one place in the n-best list: many spans have the same text."""
 
@@ -107,10 +109,15 @@ class SpanSettings(TaskSettings):
         return dict(overrides)
 
     def layout(self, path: Path) -> Layout:
-        return "squad" if is_nested(path) else "table"
+        return nested_layout(path) or "table"
 
     def read(self, path: Path) -> tuple[list[Row], dict[int, str]]:
-        return (read_squad(path), {}) if is_nested(path) else super().read(path)
+        match nested_layout(path):
+            case "squad":
+                return read_squad(path), {}
+            case "mrqa":
+                return read_mrqa(path), {}
+        return super().read(path)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -265,7 +272,7 @@ class SpanTask(Task):
         return by_id(rows, predictions)
 
     def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        truths = [[answer.text for answer in true_answers(row) or []] for row in rows]
+        truths = [row.get(ACCEPTED) or [answer.text for answer in true_answers(row) or []] for row in rows]
         if not self.settings.has_unanswerable:
             scores = squad1([it["prediction"] for it in predictions], truths)
         else:
@@ -322,12 +329,57 @@ def target_in(spans: Sequence[tuple[int, int] | None], first: int, size: int, po
 # Rows
 
 
-def is_nested(path: Path) -> bool:
-    """Whether a file has SQuAD's own layout, articles of paragraphs of questions, and not one question a row. Inside a
-    text the quotes of `"data"` would be written as \\"."""
+def nested_layout(path: Path) -> Literal["squad", "mrqa"] | None:
+    """Whether a file has articles of paragraphs of questions, or contexts with their questions, and not one question a row.
+    Inside a text the quotes of `"data"` would be written as \\"."""
     with open_table(path) as source:
         head = source.stream.peek(1 << 16)[: 1 << 16].lstrip()
-        return head.startswith(b"{") and re.search(rb'"data"\s*:\s*\[', head) is not None
+    if head.startswith(b"{") and re.search(rb'"data"\s*:\s*\[', head):
+        return "squad"
+    begins = re.match(rb'\{\s*"header"\s*:', head) or re.search(rb'\A\{.*"qas"\s*:\s*\[', head.partition(b"\n")[0])
+    return "mrqa" if begins else None
+
+
+def read_mrqa(path: Path) -> list[Row]:
+    """The questions of a file of the MRQA shared task: a line for each context, after one with a header. An answer is wherever
+    it was detected, and scored against all texts that are accepted, which need not be in the context."""
+    rows: list[Row] = []
+    with open_table(path) as source:
+        for number, line in enumerate(iter(lambda: source.stream.readline(MOST_JSON + 1), b""), 1):
+            if len(line) > MOST_JSON:
+                raise DataError(f"{path}: line {number} is longer than {MOST_JSON >> 20} MiB. Cut its context.")
+            try:
+                content = parse_json(line) if line.strip() else {"header": ""}
+                rows += () if "header" in content else _mrqa_questions(content)
+            except KeyError as error:
+                raise DataError(f"{path}: line {number} has no {error.args[0]!r}. Give it as MRQA does.") from None
+            except (TypeError, AttributeError, IndexError):
+                raise DataError(f"{path}: line {number} is not laid out as MRQA's files are. Correct it.") from None
+            except ValueError as error:
+                raise DataError(f"{path}: line {number} is not valid JSON ({error}). Correct it.") from None
+    if not rows:
+        raise DataError(f"{path} has no questions. Check that it is the right file.")
+    return rows
+
+
+def _mrqa_questions(content: Mapping[str, Any]) -> Iterator[Row]:
+    context = content["context"]
+    for question in content["qas"]:
+        row = {"id": question.get("qid") or question["id"], "question": question["question"], "context": context}
+        if "detected_answers" in question:
+            row["answers"] = [
+                {"text": spanned(context, answer["text"], *span), "answer_start": span[0]}
+                for answer in question["detected_answers"]
+                for span in answer["char_spans"]
+            ]
+        if accepted := question.get("answers"):
+            row[ACCEPTED] = [str(answer) for answer in accepted]
+        yield row
+
+
+def spanned(context: str, text: str, first: int, last: int) -> str:
+    """What the context has there, `last` included, should that be written otherwise than the answer."""
+    return text if context.startswith(text, first) else context[first : last + 1]
 
 
 def read_squad(path: Path) -> list[Row]:

@@ -158,6 +158,7 @@ def task_result(
         "notes": plan.notes,
         "cut": first["cut"],
         "cut_words": plan.task.cut_words(task.length),
+        "cut_remedy": plan.task.cut_remedy,
         "baselines": baselines,
         **tables,
     }
