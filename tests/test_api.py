@@ -17,6 +17,7 @@ IN_ORDER = (
     "train_tokenizer",
     "prepare",
     "pretrain",
+    "extend_tokenizer",
     "finetune",
     "predict",
     "evaluate",

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ElectraError", "FinetuneResult", "Model", "PretrainResult", "__version__", "compare", "embed", "evaluate", "export",
-    "finetune", "import_model", "load", "predict", "prepare", "pretrain", "push", "report", "train_tokenizer", "verify",
+    "extend_tokenizer", "finetune", "import_model", "load", "predict", "prepare", "pretrain", "push", "report",
+    "train_tokenizer", "verify",
 ]  # fmt: skip
 
 PathLike = str | Path
@@ -63,6 +64,32 @@ def train_tokenizer(texts: Paths, out: PathLike, vocab_size: int = 30522, **sett
     training = config.validate(tokenizer.TokenizerSettings, {"vocab_size": vocab_size, **settings})
     corpus = Corpus(_paths(texts), config.validate(CorpusSettings, reading))
     return tokenizer.save_tokenizer(tokenizer.train_tokenizer(corpus, training), Path(out))
+
+
+def extend_tokenizer(
+    model: PathLike, texts: Paths, out: PathLike, new_tokens: int = 1000, **reading: Any
+) -> tuple[Path, dict[str, list[str]]]:
+    """Add words of a field to the tokenizer of a model, a run or a folder: those that it cuts into many pieces most often. Returns the
+    path of tokenizer.json in `out`, and the new tokens with their old pieces. Ids of old tokens stay, so that a run on text that was
+    prepared with it may start from the model.
+
+    >>> path, pieces = electra.extend_tokenizer("my-run", "my-table.csv", "longer-tokenizer", new_tokens=1, text_key="review")
+    >>> path, len(pieces)
+    (PosixPath('longer-tokenizer/tokenizer.json'), 1)
+    """
+    from electra.base import config
+    from electra.data import extension, tokenizer
+    from electra.data.corpus import Corpus, CorpusSettings
+
+    homes = [Path(model), *(Path(model) / name for name in ("discriminator", "generator"))]
+    home = next((it for it in homes if (it / "tokenizer.json").is_file()), Path(model))
+    old = tokenizer.load_tokenizer(home)
+    corpus = Corpus(_paths(texts), config.validate(CorpusSettings, reading))
+    new = extension.extend_tokenizer(old, (document.text for document in corpus.read()), new_tokens)
+    names = {number: token for token, number in new.get_vocab().items()}
+    size, pieces = tokenizer.vocabulary_size(old), extension.added_pieces(old, new) or []
+    added = {names[size + number]: [names[piece] for piece in ids] for number, ids in enumerate(pieces)}
+    return tokenizer.save_tokenizer(new, Path(out)), added
 
 
 def prepare(

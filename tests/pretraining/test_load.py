@@ -4,9 +4,10 @@ import pytest
 
 from conftest import TINY, VOCABULARY
 from electra.base.errors import SettingsError
+from electra.interop.formats import own_tensors
 from electra.model import build_token_head, encoder_alone
 from electra.model.modern import ModernEncoderSettings
-from electra.pretraining.load import copy_weights
+from electra.pretraining.start import SCALED, copy_weights, require_fit
 
 MODERN = ModernEncoderSettings(
     layers=4, hidden=32, heads=2, intermediate=48, embedding=32, positions=40, window=8, global_every=3
@@ -17,7 +18,8 @@ START, SOURCE = "start=there", "generator.source=there"
 def take(name, there, here, **change):
     source = encoder_alone(there, VOCABULARY)
     target = encoder_alone(here.model_copy(update=change), VOCABULARY)
-    copy_weights(name, source, target, is_scaled=name == SOURCE)
+    require_fit(name, source.settings, target.settings, SCALED if name == SOURCE else ())
+    copy_weights(name, own_tensors(source), target)
     assert target.embeddings.table.equal(source.embeddings.table)
 
 
@@ -71,7 +73,7 @@ def test_sizes_that_differ_are_named_and_advice_is_only_what_applies():
     with pytest.raises(SettingsError, match=says):
         take(START, MODERN, MODERN, embedding=16)
     with pytest.raises(SettingsError, match=r"give encoder\.positions=\d+\.$"):
-        take(START, TINY, TINY, positions=TINY.positions + 1)
+        take(START, TINY, TINY, positions=TINY.positions - 1)
 
 
 def test_another_kind_is_refused_with_the_kind_to_give():
@@ -83,4 +85,4 @@ def test_another_kind_is_refused_with_the_kind_to_give():
 def test_a_head_over_another_vocabulary_is_one_line():
     heads = build_token_head(MODERN, VOCABULARY), build_token_head(MODERN, VOCABULARY + 1)
     with pytest.raises(SettingsError, match=r"^generator.source=there does not fit this recipe \(size mis"):
-        copy_weights(SOURCE, *heads)
+        copy_weights(SOURCE, heads[0].state_dict(), heads[1])

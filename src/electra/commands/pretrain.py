@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from electra.commands.console import OverrideWords, Recipe, Trust, resume_hint, say
+from electra.commands.console import OverrideWords, Recipe, Trust, print_table, resume_hint, say
 
 
 def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Trust = False) -> None:
@@ -10,6 +10,7 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Tru
     import electra
     from electra.base.ranks import is_launched, join
     from electra.pretraining.settings import resolve
+    from electra.pretraining.start import before_and_after
     from electra.train.checkpoint import checkpoint_folders
 
     words = overrides or []
@@ -22,6 +23,8 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Tru
         return  # the first of the processes that were started says it
     headline = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None)
     heldout = f", held-out {headline}" if headline else " (no held-out documents, so no metrics)"
+    if settings.start and (table := before_and_after(folder)):
+        print_table(table)
     say(f"{folder}: finished{heldout}")
     detects = "auc" in metrics and settings.objective.kind != "electric"
     look = f'electra detect {folder} "some text"   or   ' if detects else ""

@@ -1,4 +1,4 @@
-"""electra tokenizer: train one from text, or adopt one."""
+"""electra tokenizer: train one from text, adopt one, or extend one with the words of a field."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,22 +21,33 @@ def tokenizer_command(
     split_cjk: Annotated[bool, typer.Option("--split-cjk/--keep-cjk", help="every Chinese character is a word")] = True,
     from_vocab: Annotated[Path | None, typer.Option(help="adopt a BERT vocab.txt instead of training")] = None,
     from_json: Annotated[Path | None, typer.Option(help="adopt a tokenizer.json instead of training")] = None,
+    extend: Annotated[
+        Path | None, typer.Option(help="a model, run or tokenizer to add tokens to: words of the text")
+    ] = None,
+    new_tokens: Annotated[int, typer.Option(help="how many, with --extend", min=1)] = 1000,
     text_key: TextKey = "text",
     documents: Documents = "blank-line",
     on_bad: OnBad = "stop",
 ) -> None:
-    """Train a tokenizer from text, or adopt one."""
+    """Train a tokenizer from text, adopt one, or add the words of a field to one."""
     import electra
     from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, save_tokenizer
 
-    if sum(map(bool, (inputs, from_vocab, from_json))) != 1:
-        raise SettingsError("give either text to train on, or --from-vocab, or --from-json.")
+    reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
+    if extend and inputs and not (from_vocab or from_json):
+        path, pieces = electra.extend_tokenizer(extend, inputs, out, new_tokens, **reading)
+        say(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens, of which {len(pieces):,} are new")
+        say("  " + ", ".join(f"{token} ({' '.join(old)})" for token, old in list(pieces.items())[:8]) + ", …")
+        return say(
+            f"next: electra prepare SHARDS TEXT --tokenizer {out}   and   electra pretrain RECIPE start={extend} data=SHARDS"
+        )
+    if sum(map(bool, (inputs, from_vocab, from_json))) != 1 or extend:
+        raise SettingsError("give either text to train on, or --from-vocab, or --from-json; with --extend text.")
     if from_vocab:
         path = save_tokenizer(adopt_vocabulary(from_vocab, lowercase, strip_accents, split_cjk), out)
     elif from_json:
         path = save_tokenizer(load_tokenizer(from_json), out)
     else:
         words = {"kind": kind, "lowercase": lowercase, "strip_accents": bool(strip_accents), "split_cjk": split_cjk}
-        reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
         path = electra.train_tokenizer(inputs or [], out, vocab_size, **words, **reading)
     say(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens")

@@ -157,14 +157,15 @@ def is_same_tokenizer(first: Tokenizer, second: Tokenizer) -> bool:
     """Whether they give every text the same ids, as far as spelling goes: BERT's normalizer strips accents where it lowers
     the case, whether that is said (true) or not (null), and where to cut and pad is no part of it."""
 
-    def resolved(tokenizer: Tokenizer) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(tokenizer.to_str())
-        normalizer = content.get("normalizer") or {}
-        if normalizer.get("type") == "BertNormalizer" and normalizer.get("strip_accents") is None:
-            normalizer["strip_accents"] = normalizer.get("lowercase")
-        return {key: value for key, value in content.items() if key not in ("truncation", "padding")}
+    return resolved_content(first) == resolved_content(second)
 
-    return resolved(first) == resolved(second)
+
+def resolved_content(tokenizer: Tokenizer) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    normalizer = content.get("normalizer") or {}
+    if normalizer.get("type") == "BertNormalizer" and normalizer.get("strip_accents") is None:
+        normalizer["strip_accents"] = normalizer.get("lowercase")
+    return {key: value for key, value in content.items() if key not in ("truncation", "padding")}
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

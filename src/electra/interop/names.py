@@ -105,12 +105,12 @@ def our_names(names: Iterable[Name]) -> dict[str, str]:
 
 def rename(name: str, table: Mapping[str, str]) -> str | None:
     for before, after in table.items():
-        if (parts := parts_of(name, before)) is not None:
+        if (parts := placeholders(name, before)) is not None:
             return after.format(**parts)
     return None
 
 
-def parts_of(name: str, pattern: str) -> dict[str, str] | None:
+def placeholders(name: str, pattern: str) -> dict[str, str] | None:
     """What stands in the places of a pattern; None where the name is not of it."""
     expression = re.escape(pattern)
     for key, values in _PATTERNS.items():
@@ -122,7 +122,7 @@ def parts_of(name: str, pattern: str) -> dict[str, str] | None:
 def from_google(name: str, names: Iterable[Name]) -> tuple[str, bool] | None:
     """transformers' name of a tensor of Google's, and whether it is stored the other way round."""
     for _, theirs, pattern in names:
-        parts = parts_of(name, pattern) if pattern else None
+        parts = placeholders(name, pattern) if pattern else None
         if parts is not None:
             part = parts.get("dense") or parts.get("norm") or ""
             return theirs.format(**parts, p=_GOOGLE_PARTS.get(part, "")), part == "kernel"

@@ -35,7 +35,7 @@ LANE = 256
 
 
 @dataclass
-class Entry:
+class BundleEntry:
     """A tensor, as the index describes it. `slices`: for each part of a partitioned one, (start, length) by dimension, length -1
     for all of it."""
 
@@ -68,13 +68,13 @@ def read_bundle(prefix: Path) -> Weights:
 @dataclass(frozen=True)
 class Bundle:
     prefix: Path
-    entries: dict[bytes, Entry]
+    entries: dict[bytes, BundleEntry]
     shards: int
 
     def data_file(self, shard: int) -> Path:
         return inside(self.prefix.parent, f"{self.prefix.name}.data-{shard:05d}-of-{self.shards:05d}")
 
-    def check(self, name: str, entry: Entry) -> None:
+    def check(self, name: str, entry: BundleEntry) -> None:
         """Before anything of it is read: the numbers agree with each other and with the files."""
         if entry.type not in NUMPY_TYPES:
             raise CorruptError(f"{self.prefix}: {name} is of TensorFlow's type {entry.type}, which is not read.")
@@ -93,7 +93,7 @@ class Bundle:
         if not entry.slices:
             self.check_bytes(name, entry)
 
-    def check_bytes(self, name: str, entry: Entry) -> None:
+    def check_bytes(self, name: str, entry: BundleEntry) -> None:
         asked = math.prod(entry.shape) * np.dtype(NUMPY_TYPES.get(entry.type, "<f4")).itemsize
         if asked != entry.size or entry.type not in NUMPY_TYPES:
             raise CorruptError(f"{self.prefix}: {name} has the shape {entry.shape}, but {entry.size:,} bytes.")
@@ -113,7 +113,7 @@ class Bundle:
             whole[tuple(slice(*it) for it in bounds(name, entry, part))] = values
         return torch.from_numpy(whole)
 
-    def values(self, name: str, entry: Entry) -> np.ndarray:
+    def values(self, name: str, entry: BundleEntry) -> np.ndarray:
         """bfloat16 is the upper half of a float32."""
         path = self.data_file(entry.shard)
         with path.open("rb") as file:
@@ -125,7 +125,7 @@ class Bundle:
         return (values.astype("<u4") << 16).view("<f4") if entry.type == BFLOAT16 else values.copy()
 
 
-def bounds(name: str, entry: Entry, part: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def bounds(name: str, entry: BundleEntry, part: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """A slice as (start, end) by dimension, inside of the whole."""
     ends = [
         (start, start + length if length >= 0 else size)
@@ -240,9 +240,9 @@ def header_shards(data: bytes) -> int:
     return shards
 
 
-def parse_entry(data: bytes) -> Entry:
+def parse_entry(data: bytes) -> BundleEntry:
     """BundleEntryProto."""
-    entry = Entry()
+    entry = BundleEntry()
     for key, value in fields(data):
         match key:
             case 1:
@@ -264,7 +264,7 @@ def parse_entry(data: bytes) -> Entry:
     return entry
 
 
-def slice_keys(name: str, entry: Entry) -> list[bytes]:
+def slice_keys(name: str, entry: BundleEntry) -> list[bytes]:
     """Under what a slice is stored: 0, the name, the number of dimensions, then start and length of each, in ordered code."""
     escaped = name.encode().replace(b"\0", b"\0\xff") + b"\0\1"
     for part in entry.slices:

@@ -38,13 +38,17 @@ class GeneratorSettings(Settings):
 
     `sharing`: "none"; "tied" shares the embeddings (word, position, type and their LayerNorm); "gdes" lets the
     discriminator read the generator's word table without pulling at it; "all" makes generator and discriminator one
-    encoder with two heads, which needs width = depth = 1."""
+    encoder with two heads, which needs width = depth = 1.
+
+    `start`: what it begins with in a run that begins with another's weights: "auto" is the generator beside those, or random weights
+    where there is none; "fresh" random weights; "discriminator" the first layers of the discriminator, for width = 1."""
 
     kind: Kind = "transformer"
     width: float = Field(0.25, gt=0, le=1)
     depth: float = Field(1.0, gt=0, le=1)
     sharing: Literal["none", "tied", "gdes", "all"] = "tied"
     source: str = ""
+    start: Literal["auto", "fresh", "discriminator"] = "auto"
 
     def contradictions(self) -> Iterator[str]:
         """What cannot be built, and what to do about it."""
@@ -63,6 +67,9 @@ class GeneratorSettings(Settings):
                 yield f'a frozen generator cannot share weights that learn: generator.sharing={self.sharing}. Use "none" or "gdes"'
         elif self.source:
             yield f'generator.source is only for generator.kind = "frozen" (this one is {self.kind})'
+        if self.start == "discriminator" and (self.width != 1 or self.kind != "transformer" or self.sharing == "all"):
+            first = "takes the first layers of the discriminator as they are"
+            yield f"generator.start=discriminator {first}: give generator.width=1 (generator.depth may be less)"
         if self.sharing == "gdes" and self.kind in ("uniform", "unigram"):
             yield f"generator.kind={self.kind} has no embeddings to share. Use generator.sharing=none"
 

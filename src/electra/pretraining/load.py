@@ -1,4 +1,4 @@
-"""Networks out of run folders and model folders, model folders out of runs, and weights from one network into another."""
+"""Networks out of run folders and model folders, model folders out of runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from electra.interop.card import UNSAID, Publication, pretrained_card
 from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
 from electra.interop.write import write_network
-from electra.model import Encoder, EncoderSettings, compatibility_settings, encoder_alone
+from electra.model import encoder_alone
 from electra.objectives import Objective
 from electra.objectives.corruption import Network
 from electra.pretraining.card import run_sections
@@ -30,8 +30,6 @@ COPY = "state.json of a checkpoint has its text under settings"
 NETWORK_SECTIONS = ("encoder", "generator", "masking", "sampling", "objective")
 EXPORTS = ("discriminator", "recovery", "generator")
 """Folders in an export of several networks, the main one first."""
-SCALED = ("layers", "hidden", "heads", "intermediate")
-"""Settings of the encoder that generator.width and generator.depth change."""
 
 
 class Exported(NamedTuple):
@@ -146,43 +144,3 @@ def export_run(run: Path, out: Path, publication: Publication = UNSAID) -> list[
     settings, objective = load_run(run)
     heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
     return export_networks(settings, objective.networks(), run, out, heldout[-1] if heldout else {}, publication)
-
-
-def copy_weights(name: str, source: torch.nn.Module, target: torch.nn.Module, is_scaled: bool = False) -> None:
-    """`name` is the setting that asks for it; `is_scaled`: the target's sizes come from generator.width and
-    generator.depth. The word table of a disentangled discriminator begins as the generator's; the difference is its own."""
-    weights = own_tensors(source) if isinstance(source, Encoder) else source.state_dict()
-    if isinstance(source, Encoder) and isinstance(target, Encoder):
-        require_fit(name, source.settings, target.settings, SCALED if is_scaled else ())
-    if isinstance(target, Encoder) and target.embeddings.is_disentangled:
-        table = weights.pop("embeddings.words.weight")
-        weights["embeddings.delta"] = table - (target.embeddings.table - target.embeddings.delta).detach()
-    try:
-        target.load_state_dict(weights)
-    except RuntimeError as error:
-        last = str(error).splitlines()[-1].strip()
-        raise SettingsError(f"{name} does not fit this recipe ({last}). Use the one it is from.") from None
-
-
-def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled: tuple[str, ...]) -> None:
-    """Weights that load are not enough: in another number of heads or another window they compute something else.
-    `scaled` are the settings that cannot be given by their own name."""
-    source, target = compatibility_settings(there), compatibility_settings(here)
-    other = [key for key in source if key in target and source[key] != target[key]]
-    if "kind" in other:
-        other = ["kind"]
-    if "layers" in other:  # which of them are local can be compared once there are as many
-        other = [key for key in other if key not in ("global_every", "global_from")]
-    if not other:
-        return
-    names = {key: key if key in scaled else f"encoder.{key} is" for key in other}
-    shown = ", ".join(f"{names[key]} {source[key]} there and {target[key]} here" for key in other)
-    remedies = [f"encoder.{key}={source[key]}" for key in other if key not in scaled]
-    if len(remedies) < len(other):
-        remedies.append("the generator.width and generator.depth that make the same sizes")
-    note = ""
-    if there.kind == "modernbert" and "embedding" in other and there.embedding == there.hidden:
-        note = " In an exported ModernBERT words are as wide as the layers; the run has them as they were."
-    raise SettingsError(
-        f"the network of {name} does not fit this recipe: {shown}: give {' and '.join(remedies)}.{note}"
-    )

@@ -12,24 +12,24 @@ from typing import Any
 import numpy
 import tokenizers
 import torch
-from tokenizers import Tokenizer
 
 import electra
 from electra.base import config
 from electra.base.batch import SpecialIds
-from electra.base.errors import CorruptError, DataError, SettingsError, common
+from electra.base.errors import CorruptError, SettingsError, common
 from electra.base.files import lock, read_or_set_aside, remove_leftovers, write_atomically, write_json
 from electra.base.jobs import Signals
 from electra.base.ranks import ALONE, Ranks, join
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import Rows, build_rows
 from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
-from electra.data.tokenizer import is_same_tokenizer, load_tokenizer, special_ids, vocabulary_size
+from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.card import ENVIRONMENT, described_data
-from electra.pretraining.load import CONFIG, copy_weights, export_networks, load_network, load_settings
+from electra.pretraining.load import CONFIG, export_networks, load_settings
 from electra.pretraining.samples import ROWS_SHOWN, SampledEvaluation, Shown
 from electra.pretraining.settings import PretrainSettings, build_objective
+from electra.pretraining.start import before_and_after, take_weights
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
 from electra.train.device import choose_device, explain_machine, log_shortcomings
@@ -40,6 +40,7 @@ from electra.train.trackers import wanted_trackers
 
 log = logging.getLogger(__name__)
 
+BEFORE_AFTER = "before-after.md"
 SAVED = "Everything up to the newest checkpoint is saved: run the same command again."
 
 
@@ -80,30 +81,6 @@ def build_parts(
         take_weights(settings, objective, tokenizer)
     sampled = HeldOut(heldout.rows, ROWS_SHOWN, ROWS_SHOWN, settings.seed)
     return Parts(objective, data.manifest, loader, note, heldout, sampled)
-
-
-def take_weights(settings: PretrainSettings, objective: Objective, tokenizer: Tokenizer) -> None:
-    """The generator first: a disentangled discriminator is stored as its difference from it."""
-    if settings.generator.kind == "frozen":
-        source = load_network(Path(settings.generator.source), "generator")
-        assert source.head is not None
-        refuse_other_tokenizer(settings.generator.source, source.tokenizer, tokenizer)
-        name = f"generator.source={settings.generator.source}"
-        generator = objective.networks()["generator"]
-        copy_weights(name, source.encoder, generator.encoder, is_scaled=True)
-        copy_weights(name, source.head, generator.head)
-    if settings.start:
-        start = load_network(Path(settings.start), "encoder")
-        refuse_other_tokenizer(settings.start, start.tokenizer, tokenizer)
-        main = next(iter(objective.networks().values()))
-        copy_weights(f"start={settings.start}", start.encoder, main.encoder)
-
-
-def refuse_other_tokenizer(folder: str, theirs: Tokenizer, ours: Tokenizer) -> None:
-    if not is_same_tokenizer(theirs, ours):
-        raise DataError(
-            f"{folder} was trained with another tokenizer than the data. Prepare the text with its tokenizer."
-        )
 
 
 def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True) -> HeldOut:
@@ -172,7 +149,9 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         update = build_step(objective, settings.optimizer, execution, settings.seed)
         sampled = () if settings.objective.kind == "electric" else parts.sampled  # energies are no probabilities
         shown = Shown(folder, load_tokenizer(data), sampled)
-        heldout = SampledEvaluation(update, parts.heldout, settings.train, signals, shown=shown)
+        heldout = SampledEvaluation(
+            update, parts.heldout, settings.train, signals, from_start=bool(settings.start), shown=shown
+        )
         peak = device_peak(device) * ranks.world
         speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
         run = Run(folder, described, command, peak_speed=speed, settings=config.dump(settings))
@@ -185,6 +164,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
             if not (folder / "export").exists():
                 main = dict(list(parts.objective.networks().items())[:1])
                 export_networks(settings, main, folder, folder / "export", metrics)
+            if settings.start and (table := before_and_after(folder)):
+                write_atomically(folder / BEFORE_AFTER, table.markdown().encode())
 
         ranks.first(export_main)
         return metrics

@@ -52,6 +52,20 @@ class PretrainSettings(config.Settings):
         chosen = {name: tree[name] for name in ("encoder", "objective") if isinstance(tree.get(name), dict)}
         return tree | {name: {"kind": "electra"} | part for name, part in chosen.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def positions_for_rows(cls, tree: Any) -> Any:
+        """Rows that are longer than the table of positions of the weights that a run starts from make that table longer."""
+        if not isinstance(tree, dict) or not tree.get("start"):
+            return tree
+        rows, encoder = tree.get("rows", {}), tree.get("encoder", {})
+        if not isinstance(rows, dict) or not isinstance(encoder, dict):
+            return tree
+        length, positions = rows.get("length"), encoder.get("positions", ElectraEncoderSettings().positions)
+        if not isinstance(length, int) or not isinstance(positions, int) or length <= positions:
+            return tree
+        return tree | {"encoder": encoder | {"positions": length}}
+
     @model_validator(mode="after")
     def parts_agree(self) -> "PretrainSettings":
         noise = NoiseSettings(self.generator, self.masking, self.sampling)
@@ -67,6 +81,8 @@ class PretrainSettings(config.Settings):
             yield f"masking.span_limit ({self.masking.span_limit}) is beyond {text}. Lower it"
         if self.rows.length > self.encoder.positions:
             yield f"rows.length ({self.rows.length}) is beyond encoder.positions ({self.encoder.positions})"
+        if self.generator.start == "discriminator" and not self.start:
+            yield "generator.start=discriminator is for a run that begins with other weights: give start=FOLDER"
         small = self.encoder.scaled(self.generator.width, self.generator.depth)
         if not small.hidden or small.hidden % small.heads:
             yield f"generator.width={self.generator.width} makes {small.hidden} hidden units for {small.heads} heads"

@@ -383,7 +383,8 @@ class RunState:
 
 @dataclass
 class HeldOutEvaluation:
-    """Pre-training's: the objective's metrics over held-out rows, without dropout."""
+    """Pre-training's: the objective's metrics over held-out rows, without dropout. `from_start`: also before the first step, which
+    says something where the weights are not random."""
 
     update: Step
     rows: Iterable[Batch]
@@ -391,9 +392,10 @@ class HeldOutEvaluation:
     signals: Signals
     kind: str = "heldout"
     kept: dict[str, Tensor] = field(default_factory=dict)
+    from_start: bool = False
 
     def is_due(self, step: int, is_last: bool) -> bool:
-        return step > 0 and (step % self.settings.evaluate_every == 0 or is_last)
+        return self.from_start if step == 0 else step % self.settings.evaluate_every == 0 or is_last
 
     def measure(self, step: int, earlier: Sequence[Record]) -> dict[str, float]:
         objective, execution = self.update.objective, self.update.execution
