@@ -1,6 +1,7 @@
 """Every command of the README runs, and every link between the pages leads somewhere."""
 
 import ast
+import gzip
 import json
 import re
 import shlex
@@ -97,16 +98,21 @@ def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
     write_table(tmp_path / "my-table.csv")
     write_table(tmp_path / "new-table.csv", first=60)
     (tmp_path / "my-model").symlink_to(toy_model)
-    for task, labels in (("rte", ("entailment", "not_entailment")), ("wnli", ("0", "1"))):
+    pairs = ("entailment", "not_entailment")
+    tables = {"rte": pairs, "wnli": ("0", "1"), "mrpc": ("0", "1"), "mnli": ("neutral", *pairs[:1], "contradiction")}
+    for task, labels in tables.items():
         folder = tmp_path / "glue" / task
         folder.mkdir(parents=True)
         for split, count in (("train", 20), ("dev", 8)):
-            lines = [f"the {split} {row}\tback\t{labels[row % 2]}" for row in range(count)]
-            (folder / f"{split}.tsv").write_text("sentence1\tsentence2\tlabel\n" + "\n".join(lines) + "\n")
+            lines = [f"the {split} {row}\tback\t{labels[row % len(labels)]}" for row in range(count)]
+            name = "dev_matched" if (task, split) == ("mnli", "dev") else split
+            (folder / f"{name}.tsv").write_text("sentence1\tsentence2\tlabel\n" + "\n".join(lines) + "\n")
     lines = commands((ROOT / "docs" / "finetune.md").read_text("utf-8"))
-    assert [shlex.split(line)[1] for line in lines] == ["finetune", "predict", "evaluate", "config", "finetune"]
-    for line in lines:
-        done = electra(*shlex.split(line)[1:], cwd=tmp_path)
+    verbs = ["finetune", "predict", "evaluate", "config", *["finetune"] * 4]
+    assert [shlex.split(line)[1] for line in lines] == verbs
+    for number, line in enumerate(lines):
+        quick = ["min_steps=0", "evaluations=1"] if number > 4 else []
+        done = electra(*shlex.split(line)[1:], *quick, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
@@ -161,8 +167,15 @@ def test_every_command_about_questions_runs(tmp_path, toy_model):
         (tmp_path / "squad" / f"{split}-v2.0.json").write_text(json.dumps(content))
     answered = [row for row in rows if row["answers"]]
     (tmp_path / "my-questions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in answered))
+    for name, part in (("NewsQA", answered[:6]), ("NewsQA-dev", answered[-2:])):
+        lines = [json.dumps({"header": {}})]
+        for row in part:
+            detected = {"text": "barak", "char_spans": [[4, 8]]}
+            question = {"qid": row["id"], "question": "who?", "answers": ["barak"], "detected_answers": [detected]}
+            lines.append(json.dumps({"context": row["context"], "qas": [question]}))
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     lines = commands((ROOT / "docs" / "finetune-squad.md").read_text("utf-8"))
-    assert [shlex.split(line)[1] for line in lines] == ["finetune", "predict", "evaluate", "finetune"]
+    assert [shlex.split(line)[1] for line in lines] == ["finetune", "predict", "evaluate", "finetune", "finetune"]
     for line in lines:
         words = shlex.split(line)[1:]
         words += ["max_query_length=8"] if words[0] == "finetune" else []
