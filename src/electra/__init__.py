@@ -100,11 +100,12 @@ def prepare(
     workers: int | None = None,
     unit_bytes: int = 4 << 20,
     engine: Literal["local", "ray"] = "local",
-    **reading: Any,
+    **settings: Any,
 ) -> "Manifest":
     """Files and folders of text -> token shards in `out`; returns their manifest. A share `heldout` of the documents is kept
     for evaluation. `unit_bytes` of text make one shard. `engine` is who works: processes of this machine or a Ray cluster. How
-    files are read: `text_key`, `documents`, `on_bad`. Called again after an interruption it does what is missing.
+    files are read: `text_key`, `documents`, `on_bad`; what is left out: `duplicates` ("keep", "exact", "near"), `near_share`, `filters` (a
+    dict). Called again after an interruption it does what is missing.
 
     >>> manifest = electra.prepare("my-text.txt", "my-shards", tokenizer="my-tokenizer", heldout=0.1, workers=1)
     >>> manifest.splits["train"].tokens > 1000
@@ -114,8 +115,8 @@ def prepare(
     from electra.data import prepare as preparation
 
     inputs = [as_place(text) for text in ([texts] if isinstance(texts, str | Path) else texts)]
-    settings = preparation.settings_of(heldout, unit_bytes, reading)
-    return preparation.prepare(inputs, as_place(out), Path(tokenizer), settings, workers, engine)
+    chosen = preparation.settings_of(heldout, unit_bytes, settings)
+    return preparation.prepare(inputs, as_place(out), Path(tokenizer), chosen, workers, engine)
 
 
 def pretrain(

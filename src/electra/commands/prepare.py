@@ -1,7 +1,7 @@
 """electra prepare: text to token shards, at once or shared out by a scheduler."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +19,15 @@ TokenizerPath = Annotated[Path, typer.Option(help="tokenizer.json or a folder wi
 Heldout = Annotated[float, typer.Option(help="share of documents kept for evaluation")]
 UnitBytes = Annotated[int, typer.Option(help="bytes of text per shard, and the most that an interruption loses")]
 
+Duplicates = Annotated[
+    Literal["keep", "exact", "near"], typer.Option(help="copies of documents to remove, but for case and spacing")
+]
+NearShare = Annotated[float, typer.Option(help="share of word 5-grams that near copies have in common")]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option("--filter", metavar="KEY=VALUE", help="min_characters=200, script=latin, symbol_share=0.3, …"),
+]
+
 
 def prepare_command(
     out: Out,
@@ -34,6 +43,9 @@ def prepare_command(
     text_key: TextKey = "text",
     documents: Documents = "blank-line",
     on_bad: OnBad = "stop",
+    duplicates: Duplicates = "keep",
+    near_share: NearShare = 0.8,
+    filters: Filters = None,
 ) -> None:
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
     import electra
@@ -43,10 +55,10 @@ def prepare_command(
             'an array is three commands: "electra prepare-plan" with these arguments once, "electra prepare-unit OUT --index I/N" '
             'in each of N jobs, "electra prepare-finish OUT" at the end.'
         )
-    reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
-    show_manifest(
-        out, electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, engine=engine, **reading), heldout
-    )
+    more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
+    more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
+    manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, engine=engine, **more)
+    show_manifest(out, manifest, heldout)
 
 
 def prepare_plan_command(
@@ -58,13 +70,17 @@ def prepare_plan_command(
     text_key: TextKey = "text",
     documents: Documents = "blank-line",
     on_bad: OnBad = "stop",
+    duplicates: Duplicates = "keep",
+    near_share: NearShare = 0.8,
+    filters: Filters = None,
 ) -> None:
     """The first of three steps for an array of jobs: a list of units, which prepare-unit does on any machine."""
     from electra.base.remote import as_place
     from electra.data.prepare import plan_units, settings_of
 
-    reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
-    settings = settings_of(heldout, unit_bytes, reading)
+    more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
+    more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
+    settings = settings_of(heldout, unit_bytes, more)
     if plan := plan_units([as_place(path) for path in inputs], as_place(out), tokenizer, settings):
         files = len(plan.sources)
         say(f"{out}: {len(plan.units):,} units of {files:,} file{'s' * (files != 1)}, {plan.size:,} bytes")
@@ -93,6 +109,13 @@ def prepare_finish_command(out: Out) -> None:
     show_manifest(out, manifest, manifest.settings["heldout_share"])
 
 
+def filter_words(words: list[str] | None) -> dict[str, str]:
+    for word in words or []:
+        if "=" not in word:
+            raise SettingsError(f"--filter {word} has no value. Give KEY=VALUE, such as min_characters=200.")
+    return {key: value for key, _, value in (word.partition("=") for word in words or [])}
+
+
 def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
     train, held = manifest.splits["train"], manifest.splits["heldout"]
     say(
@@ -105,6 +128,8 @@ def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
             "every line is one, give --documents line; where every file is one, --documents file."
         )
     skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
+    if removed := manifest.removed_documents:
+        say(f"removed: {', '.join(f'{name} {count:,}' for name, count in removed.items())}")
     exceptions = {"skipped": skipped, "repaired": repaired, "empty files": empty}
     if any(exceptions.values()):
         say(", ".join(f"{name}: {count}" for name, count in exceptions.items() if count))

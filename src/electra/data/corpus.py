@@ -32,7 +32,7 @@ from electra.data.tables import is_table, rows_of
 
 # A longer document is cut: an encoder needs about 150 times the memory of the text that it is given at once.
 LONGEST_DOCUMENT = 1 << 20
-_BLOCK = 1 << 20
+_TEXT_BLOCK = 1 << 20
 _BLANK_LINE = re.compile(r"\n(?:[^\S\n]*\n)+")
 _LINE_END, _EMPTY_LINE = re.compile(rb"\n"), re.compile(rb"\n[ \t\v\f\r]*\n")
 _SPACES = re.compile(r"\s*")
@@ -146,7 +146,7 @@ class Reading:
         decoder = codecs.getincrementaldecoder("utf-8")(self.decoding)
         offset, carriage_return = file.start, ""
         while True:
-            block = file.stream.read(_BLOCK)
+            block = file.stream.read(_TEXT_BLOCK)
             self.bytes_in_this_file = file.raw.tell()
             try:
                 text = decoder.decode(block, final=not block)

@@ -5,6 +5,7 @@ All call the same function on the same units, in whatever order, and only sums c
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,12 +22,12 @@ from electra.data.units import (
     TextPart,
     damage,
     finish_unit,
-    parts_of,
     read_unit,
     read_unit_entry,
     run_part,
     run_unit,
     start_worker,
+    text_parts,
 )
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def _do(unit: Unit, part: TextPart | None) -> "Done | tuple[Unit, int, PartEntry
 class _Stream:
     unit: Unit
     reading: Reading
+    removed: Counter[str] = field(default_factory=Counter)
     parts: dict[int, PartEntry] = field(default_factory=dict)
     sent: int = 0
     is_read: bool = False
@@ -77,7 +79,7 @@ class _Streams:
                 yield unit, None
                 continue
             stream = self.open[unit.number] = _Stream(unit, read_unit(unit))
-            for part in parts_of(unit, stream.reading):
+            for part in text_parts(unit, stream.reading, stream.removed):
                 stream.sent += 1
                 yield unit, part
             stream.is_read = True
@@ -96,7 +98,8 @@ class _Streams:
     def finished(self) -> Iterator[Done]:
         for stream in [stream for stream in self.open.values() if stream.is_read and len(stream.parts) == stream.sent]:
             del self.open[stream.unit.number]
-            finish_unit(stream.unit, stream.reading, [stream.parts[number] for number in range(stream.sent)])
+            parts = [stream.parts[number] for number in range(stream.sent)]
+            finish_unit(stream.unit, stream.reading, stream.removed, parts)
             yield Done(stream.unit.size - stream.bytes_told, 0, [])
 
 

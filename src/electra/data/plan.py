@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 from urllib.parse import quote, unquote
 
 from pydantic import Field, ValidationError
@@ -20,6 +21,7 @@ from electra.base.files import read_object, write_atomically
 from electra.base.remote import Place, as_place
 from electra.data.corpus import Corpus, CorpusSettings, divides
 from electra.data.files import Section, Source
+from electra.data.filters import FilterSettings, removed_by
 from electra.data.shards import MOST_TOKENS, InputsEntry
 
 PLAN = "plan.json"
@@ -31,11 +33,23 @@ _SAFE = "".join(map(chr, range(32, 127))).replace("%", "")
 
 class PrepareSettings(Settings):
     """`heldout_share` of the documents, chosen by the hash of their text, are kept for evaluation, so that copies of a
-    document are on the same side. `unit_bytes` of text make one unit of work, and one shard."""
+    document are on the same side; a training document that differs from a held-out one in case and spacing only is removed.
+    `unit_bytes` of text make one unit of work, and one shard. `duplicates` "exact" removes such copies everywhere, "near" also
+    documents that have `near_share` of their word 5-grams in common with an earlier one."""
 
     corpus: CorpusSettings = CorpusSettings()
     heldout_share: float = Field(default=0.01, ge=0, le=0.5)
     unit_bytes: int = Field(default=4 << 20, ge=1, le=1 << 32)
+    filters: FilterSettings = FilterSettings()
+    duplicates: Literal["keep", "exact", "near"] = "keep"
+    near_share: float = Field(default=0.8, ge=0.3, le=1)
+
+    @property
+    def fingerprint_share(self) -> float | None:
+        """What `fingerprint` is to look for; None where nobody asks."""
+        if self.duplicates == "keep" and not self.heldout_share:
+            return None
+        return self.near_share if self.duplicates == "near" else 0.0
 
 
 class PlannedSource(Settings):
@@ -160,7 +174,7 @@ def heldout_threshold(corpus: Corpus, settings: PrepareSettings) -> int:
     wanted = int(settings.heldout_share * _HASHES)
     smallest, largest = _HASHES, -1
     for text, continues in corpus.read() if wanted else ():
-        if not continues:
+        if not continues and not removed_by(text, settings.filters):
             value = text_hash(text.encode())
             smallest, largest = min(smallest, value), max(largest, value)
             if smallest < wanted <= largest:

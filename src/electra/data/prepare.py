@@ -10,12 +10,14 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import ValidationError
 
 from electra.base.config import differences, dump, validate
@@ -24,7 +26,8 @@ from electra.base.files import lock, remove_leftovers, write_atomically
 from electra.base.jobs import cpu_count
 from electra.base.progress import Progress
 from electra.base.remote import Place, RemotePath
-from electra.data.corpus import Corpus, no_documents
+from electra.data.corpus import Corpus, CorpusSettings, no_documents
+from electra.data.duplicates import bands_for, in_heldout, repeated
 from electra.data.engines import run_here, run_local, run_ray
 from electra.data.plan import (
     PLAN,
@@ -49,7 +52,7 @@ from electra.data.shards import (
     verify_shards,
 )
 from electra.data.tokenizer import load_tokenizer, tokenizer_bytes, tokenizer_hash, vocabulary_size
-from electra.data.units import Done, damage, read_unit_entry
+from electra.data.units import Done, UnitEntry, damage, fingerprints, read_unit_entry, without
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +61,12 @@ MOST_WORKERS = 1024
 _NAMED_MISSING = 20
 
 
-def settings_of(heldout_share: float, unit_bytes: int, reading: dict[str, Any]) -> PrepareSettings:
-    return validate(PrepareSettings, {"corpus": reading, "heldout_share": heldout_share, "unit_bytes": unit_bytes})
+def settings_of(heldout_share: float, unit_bytes: int, more: Mapping[str, Any]) -> PrepareSettings:
+    """`more` are settings of how files are read and of what is left out."""
+    reading = {name: value for name, value in more.items() if name in CorpusSettings.model_fields}
+    others = {name: value for name, value in more.items() if name not in reading}
+    tree = {"corpus": reading, "heldout_share": heldout_share, "unit_bytes": unit_bytes, **others}
+    return validate(PrepareSettings, tree)
 
 
 def prepare(
@@ -260,7 +267,8 @@ class _Run:
 def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
     """All that the units made, in the order of the plan."""
     shards: dict[Split, list[ShardEntry]] = {split: [] for split in SPLITS}
-    counts, empty, problems = Counter[str](), Counter[int](), {}
+    counts, removed, empty, problems = Counter[str](), Counter[str](), Counter[int](), {}
+    entries: dict[int, UnitEntry] = {}
     for unit in plan.all_units(out):
         entry = read_unit_entry(unit)
         if isinstance(entry, str):
@@ -268,6 +276,8 @@ def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
             continue
         if verify and (problem := damage(out, [shard for _, shard in entry.shards])):
             problems[unit.number] = problem
+        entries[unit.number] = entry
+        removed.update(entry.removed)
         for split, shard in entry.shards:
             shards[split].append(shard)
         counts.update(documents=entry.documents, skipped=entry.skipped, replaced=entry.replaced)
@@ -276,8 +286,14 @@ def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
         raise _incomplete(out, plan, problems)
     if not counts["documents"]:
         raise no_documents(plan.input_names, counts["skipped"])
+    shards = _without_copies(plan, out, entries, shards, removed)
     if not shards["train"]:
-        raise DataError(f"{plan.input_names[0]}: nothing left, the tokenizer finds no token in the text.")
+        reason = (
+            f"the filters removed {removed.total():,} documents"
+            if removed.total()
+            else "the tokenizer finds no token in the text"
+        )
+        raise DataError(f"{plan.input_names[0]}: nothing left, {reason}.")
     sections = Counter(source for unit in plan.units for source, *_ in unit)
     manifest = Manifest(
         vocab_size=plan.vocab_size,
@@ -288,11 +304,51 @@ def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
         skipped_documents=counts["skipped"],
         replaced_documents=counts["replaced"],
         empty_files=sum(count == sections[source] for source, count in empty.items()),
+        removed_documents={name: count for name, count in sorted(removed.items()) if count},
         splits={split: _sums(entries) for split, entries in shards.items()},
     )
     write_atomically(out / MANIFEST, (manifest.model_dump_json(indent=1) + "\n").encode())
     _tidy(out, manifest)
     return manifest
+
+
+Shards = dict[Split, list[ShardEntry]]
+
+
+def _without_copies(
+    plan: PreparePlan, out: Place, entries: dict[int, UnitEntry], shards: Shards, removed: Counter[str]
+) -> Shards:
+    """Held-out documents come first, so that of copies on both sides the one that is held out stays."""
+    settings = plan.settings
+    if settings.fingerprint_share is None:
+        return shards
+
+    def stream(*splits: Split) -> Iterator[np.ndarray]:
+        for split in splits:
+            for number, entry in entries.items():
+                yield from fingerprints(plan.unit(number, out), entry, split)
+
+    held = sum(shard.documents for shard in shards["heldout"])
+    if settings.duplicates == "keep":
+        copies = in_heldout(lambda: stream("heldout"), lambda: stream("train"))
+        copies = np.concatenate([np.zeros(held, bool), copies])
+        removed["copies of held-out documents"] = int(copies.sum())
+    else:
+        everything = partial(stream, "heldout", "train")
+        copies = repeated(everything, range(1))
+        removed["exact copies"] = int(copies.sum())
+        if settings.duplicates == "near":
+            copies |= repeated(everything, range(1, 1 + bands_for(settings.near_share)[0]))
+            removed["near copies"] = int(copies.sum()) - removed["exact copies"]
+    kept: Shards = {"train": [], "heldout": []}
+    start = 0
+    for split in ("heldout", "train"):
+        for shard in shards[split]:
+            its = copies[start : start + shard.documents]
+            start += shard.documents
+            entry = without(out, shard, its) if its.any() else shard
+            kept[split] += [entry] if entry else []
+    return kept
 
 
 def _incomplete(out: Place, plan: PreparePlan, problems: dict[int, str]) -> DataError:

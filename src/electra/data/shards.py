@@ -35,7 +35,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
 class ShardEntry(Settings):
-    file: str = Field(pattern=r"^(train|heldout)-\d{5,}(-\d{5,})?\.safetensors$")
+    file: str = Field(pattern=r"^(train|heldout)-\d{5,}(-\d{5,})?(-k)?\.safetensors$")
     bytes: Count
     sha256: str
     tokens: Count
@@ -75,6 +75,7 @@ class Manifest(Settings):
     skipped_documents: int
     replaced_documents: int
     empty_files: int
+    removed_documents: dict[str, Count] = Field(default_factory=dict)  # by a filter, or as copies
     splits: dict[Split, SplitEntry]
 
     @field_validator("splits")

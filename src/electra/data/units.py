@@ -9,6 +9,8 @@ Workers import this module: it must load neither torch nor pyarrow, so that they
 import hashlib
 import json
 import os
+from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,14 +19,16 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 from tokenizers import Tokenizer
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError
-from electra.base.files import file_problem, read_object, write_atomically
+from electra.base.files import file_problem, read_bytes, read_object, write_atomically
 from electra.base.remote import Place
 from electra.data.corpus import Reading, cut_at_whitespace
+from electra.data.duplicates import fingerprint
+from electra.data.filters import removed_by
 from electra.data.plan import UNITS, Unit, text_hash
 from electra.data.shards import SPLITS, TOKENIZER, ShardEntry, Split, token_dtype
 from electra.data.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
@@ -35,24 +39,25 @@ _REMEMBERED_CHARACTERS = 1 << 21
 
 
 class PartEntry(Settings):
+    """`fingerprints` are those of the documents in the shards, for finding copies when all units are done; base64 of uint64."""
+
     key: str
     shards: dict[Split, ShardEntry]
+    fingerprints: dict[Split, str]
     text_bytes: int = Field(ge=0)
 
 
 class UnitEntry(Settings):
-    """`empty` are the sections without text, by their number in the unit."""
+    """`empty` are the sections without text, by their number in the unit; `removed` counts what each filter took."""
 
     key: str
-    parts: tuple[PartEntry, ...]
+    parts: int = Field(ge=0)
+    shards: tuple[tuple[Split, ShardEntry], ...]
+    removed: dict[str, int]
     documents: int = Field(ge=0)
     skipped: int = Field(ge=0)
     replaced: int = Field(ge=0)
     empty: tuple[int, ...]
-
-    @property
-    def shards(self) -> list[tuple[Split, ShardEntry]]:
-        return [(split, shard) for part in self.parts for split, shard in part.shards.items()]
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,17 @@ class TextPart:
     splits: list[Split]
 
 
-def parts_of(unit: Unit, reading: Reading) -> Iterator[TextPart]:
-    """A range of a file ends where its last document does, a little late: it is one part all the same."""
+def text_parts(unit: Unit, reading: Reading, removed: Counter[str]) -> Iterator[TextPart]:
+    """A range of a file ends where its last document does, a little late: it is one part all the same. `removed` is told what the
+    filters take."""
     most = unit.settings.unit_bytes * (1 if unit.is_one_file else 2)
     part = TextPart(0, [], [])
-    size, split = 0, SPLITS[0]
+    size, split, reason = 0, SPLITS[0], None
     for text, continues in reading:
+        if not continues and (reason := removed_by(text, unit.settings.filters)):
+            removed[reason] += 1
+        if reason:
+            continue
         document = text.encode()
         if not continues:
             split = "heldout" if text_hash(document) < unit.threshold else "train"
@@ -104,16 +114,21 @@ def run_unit(unit: Unit) -> Done:
     bytes are always the same."""
     entry, encoded = read_unit_entry(unit), 0
     if isinstance(entry, str) or damage(unit.out, [shard for _, shard in entry.shards]):
-        reading = read_unit(unit)
-        parts = [run_part(unit, part) for part in parts_of(unit, reading)]
-        entry, encoded = finish_unit(unit, reading, [part for part, _ in parts]), sum(size for _, size in parts)
+        reading, removed = read_unit(unit), Counter[str]()
+        parts = [run_part(unit, part) for part in text_parts(unit, reading, removed)]
+        entry, encoded = (
+            finish_unit(unit, reading, removed, [part for part, _ in parts]),
+            sum(size for _, size in parts),
+        )
     return Done(unit.size, encoded, [shard for _, shard in entry.shards])
 
 
-def finish_unit(unit: Unit, reading: Reading, parts: list[PartEntry]) -> UnitEntry:
+def finish_unit(unit: Unit, reading: Reading, removed: Counter[str], parts: list[PartEntry]) -> UnitEntry:
     entry = UnitEntry(
         key=unit.key,
-        parts=tuple(parts),
+        parts=len(parts),
+        shards=tuple((split, shard) for part in parts for split, shard in part.shards.items()),
+        removed=dict(removed),
         documents=reading.documents,
         skipped=reading.skipped,
         replaced=reading.replaced,
@@ -130,11 +145,17 @@ def run_part(unit: Unit, part: TextPart) -> tuple[PartEntry, int]:
     if not isinstance(found, str) and not damage(unit.out, list(found.shards.values())):
         return found, 0
     shards: dict[Split, ShardEntry] = {}
+    prints: dict[Split, str] = {}
     for split in dict.fromkeys(part.splits):
         texts = [text.decode() for text, its in zip(part.documents, part.splits, strict=True) if its == split]
-        if shard := _encode(unit, shard_name(split, unit.number, part.number), texts):
-            shards[split] = shard
-    entry = PartEntry(key=unit.key, shards=shards, text_bytes=sum(map(len, part.documents)))
+        arrays, kept = _encode(unit, texts)
+        if kept:
+            shards[split] = write_shard(unit.out, shard_name(split, unit.number, part.number), arrays)
+            if (share := unit.settings.fingerprint_share) is not None:
+                rows = np.array([fingerprint(text, share) for text in kept], "<u8")
+                prints[split] = b64encode(rows.tobytes()).decode()
+    text_bytes = sum(map(len, part.documents))
+    entry = PartEntry(key=unit.key, shards=shards, fingerprints=prints, text_bytes=text_bytes)
     write_atomically(path, entry.model_dump_json().encode())
     return entry, entry.text_bytes
 
@@ -149,6 +170,33 @@ def damage(out: Place, shards: list[ShardEntry]) -> str | None:
     return next((f"{name} {problem}" for name, problem in problems if problem), None)
 
 
+def fingerprints(unit: Unit, entry: UnitEntry, split: Split) -> Iterator[np.ndarray]:
+    """Of all documents of a unit's shards of a split, in their order: an array for each shard."""
+    for number in range(entry.parts):
+        part = _entry(PartEntry, part_path(unit, number), unit.key)
+        if isinstance(part, str):
+            raise CorruptError(f"{part_path(unit, number)} {part}. Remove it, and do the unit again.")
+        if split in part.shards:
+            rows = np.frombuffer(b64decode(part.fingerprints[split]), "<u8")
+            yield rows.reshape(part.shards[split].documents, -1)
+
+
+def without(out: Place, shard: ShardEntry, copies: np.ndarray) -> ShardEntry | None:
+    """A shard without some of its documents, under another name: whoever is interrupted finds the first one as it was."""
+    arrays = load(read_bytes(out / shard.file, 1 << 40))
+    tokens, documents, lines = arrays["tokens"], arrays["documents"], arrays["lines"]
+    if copies.all():
+        return None
+    kept_tokens = ~np.repeat(copies, np.diff(documents, prepend=0))
+    kept_lines = ~copies[np.searchsorted(documents, lines)]
+    shorter = {
+        "tokens": tokens[kept_tokens],
+        "documents": np.cumsum(np.diff(documents, prepend=0)[~copies]),
+        "lines": np.cumsum(np.diff(lines, prepend=0)[kept_lines]),
+    }
+    return write_shard(out, shard.file.replace(".safetensors", "-k.safetensors"), shorter)
+
+
 def unit_path(unit: Unit) -> Place:
     return unit.out / UNITS / f"{unit.number:05d}.json"
 
@@ -161,10 +209,10 @@ def shard_name(split: Split, unit: int, part: int) -> str:
     return f"{split}-{unit:05d}{f'-{part:05d}' if part else ''}.safetensors"
 
 
-Entry = TypeVar("Entry", PartEntry, UnitEntry)
+AnEntry = TypeVar("AnEntry", PartEntry, UnitEntry)
 
 
-def _entry(kind: type[Entry], path: Place, key: str) -> Entry | str:
+def _entry(kind: type[AnEntry], path: Place, key: str) -> AnEntry | str:
     try:
         entry = kind.model_validate(read_object(path))
     except ValueError:
@@ -172,23 +220,24 @@ def _entry(kind: type[Entry], path: Place, key: str) -> Entry | str:
     return entry if entry.key == key else "is of another plan"
 
 
-def _encode(unit: Unit, name: str, texts: list[str]) -> ShardEntry | None:
-    """Lines and documents without a token leave no trace."""
+def _encode(unit: Unit, texts: list[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The arrays of a shard, and the texts in it: lines and documents without a token leave no trace."""
     words = _word_cache(unit.out, unit.tokenizer_sha256)
     encoded: list[bytes] = []
     ends: dict[str, list[int]] = {"documents": [], "lines": []}
-    size = 0
+    size, kept = 0, []
     for text in texts:
+        before = size
         for line in text.split("\n"):
             encoded.append(words.encode(line))
             size += len(encoded[-1]) // words.dtype.itemsize
             ends["lines"].append(size)
         ends["documents"].append(size)
-    if not size:
-        return None
+        if size > before:
+            kept.append(text)
     arrays = {"tokens": np.frombuffer(b"".join(encoded), words.dtype)}
     arrays |= {kind: np.setdiff1d(np.array(places, np.int64), [0]) for kind, places in ends.items()}
-    return write_shard(unit.out, name, arrays)
+    return arrays, kept
 
 
 def write_shard(out: Place, name: str, arrays: dict[str, np.ndarray]) -> ShardEntry:
