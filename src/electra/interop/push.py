@@ -19,7 +19,7 @@ from electra.interop.card import CARD, TO_FILL
 
 log = logging.getLogger(__name__)
 REPOSITORY = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_.-]{1,96}(/[A-Za-z0-9_.-]{1,96})?")
-TOKENS = "https://huggingface.co/settings/tokens"
+TOKEN_PAGE = "https://huggingface.co/settings/tokens"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def push(folder: Path, repository: str, send: bool = False, public: bool = False
     there = {str(it.relative_to(folder)) for it in folder.rglob("*") if not it.is_dir()}
     remarks = [f"{CARD}: {key} is not filled in" for key in unfilled(folder / CARD)]
     if not huggingface_hub.get_token():
-        remarks.append(f'no token: log in with "hf auth login", or set HF_TOKEN to one that may write ({TOKENS})')
+        remarks.append(f'no token: log in with "hf auth login", or set HF_TOKEN to one that may write ({TOKEN_PAGE})')
         if send:
             raise MachineError(f"push has {remarks[-1]}.")
     pushed = Pushed(repository, files, sorted(there - files.keys()), remarks)
@@ -134,7 +134,7 @@ def answers(endpoint: str) -> Iterator[None]:
         reason = next(iter((answer.server_message or answer.response.reason_phrase or "").splitlines()), "")
         said = f"{endpoint} answered {code}" + (f" ({reason.rstrip('.')})" if reason else "")
         if code in (401, 403):
-            remedy = f"the token may not do this. Log in with one that may write ({TOKENS})"
+            remedy = f"the token may not do this. Log in with one that may write ({TOKEN_PAGE})"
             raise MachineError(f"{said}: {remedy}.") from None
         if code == 400:
             raise DataError(f"{said}: it does not take these files. Nothing was committed.") from None

@@ -27,7 +27,7 @@ from electra.base.files import read_or_set_aside, write_json
 log = logging.getLogger(__name__)
 TRACKING = "tracking.json"
 PROJECT = "electra"
-PATIENCE = 30
+SERVER_SECONDS = 30
 """Seconds that a run waits for somebody's server, when it begins and when it ends."""
 MOST_PARAMETERS = 100  # that MLflow takes at once
 
@@ -165,8 +165,8 @@ class WeightsAndBiases:
             settings=wandb.Settings(
                 silent=True,
                 console="off",
-                init_timeout=PATIENCE,
-                finish_timeout=PATIENCE,
+                init_timeout=SERVER_SECONDS,
+                finish_timeout=SERVER_SECONDS,
                 x_transaction_log_flush_interval=1,  # what a kill may take
             ),
         )
@@ -185,7 +185,7 @@ class MLflow:
     its makers unless told otherwise: it is told."""
 
     def __init__(self, run: Tracked):
-        quick = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(PATIENCE // 3)}
+        quick = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(SERVER_SECONDS // 3)}
         for key, value in {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true", **quick}.items():
             os.environ.setdefault(key, value)
         import mlflow
