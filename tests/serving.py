@@ -18,7 +18,14 @@ SCRIPT = "<script>window.pwned = 1</script>"
 class Served:
     port: int
     url: str
-    desk: Any = None
+    running: Any
+
+    @property
+    def desk(self) -> Any:
+        return self.running.desk
+
+    def connections(self) -> Any:
+        return self.running.server.server_state.connections
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -63,7 +70,7 @@ def serving(paths: Sequence[Path], **address: Any) -> Iterator[Served]:
     thread.start()
     try:
         until(lambda: running.server.started)
-        yield Served(running.socket.getsockname()[1], running.url, running.desk)
+        yield Served(running.socket.getsockname()[1], running.url, running)
     finally:
         running.server.should_exit = True
         thread.join(20)

@@ -239,7 +239,7 @@ def build_app(desk: Desk) -> FastAPI:
 
     @app.post("/api/corrupt")
     async def corrupt(question: CorruptQuestion) -> Response:
-        """QuestionTexts after the generator had its turn, and what the discriminator says of them."""
+        """Texts after the generator had its turn, and what the discriminator says of them."""
         return await desk.ask(
             question.model,
             question.texts,

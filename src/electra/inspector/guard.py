@@ -101,7 +101,9 @@ class Guard:
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, method = headers_of(scope), scope["method"]
-        if not self.is_name(headers.get("host", "")):
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD:
+            await refuse(send, 431, f"a head has at most {MOST_HEAD:,} bytes.")
+        elif not self.is_name(headers.get("host", "")):
             await refuse(send, 421, "the server is not called that. Use the address that it printed.")
         elif method == "OPTIONS" and self.origin and headers.get("origin") == self.origin:
             await respond(send, 204, b"")

@@ -39,7 +39,9 @@ export const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} 
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e9) return value.toExponential(2);
+  if (size >= 1e12) return value.toExponential(2);
+  if (size >= 1e9) return `${(value / 1e9).toPrecision(3)} G`;
+  if (size >= 1e6) return `${(value / 1e6).toPrecision(3)} M`;
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
   if (size === 0 || Number.isInteger(value)) return String(value);
   return size < 0.001 ? value.toExponential(1) : value.toFixed(size < 10 ? 3 : 1);

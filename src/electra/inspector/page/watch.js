@@ -73,7 +73,7 @@ export async function watchView(view) {
     if (all.length < 2) return fill(difference);
     const keys = [...new Set(all.flatMap((it) => Object.keys(it.settings)))].filter((key) => key !== "run" && new Set(all.map((it) => it.settings[key])).size > 1);
     fill(difference, h("section", { class: "panel", "aria-label": "Differences of the settings", id: "difference" }, h("h2", {}, "Where their settings differ"),
-      keys.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "setting"), all.map((it) => h("th", { scope: "col" }, visible(it.name))))),
+      keys.length ? h("div", { class: "scroll" }, h("table", { class: "wide" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "setting"), all.map((it) => h("th", { scope: "col" }, visible(it.name))))),
         h("tbody", {}, keys.map((key) => h("tr", {}, h("th", { scope: "row" }, visible(key)), all.map((it) => h("td", {}, visible(it.settings[key] ?? "–"))))))))
         : h("p", { class: "small" }, "They are the same.")));
   };
