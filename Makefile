@@ -19,6 +19,11 @@ test: $(READY)  ## all tests that take seconds (make test-slow: the others)
 test-slow: $(READY)  ## the slow tests: a hundred kills, 200,000 steps, tokenizers of other languages, the quickstart itself
 	$(BIN)/python -m pytest -m slow
 
+test-browser: $(READY)  ## the page of electra serve in a real browser: every view at three widths, light and dark
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { apt-get install -qy chromium chromium-driver >/dev/null 2>&1 \
+	  || sudo -n apt-get install -qy chromium chromium-driver >/dev/null 2>&1 || echo 'no browser, and none could be installed: the tests will be skipped'; }
+	$(BIN)/python -m pytest -rs tests/inspector/test_browser.py
+
 test-faults: $(READY)  ## every fault of tests/faults, 2,000 mutations of each kind of file
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/faults --ignore tests/faults/test_kills.py --ignore tests/faults/test_long_run.py
 
@@ -45,5 +50,5 @@ docs: $(READY)  ## check that the links between the pages lead somewhere
 site: $(READY)  ## the pages as a site in site/html, with every link and anchor checked
 	$(BIN)/python docs/site.py
 
-.PHONY: help quickstart test test-slow test-faults sbom audit lint types bench docs site
+.PHONY: help quickstart test test-slow test-browser test-faults sbom audit lint types bench docs site
 .DEFAULT_GOAL := help

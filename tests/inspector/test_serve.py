@@ -234,11 +234,13 @@ def test_a_bad_request_does_not_spoil_the_group_it_is_in():
 def test_requests_of_like_length_are_taken_together():
     async def check():
         batcher, loop = Batcher(), asyncio.get_running_loop()
-        for key, length in (("a", 10), ("b", 10), ("a", 90_000), ("a", 12), ("a", 200_000), ("a", 11)):
+        lengths = [10, 90_000, 12, 200_000, 11, 14, *[13] * 6, 30]
+        for key, length in [("b", 10), *(("a", length) for length in lengths)]:
             batcher.waiting.append(Waiting(key, ["x"], length, list, loop.create_future()))
-        taken = [[(it.key, it.characters) for it in batcher.take()] for _ in range(4)]
-        assert taken[0] == [("a", 10), ("a", 11), ("a", 12), ("a", 90_000)]
-        assert taken[1:] == [[("b", 10)], [("a", 200_000)], []]
+        taken = [[it.characters for it in batcher.take()] for _ in range(4)]
+        assert taken[0] == [10] and batcher.take() == []
+        assert taken[1] == [10, 11, 12, *[13] * 6, 14]  # enough of like length: the longer ones wait for their turn
+        assert taken[2:] == [[90_000, 30], [200_000]]
 
     asyncio.run(check())
 

@@ -14,6 +14,10 @@ Answer = Callable[[Sequence[Any]], Sequence[Any]]
 """All items of a group -> an answer for each."""
 MOST_WAITING, QUEUED_CHARACTERS = 256, 1 << 23  # requests, and the characters of all of them
 GROUP_ITEMS, GROUP_CHARACTERS = 128, 1 << 18
+ENOUGH_ITEMS, ALIKE = (
+    8,
+    1.5,
+)  # so many keep a processor busy: beyond them only those whose length differs by no more than this
 LONGEST_RETRY = 60
 LINGER = 0.003  # seconds for which a small group waits for more while others are about to ask
 
@@ -128,7 +132,9 @@ class Batcher:
         )
         group, items, characters = [oldest], len(oldest.items), oldest.characters
         for it in alike:
-            if items + len(it.items) > GROUP_ITEMS or characters + it.characters > GROUP_CHARACTERS:
+            lengths = [it.length, oldest.length]
+            is_far = items >= ENOUGH_ITEMS and max(lengths) > ALIKE * min(lengths)
+            if is_far or items + len(it.items) > GROUP_ITEMS or characters + it.characters > GROUP_CHARACTERS:
                 break
             group.append(it)
             items, characters = items + len(it.items), characters + it.characters

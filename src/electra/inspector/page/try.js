@@ -58,7 +58,7 @@ export async function tryView(view) {
     const seed = h("input", { type: "number", id: "seed", min: 0, max: 999999, value: 0 });
     const share = h("input", { type: "number", id: "share", min: 1, max: 90, value: 15 });
     const slider = h("input", { type: "range", id: "threshold", min: 0.01, max: 0.99, step: 0.01, value: state.threshold });
-    const shown = h("output", {}, percent(state.threshold, 0));
+    const shown = h("span", {}, percent(state.threshold, 0));
     slider.addEventListener("input", () => { state.threshold = Number(slider.value); shown.textContent = percent(state.threshold, 0); show(); });
     fill(controls, h("section", { class: "panel stack", "aria-label": "The game" },
       h("h2", {}, "The game"),

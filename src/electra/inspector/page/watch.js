@@ -89,7 +89,7 @@ export async function watchView(view) {
     const list_ = h("ol", { class: "sentences" }), title = h("output", { id: "sample-step" }), counts = h("div", { id: "sample-counts" });
     const slider = h("input", { type: "range", id: "steps", min: 0, max: steps.length - 1, value: shown.step, "aria-label": "Step of the run" });
     const threshold = h("input", { type: "range", id: "sample-threshold", min: 0.01, max: 0.99, step: 0.01, value: shown.threshold, "aria-label": "Flagged as replaced from" });
-    const limit = h("output", {}, percent(shown.threshold, 0));
+    const limit = h("span", {}, percent(shown.threshold, 0));
     const draw = () => {
       const step = steps[shown.step], rows = run.samples.rows.map((tokens, row) => sampledRow(tokens, step.written[row], step.said[row]));
       title.textContent = `step ${number(step.step)}`;
