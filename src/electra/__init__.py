@@ -115,7 +115,7 @@ def prepare(
     from electra.data import prepare as preparation
 
     inputs = [as_place(text) for text in ([texts] if isinstance(texts, str | Path) else texts)]
-    chosen = preparation.settings_of(heldout, unit_bytes, settings)
+    chosen = preparation.prepare_settings(heldout, unit_bytes, settings)
     return preparation.prepare(inputs, as_place(out), Path(tokenizer), chosen, workers, engine)
 
 

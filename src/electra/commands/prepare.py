@@ -76,11 +76,11 @@ def prepare_plan_command(
 ) -> None:
     """The first of three steps for an array of jobs: a list of units, which prepare-unit does on any machine."""
     from electra.base.remote import as_place
-    from electra.data.prepare import plan_units, settings_of
+    from electra.data.prepare import plan_units, prepare_settings
 
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
-    settings = settings_of(heldout, unit_bytes, more)
+    settings = prepare_settings(heldout, unit_bytes, more)
     if plan := plan_units([as_place(path) for path in inputs], as_place(out), tokenizer, settings):
         files = len(plan.sources)
         say(f"{out}: {len(plan.units):,} units of {files:,} file{'s' * (files != 1)}, {plan.size:,} bytes")

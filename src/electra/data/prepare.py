@@ -61,7 +61,7 @@ MOST_WORKERS = 1024
 _NAMED_MISSING = 20
 
 
-def settings_of(heldout_share: float, unit_bytes: int, more: Mapping[str, Any]) -> PrepareSettings:
+def prepare_settings(heldout_share: float, unit_bytes: int, more: Mapping[str, Any]) -> PrepareSettings:
     """`more` are settings of how files are read and of what is left out."""
     reading = {name: value for name, value in more.items() if name in CorpusSettings.model_fields}
     others = {name: value for name, value in more.items() if name not in reading}
