@@ -80,7 +80,7 @@ def test_near_copies_are_found_as_often_as_the_formula_says(pairs: list[tuple[fl
 
 
 def test_shingles_are_sets_of_five_words_and_of_characters_where_no_spaces_are() -> None:
-    assert len(shingle_hashes("a b c d e f a b c d e f")) == 6 + 1 - 1
+    assert len(set(shingle_hashes("a b c d e f a b c d e f").tolist())) == 6
     assert len(shingle_hashes("a b c")) == 1 and len(shingle_hashes("... !")) == 0
     assert len(shingle_hashes("日本語の文章です")) == 8 - SHINGLE + 1
     same = near_fingerprint("a, b. c d e f", 0, 8, 16) == near_fingerprint("a b c d e f!", 0, 8, 16)

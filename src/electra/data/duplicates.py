@@ -36,6 +36,7 @@ def normalised(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
+@lru_cache
 def bands_for(share: float) -> tuple[int, int]:
     """(bands, rows): the most rows, and so the fewest chance meetings, with which documents that have `share` in common
     meet with a probability of at least 0.9."""
@@ -56,23 +57,22 @@ def near_fingerprint(plain: str, first: int, bands: int, rows: int) -> np.ndarra
     if not len(shingles):  # punctuation alone: a copy of its own kind only
         return np.full(bands, first, np.uint64)
     factors, summands = _permutations()
-    signature = np.full(PERMUTATIONS, np.iinfo(np.uint64).max, np.uint64)
+    signature = np.full(PERMUTATIONS, np.iinfo(np.uint32).max, "<u4")
     for start in range(0, len(shingles), _SHINGLES_AT_ONCE):
-        mixed = _mix(shingles[None, start : start + _SHINGLES_AT_ONCE] * factors[:, None] + summands[:, None])
-        np.minimum(signature, mixed.min(1), out=signature)
-    keys = np.arange(bands, dtype=np.uint64)
-    for column in signature[: bands * rows].reshape(bands, rows).T:
-        keys = _mix(keys * _MULTIPLY + column)
-    return keys
+        values = shingles[None, start : start + _SHINGLES_AT_ONCE] * factors + summands  # modulo 2^32
+        np.minimum(signature, values.min(1), out=signature)
+    parts = (signature[band * rows : (band + 1) * rows].tobytes() for band in range(bands))
+    return np.frombuffer(b"".join(blake2b(part, digest_size=8).digest() for part in parts), "<u8")
 
 
 def shingle_hashes(plain: str) -> np.ndarray:
+    """32 bits for each run of five words, or for all words where they are fewer."""
     words = np.fromiter((zlib.crc32(word.encode()) for word in _WORD.findall(plain)), np.uint64)
     width = min(SHINGLE, len(words))
     hashes = np.zeros(max(0, len(words) - SHINGLE) + 1 if width else 0, np.uint64)
     for place in range(width):
-        hashes = _mix(hashes * _MULTIPLY + words[place : place + len(hashes)])
-    return np.unique(hashes)
+        hashes = hashes * _MULTIPLY + words[place : place + len(hashes)]
+    return (_mix(hashes) >> np.uint64(32)).astype(np.uint32)
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
@@ -84,8 +84,8 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 @lru_cache
 def _permutations() -> tuple[np.ndarray, np.ndarray]:
-    numbers = _mix(np.arange(1, 2 * PERMUTATIONS + 1, dtype=np.uint64) * _MULTIPLY)
-    return numbers[:PERMUTATIONS] | np.uint64(1), numbers[PERMUTATIONS:]
+    numbers = (_mix(np.arange(1, 2 * PERMUTATIONS + 1, dtype=np.uint64) * _MULTIPLY) >> np.uint64(32)).astype(np.uint32)
+    return numbers[:PERMUTATIONS, None] | np.uint32(1), numbers[PERMUTATIONS:, None]
 
 
 Stream = Callable[[], Iterable[Fingerprints]]
