@@ -39,7 +39,7 @@ def test_the_readme_names_the_commands_we_think_it_does():
     assert found[:2] == ["make quickstart", "make test"]
     assert {shlex.split(line)[1] for line in found[2:]} == {
         "tokenizer", "prepare", "doctor", "pretrain", "export", "config", "evaluate", "detect", "finetune", "predict",
-        "flops", "score", "compare", "embed", "import", "push",
+        "flops", "score", "compare", "embed", "import", "push", "report",
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -61,15 +62,17 @@ def test_the_card_says_what_the_run_knows(exported, finished_run, prepared, reci
         assert rows["energy, an estimate"].startswith(f"{kilowatt_hours:.2g} kWh")
 
 
-def test_a_run_of_before_is_exported_without_what_it_did_not_keep(finished_run, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(finished_run, run)
-    path = run / "environment.json"
-    path.write_text(json.dumps({key: it for key, it in json.loads(path.read_text()).items() if key != "data"}))
+@pytest.mark.parametrize(
+    "damage", ["{", "[1]", '{"data": {"tokens": "many"}, "gpu": 3, "torch_threads": "x"}', "{}", None]
+)
+def test_a_run_that_lost_its_environment_is_exported_without_it(damage, finished_run, tmp_path):
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    (run / "environment.json").unlink() if damage is None else (run / "environment.json").write_text(damage)
     done = electra("export", run, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "out" / "discriminator" / "README.md").read_text()
     assert "| trained on |" not in text and "tokens seen" in text and "\n# license: apache-2.0\n" in text
+    assert damage is None or (run / "environment.json").read_text() == damage
 
 
 def test_what_the_owner_says_is_a_code(finished_run, tmp_path):

@@ -168,6 +168,20 @@ def test_an_edited_card_goes_and_an_edited_model_does_not(folder, hub):
     assert done.returncode == 4 and "nobody has checked it" in done.stderr and hub.asked == []
 
 
+def test_folders_inside_go_with_their_manifests_and_nothing_from_outside(folder, hub, tmp_path):
+    shutil.copytree(folder, folder / "detector")
+    (tmp_path / "secret.txt").write_text("mine")
+    (folder / "link.json").symlink_to(tmp_path / "secret.txt")
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    hostile = {"../secret.txt": {"bytes": 4, "sha256": hashlib.sha256(b"mine").hexdigest()}}
+    (folder / "MANIFEST.json").write_text(json.dumps(manifest | hostile | {"link.json": hostile["../secret.txt"]}))
+    assert electra("push", folder, REPOSITORY, "--yes").returncode == 4 and hub.asked == []
+    done = electra("push", folder, REPOSITORY, "--yes", "--trust")
+    assert done.returncode == 0, done.stderr
+    names = {"MANIFEST.json", *manifest}
+    assert hub.committed.keys() == names | {f"detector/{name}" for name in names}
+
+
 def test_public_is_said(folder, hub):
     hub.private = False
     done = electra("push", folder, REPOSITORY, "--yes")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from electra.base.errors import DataError, ElectraError, MachineError, SettingsError
-from electra.base.files import FOLDER_MANIFEST, distrust, read_object, refuse_edited
+from electra.base.files import FOLDER_MANIFEST, distrust, is_plain_name, read_object, refuse_edited
 from electra.base.progress import live_bars
 from electra.interop.card import CARD, TO_FILL
 
@@ -57,7 +57,8 @@ def push(folder: Path, repository: str, send: bool = False, public: bool = False
 
 def checked_files(folder: Path) -> dict[str, int]:
     """What the manifests of a folder and of the folders in it name, and those manifests."""
-    if not (folder / "config.json").is_file():
+    has_manifest = (folder / FOLDER_MANIFEST).is_file()
+    if not has_manifest and not (folder / "config.json").is_file():
         inside = sorted(str(it.parent) for it in folder.glob("*/config.json"))
         remedy = (
             f"Push one of {', '.join(inside)}."
@@ -65,17 +66,15 @@ def checked_files(folder: Path) -> dict[str, int]:
             else 'Give a folder that "electra export" or "electra finetune" wrote.'
         )
         raise DataError(f"{folder} is not the folder of one model: it has no config.json. {remedy}")
-    files: dict[str, int] = {}
-    for place in (folder, *sorted(it.parent for it in folder.rglob("*/config.json"))):
-        if not (place / FOLDER_MANIFEST).is_file():
-            distrust(f"{place} has no {FOLDER_MANIFEST}: nobody has checked it", 'Write it with "electra export"')
-            names = [it.name for it in place.iterdir() if it.is_file() and not it.name.startswith(".")]
-        else:
-            refuse_edited(place)
-            names = [*read_object(place / FOLDER_MANIFEST), FOLDER_MANIFEST]
-        paths = [place / name for name in names if (place / name).is_file()]
-        files |= {str(path.relative_to(folder)): path.stat().st_size for path in paths}
-    return files
+    paths: list[Path] = []
+    if not has_manifest:
+        distrust(f"{folder} has no {FOLDER_MANIFEST}: nobody has checked it", 'Write it with "electra export"')
+        paths = [it for it in sorted(folder.iterdir()) if is_plain_name(it.name)]
+    for manifest in sorted(folder.rglob(FOLDER_MANIFEST)):
+        refuse_edited(manifest.parent)
+        names = [name for name in read_object(manifest) if is_plain_name(name)]
+        paths += [*(manifest.with_name(name) for name in names), manifest]
+    return {str(it.relative_to(folder)): it.stat().st_size for it in paths if it.is_file() and not it.is_symlink()}
 
 
 def unfilled(card: Path) -> list[str]:

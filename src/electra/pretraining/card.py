@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from electra.base.files import read_or_set_aside
+from electra.base.errors import ElectraError
+from electra.base.files import read_object
 from electra.base.progress import duration, literal
 from electra.data.shards import Manifest
 from electra.interop.card import LIMITS, facts, numbers
@@ -37,24 +38,20 @@ CORE_POWER = 10  # watts of a busy core of a processor: there are too many kinds
 PUE = 1.5  # what a building draws for each watt of its machines; large new ones less
 
 
-def described_data(manifest: Manifest) -> dict[str, Any]:
+DATA_KEYS = ("tokens", "documents", "heldout_tokens", "heldout_documents", "files", "bytes", "vocab_size")
+
+
+def described_data(manifest: Manifest) -> dict[str, int]:
     """What is kept of the shards' manifest, which may be gone when a run is exported."""
     train, heldout, inputs = manifest.splits["train"], manifest.splits["heldout"], manifest.inputs
-    return {
-        "tokens": train.tokens,
-        "documents": train.documents,
-        "heldout_tokens": heldout.tokens,
-        "heldout_documents": heldout.documents,
-        "files": inputs.files,
-        "bytes": inputs.bytes,
-        "vocab_size": manifest.vocab_size,
-    }
+    values = (train.tokens, train.documents, heldout.tokens, heldout.documents, inputs.files, inputs.bytes)
+    return dict(zip(DATA_KEYS, (*values, manifest.vocab_size), strict=True))
 
 
 def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, Any]) -> dict[str, str]:
     """Of the network at the step of `metrics`, held-out ones, or at the end."""
-    environment: dict[str, Any] = read_or_set_aside(run / ENVIRONMENT) or {}
-    data: dict[str, Any] = environment.get("data") or {}
+    environment = read_environment(run)
+    data: dict[str, int] = environment["data"]
     train = [record for record in read_metrics(run) if record["kind"] == "train"]
     last = next((it for it in reversed(train) if it["step"] <= metrics.get("step", it["step"])), {})
     step, tokens = last.get("step", 0), last.get("tokens") or 0
@@ -102,6 +99,19 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
         "Held-out metrics": numbers({key: value for key, value in metrics.items() if key != "step"}),
         "Limits": limits(settings, tokens),
     }
+
+
+def read_environment(run: Path) -> dict[str, Any]:
+    """What is there of it and has the types it was written with: a card is no reason not to export a run that somebody edited."""
+    try:
+        found = read_object(run / ENVIRONMENT)
+    except ElectraError:
+        found = {}
+    data = found.get("data")
+    whole = isinstance(data, dict) and all(isinstance(data.get(key), int) for key in DATA_KEYS)
+    counts = ("torch_threads", "processes")
+    plain = {key: value for key, value in found.items() if isinstance(value, int if key in counts else str)}
+    return plain | {"data": data if whole else {}}
 
 
 def cost(
