@@ -6,11 +6,14 @@ its own, at most `megabytes` of memory and `seconds`; the others run in the proc
 """
 
 import json
+import pickle
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from faults.world import (
     COMPARE,
@@ -285,3 +288,91 @@ for option in ("--seeds 1000000000000", "--jobs 1000000000", "--seeds 0"):
     case(f"finetune{option.replace(' ', '-')}", f"{FINETUNE.replace('tasks', 'new')} {option}", 2, "")
 case("score-nan", "rerank electric lists.jsonl", 3, "NaN|electric", lambda w: put(w / "lists.jsonl", '{"hypotheses": [{"text": "a", "score": NaN}]}\n'))
 case("formula-cells", "predict tasks/table/seed-0 odd.csv --out p.csv --escape-formulas", 0, "2 rows", lambda w: put(w / "odd.csv", 'text,label,n\n"=1+1",yes,-3\n"@x",no,4\n'))
+
+# Folders of other people: refused whole, nothing run, nothing followed out of the folder
+
+IMPORT = "import their new"
+NOT_WRITTEN = "evil-was-here"
+
+
+def theirs(change: Callable[[Path], object] = lambda folder: None) -> Callable[[Path], object]:
+    """The export as somebody else's folder: no manifest, and nothing that says it is ours."""
+
+    def make(w: Path) -> None:
+        shutil.copytree(w / "export", w / "their", ignore=shutil.ignore_patterns("MANIFEST.json", "README.md"))
+        edit(w / "their/config.json", lambda c: {key: value for key, value in c.items() if not key.startswith("pretraining_")})
+        change(w / "their")
+
+    return make
+
+
+class Evil:
+    """Unpickled, it writes a file."""
+
+    def __reduce__(self) -> tuple:
+        return (open, (NOT_WRITTEN, "w"))
+
+
+def sharded(folder: Path, names: dict[str, str], keep: str = "part.safetensors") -> None:
+    (folder / WEIGHTS).rename(folder / keep)
+    put(folder / f"{WEIGHTS}.index.json", json.dumps({"weight_map": names}))
+
+
+def all_in(name: str) -> Callable[[Path], None]:
+    return lambda folder: sharded(folder, dict.fromkeys(load_file(folder / WEIGHTS), name))
+
+
+def header(content: dict, data: bytes = b"") -> bytes:
+    text = json.dumps(content).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def link(name: str, target: str) -> Callable[[Path], None]:
+    return lambda folder: ((folder / name).rename(folder.parent / "moved"), (folder / name).symlink_to(target))
+
+
+case("import-whole", IMPORT, 0, "same ids and same logits", theirs(), fast=True)
+case("import-ours", "import export new", 3, "ours already", fast=True)
+case("import-sharded", IMPORT, 0, "same logits", theirs(all_in("part.safetensors")))
+for label, name in {"up": "../export/model.safetensors", "absolute": "/dev/zero", "hidden": ".part", "backslash": "..\\x", "number": 3, "empty": ""}.items():
+    case(f"import-index-{label}", IMPORT, 4, "no file of the folder", theirs(all_in(name)), fast=label == "up")
+case("import-index-missing", IMPORT, 4, "missing", theirs(all_in("other.safetensors")))
+case("import-index-list", IMPORT, 4, "weight_map", theirs(lambda f: (sharded(f, {}), put(f / f"{WEIGHTS}.index.json", '{"weight_map": [1]}'))))
+case("import-index-lies", IMPORT, 4, "do not name the same tensors", theirs(lambda f: sharded(f, {"electra.x": "part.safetensors"})))
+case("import-index-deep", IMPORT, 4, "nested", theirs(lambda f: (sharded(f, {}), put(f / f"{WEIGHTS}.index.json", DEEP))))
+for name in (WEIGHTS, "config.json", "tokenizer.json"):
+    case(f"import-link-{name}", IMPORT, 4, "a link that leads out of its folder", theirs(link(name, "../moved")), fast=name == WEIGHTS)
+case("import-link-device", IMPORT, 4, "leads out of its folder", theirs(link(WEIGHTS, "/dev/zero")), alone=True, megabytes=1200)
+case("import-link-loop", IMPORT, 4, WEIGHTS, theirs(link(WEIGHTS, WEIGHTS)))
+case("import-pickle-as-safetensors", IMPORT, 4, "a pickle under the name", theirs(lambda f: put(f / WEIGHTS, pickle.dumps(Evil()))), fast=True)
+case("import-zip-as-safetensors", IMPORT, 4, "a pickle under the name", theirs(lambda f: torch.save({"x": torch.ones(2)}, f / WEIGHTS)))
+case("import-bin", IMPORT, 4, "a pickle, which can run code.*--allow-bin", theirs(lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin")), fast=True)
+case("import-bin-evil", f"{IMPORT} --allow-bin", 4, "more than weights", theirs(lambda f: ((f / WEIGHTS).unlink(), put(f / "pytorch_model.bin", pickle.dumps({"x": Evil()})))), fast=True)
+case("import-bin-evil-zip", f"{IMPORT} --allow-bin", 4, "more than weights", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": Evil()}, f / "pytorch_model.bin"))))
+case("import-bin-stretched", f"{IMPORT} --allow-bin", 4, "larger than what is stored", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": torch.zeros(1).expand(1 << 40)}, f / "pytorch_model.bin"))))
+case("import-bin-no-table", f"{IMPORT} --allow-bin", 4, "not a table of tensors", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save([torch.zeros(1)], f / "pytorch_model.bin"))))
+case("import-header-giant", IMPORT, 4, "a header of", theirs(lambda f: put(f / WEIGHTS, (1 << 62).to_bytes(8, "little") + b"{}")), fast=True)
+case("import-header-long", IMPORT, 4, "a header of 50,000,000 bytes", theirs(lambda f: put(f / WEIGHTS, (50_000_000).to_bytes(8, "little") + b" " * 50_000_000)), alone=True, megabytes=1200)
+case("import-header-deep", IMPORT, 4, r"model\.safetensors", theirs(lambda f: put(f / WEIGHTS, len(DEEP).to_bytes(8, "little") + DEEP.encode())))
+case("import-shape-absurd", IMPORT, 4, r"model\.safetensors", theirs(lambda f: put(f / WEIGHTS, header({"x": {"dtype": "F32", "shape": [1 << 40, 1 << 20], "data_offsets": [0, 4]}}, b"1234"))), alone=True, megabytes=1200)
+case("import-shape-empty", IMPORT, 4, "word table|no words", theirs(lambda f: put(f / WEIGHTS, header({}))))
+case("import-offsets", IMPORT, 4, r"model\.safetensors", theirs(lambda f: put(f / WEIGHTS, header({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1 << 60]}}, b"1234"))))
+case("import-cut", IMPORT, 4, r"model\.safetensors", theirs(lambda f: cut(f / WEIGHTS)), fast=True)
+case("import-nan", IMPORT, 4, "finite", theirs(lambda f: tensors(f / WEIGHTS, spoil("word_embeddings", float("nan")))))
+case("import-integers", IMPORT, 4, "int8, not floating point", theirs(lambda f: tensors(f / WEIGHTS, cast("query.weight", torch.int8))))
+for key, value in {"auto_map": {"AutoModel": "evil.Model"}, "_attn_implementation_internal": "evil/kernel", "custom_pipelines": {"x": {"impl": "evil.X"}}}.items():
+    case(f"import-code-{key}", IMPORT, 4, f"names code of its own \\({key}", theirs(lambda f, key=key, value=value: (edit(f / "config.json", lambda c: c.update({key: value})), put(f / "evil.py", f"open({NOT_WRITTEN!r}, 'w')"))), fast=key == "auto_map")
+for key, value in {"vocab_size": 10**12, "hidden_size": 10**9, "num_hidden_layers": 10**9, "max_position_embeddings": 10**12, "hidden_act": ["gelu"], "num_attention_heads": "x", "embedding_size": None}.items():
+    case(f"import-config-{key}", IMPORT, 0 if key == "vocab_size" else 3 if key == "hidden_act" else 4, "same logits" if key == "vocab_size" else "config|supported", theirs(lambda f, key=key, value=value: edit(f / "config.json", lambda c: c.update({key: value}))), fast=key == "hidden_size", alone=key == "num_hidden_layers", megabytes=1200)
+for label, content in {"deep": DEEP, "cut": '{"model_type"', "list": "[1]", "latin": b'{"model_type": "\xff"}', "empty": ""}.items():
+    case(f"import-config-{label}", IMPORT, 4, r"config\.json", theirs(lambda f, content=content: put(f / "config.json", content)))
+    case(f"import-tokenizer-{label}", IMPORT, 4, r"tokenizer\.json", theirs(lambda f, content=content: put(f / "tokenizer.json", content)))
+case("import-type-list", IMPORT, 3, "type", theirs(lambda f: edit(f / "config.json", lambda c: c.update(model_type=["electra"]))))
+case("import-type-escape", IMPORT, 3, "a model of type", theirs(lambda f: edit(f / "config.json", lambda c: c.update(model_type=ESCAPE))))
+case("import-name-escape", IMPORT, 0, "left out", theirs(lambda f: tensors(f / WEIGHTS, lambda t: t.update({f"x{ESCAPE}": torch.ones(2)}))))
+case("import-tokenizer-regex", IMPORT, 4, "regular expression", theirs(lambda f: edit(f / "tokenizer.json", lambda it: it.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}))))
+case("import-nothing", "import nowhere new", 3, "does not exist", fast=True)
+case("import-a-file", "import text.txt new", 3, "neither a folder nor")
+case("import-no-weights", IMPORT, 3, "Keras weights", theirs(lambda f: (f / WEIGHTS).rename(f / "tf_model.h5")))
+case("import-out-exists", "import their shards", 5, "exists already", theirs(), unchanged=("shards/*",))
+case("import-disk-full", IMPORT, 5, "does not fit", theirs(), alone=True, file_limit=20_000)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.cases import CASES, ESCAPE, Case
+from faults.cases import CASES, ESCAPE, NOT_WRITTEN, Case
 from faults.world import run_words
 from helpers import command, environment
 
@@ -59,6 +59,7 @@ def test_a_fault_ends_as_the_table_says(case: Case, world: Path, tmp_path: Path)
     assert len(output) < 20_000
     assert {path: path.read_bytes() for path in before} == before
     assert not [path for path in folder.rglob(".*.tmp")]
+    assert not list(tmp_path.rglob(NOT_WRITTEN)) and not Path(NOT_WRITTEN).exists(), "somebody's code was run"
     for page in folder.rglob("results.md"):
         assert "\x1b" not in page.read_text("utf-8")
 

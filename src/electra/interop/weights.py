@@ -53,7 +53,10 @@ def inside(folder: Path, name: object) -> Path:
     """A file of the folder. A link may lead only to the blobs of the Hub's cache, where the folder is a snapshot of it."""
     if not isinstance(name, str) or not is_plain_name(name):
         raise CorruptError(f"{folder} names {str(name)[:60]!r}, which is no file of the folder.")
-    home, target = folder.resolve(), (folder / name).resolve()
+    try:
+        home, target = folder.resolve(), (folder / name).resolve()
+    except (RuntimeError, OSError) as error:
+        raise CorruptError(f"{folder / name} is a link in a circle ({error}).") from None
     homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
     if target.parent not in homes:
         raise CorruptError(f"{folder / name} is a link that leads out of its folder. Copy the file there.")
