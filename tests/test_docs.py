@@ -116,6 +116,31 @@ def test_every_command_about_fine_tuning_runs(tmp_path, toy_model):
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
+@pytest.mark.timeout(480)
+def test_every_command_about_import_runs(tmp_path):
+    """docs/import.md in its order, with a small checkpoint of TensorFlow in the place of Google's, for six steps of two rows."""
+    shutil.copytree(ROOT / "tests" / "interop" / "tensorflow" / "electra", tmp_path / "their-electra")
+    pieces = [
+        "t",
+        "h",
+        "e",
+        "the",
+        *(f"{first}{more}" for first in ("t", "h", "e", "the") for more in ("s", "a", "sa", "as")),
+    ]
+    lines = [" ".join(pieces[(row + place) % len(pieces)] for place in range(30)) for row in range(300)]
+    (tmp_path / "my-text.txt").write_text("\n\n".join(lines))
+    lines = commands((ROOT / "docs" / "import.md").read_text("utf-8"))
+    assert [shlex.split(line)[1] for line in lines] == ["import", *2 * ["prepare", "pretrain", "tokenizer"]][:-1]
+    for line in lines:
+        words = shlex.split(line)[1:]
+        words += ["train.steps=6", "train.batch=2"] if words[0] == "pretrain" else []
+        words += ["--heldout", "0.1"] if words[0] == "prepare" else []
+        done = electra(*words, cwd=tmp_path)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        if words[0] == "pretrain":
+            assert "its head, its generator" in done.stderr and "after step 6" in done.stdout
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/finetune.md"])
 def test_no_example_asks_a_model_about_the_table_it_was_trained_on(page):
     words = [shlex.split(line) for line in commands((ROOT / page).read_text("utf-8"))]
