@@ -94,6 +94,25 @@ def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_g
     assert_same_training(finish(1, recipe, prepared, tmp_path / "with-one"), finished_run)
 
 
+def test_weights_in_pieces_train_alike(finished_run, recipe, prepared, tmp_path):
+    run = finish(2, recipe, prepared, tmp_path / "run", "train.parallel=fsdp")
+    assert_same_training(run, finished_run)
+    assert (run / "export" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("more", [[], ["optimizer.kind=muon", "train.accumulate=2"]])
+def test_a_run_goes_from_whole_weights_to_pieces_and_back(more, recipe, prepared, tmp_path):
+    alone, run = finish(1, recipe, prepared, tmp_path / "alone", *more), tmp_path / "run"
+    for world, parallel, step in ((2, "ddp", 10), (2, "fsdp", 20), (4, "fsdp", 30)):
+        processes = pretrain(world, recipe, prepared, run, f"train.parallel={parallel}", *more)
+        wait_for_step(run, step)
+        processes.processes[0].terminate()
+        assert processes.codes() == [75] * world, processes.said(0)
+    assert_same_training(finish(1, recipe, prepared, run, *more), alone)
+
+
 MORE = {
     "accumulate": ["train.accumulate=2"],
     "muon": ["optimizer.kind=muon", "optimizer.decoupled=true"],

@@ -104,19 +104,15 @@ class Ranks:
             dist.all_reduce(totals[name])
         return totals
 
-    def spread(self, tensors: Mapping[str, Tensor]) -> None:
-        """Everybody gets what process 0 has in these tensors."""
-        for name in sorted(tensors) if self.together else ():
-            dist.broadcast(tensors[name].detach(), 0)
-
     def wait_at_most(self, seconds: float) -> None:
         """For the hosts' messages. What waits on a GPU waits twice as long, so that a host is the one to say so."""
         if self.together:
             group = dist.group.WORLD
             assert group is not None
-            for backend, factor in ((torch.device("cpu"), 1), (torch.device("cuda"), 2)):
-                with suppress(RuntimeError):  # there is no such backend
-                    group._get_backend(backend)._set_default_timeout(timedelta(seconds=factor * seconds))
+            for name, device in (("gloo", "cpu"), ("nccl", "cuda")):
+                if name in dist.get_backend_config(group):
+                    wait = timedelta(seconds=seconds if name == "gloo" else 2 * seconds)
+                    group._get_backend(torch.device(device))._set_default_timeout(wait)
 
     def device(self, chosen: torch.device) -> torch.device:
         """Of several GPUs, each process its own."""

@@ -26,13 +26,14 @@ from electra.data.shards import Manifest, manifest_hash, open_data, read_manifes
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.card import ENVIRONMENT, described_data
-from electra.pretraining.load import CONFIG, export_networks, load_settings
+from electra.pretraining.load import CONFIG, export_networks, load_run, load_settings
 from electra.pretraining.samples import ROWS_SHOWN, SampledEvaluation, Shown
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.start import before_and_after, take_weights
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
 from electra.train.device import choose_device, explain_machine, log_shortcomings
+from electra.train.distributed import is_sharded, shard
 from electra.train.loop import Run, train
 from electra.train.settings import FREE_TO_CHANGE, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
@@ -98,6 +99,10 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     with join() as ranks:
         if settings.train.processes > 1 and not ranks.together:
             raise SettingsError("train.processes is for a single pre-training run. Take it out here.")
+        if settings.train.parallel == "fsdp" and not ranks.together:
+            raise SettingsError(
+                "train.parallel=fsdp is for several processes: add train.processes, or start with torchrun."
+            )
         ranks.wait_at_most(settings.train.timeout)
         return pretrain_together(settings, command, ranks)
 
@@ -146,6 +151,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
 
         # train
         objective = parts.objective.to(device)
+        if settings.train.parallel == "fsdp":
+            shard(objective, ranks, device)
         update = build_step(objective, settings.optimizer, execution, settings.seed)
         sampled = () if settings.objective.kind == "electric" else parts.sampled  # energies are no probabilities
         shown = Shown(folder, load_tokenizer(data), sampled)
@@ -162,7 +169,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
 
         def export_main() -> None:
             if not (folder / "export").exists():
-                main = dict(list(parts.objective.networks().items())[:1])
+                whole = load_run(folder)[1] if is_sharded(objective) else parts.objective
+                main = dict(list(whole.networks().items())[:1])
                 export_networks(settings, main, folder, folder / "export", metrics)
             if settings.start and (table := before_and_after(folder)):
                 write_atomically(folder / BEFORE_AFTER, table.markdown().encode())

@@ -13,11 +13,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from electra.base.ranks import Ranks
+from electra.objectives import Trainable
 from electra.objectives.losses import Sums
 
 BUCKET = 64 << 20  # bytes
@@ -79,3 +81,88 @@ def add_up_scalars(sums: Sums) -> Sums:
     packed = torch.stack([sums[name].double() for name in names])
     dist.all_reduce(packed)
     return sums | {name: total.to(sums[name].dtype) for name, total in zip(names, packed.unbind(), strict=True)}
+
+
+# Weights in pieces (FSDP2). Every process keeps its piece of each tensor and of what the optimizer knows about it.
+
+
+def shard(objective: Trainable, ranks: Ranks, device: torch.device) -> None:
+    """All of it is gathered for a step and given back after it: encoders fit as they are, so that what is saved is weights,
+    gradients and optimizer state between steps."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    assert isinstance(objective, nn.Module)
+    fully_shard(objective, mesh=init_device_mesh(device.type, (ranks.world,)), reshard_after_forward=False)
+    assert isinstance(objective, FSDPModule)
+    objective.set_gradient_divide_factor(1.0)  # gradients are added up; the losses have divided already
+    objective.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+@contextmanager
+def gathered(objective: Trainable) -> Iterator[None]:
+    """Whole weights in every process, until the end of this."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(objective, FSDPModule):
+        objective.unshard()
+    yield
+    if isinstance(objective, FSDPModule):
+        objective.reshard()
+
+
+def is_sharded(objective: Trainable) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in objective.parameters())
+
+
+def add_up_at(objective: Trainable, is_last: bool) -> None:
+    """Gradients in pieces are added up in the backward pass of the last part."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(objective, FSDPModule):
+        objective.set_requires_gradient_sync(is_last)
+
+
+def own(tensor: Tensor) -> Tensor:
+    """This process's piece."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All processes call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def piece_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Of a whole tensor that every process has, the piece that it has of `like`."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+Groups = dict[str, dict[str, Tensor]]
+
+
+def whole_groups(groups: Groups, ranks: Ranks) -> Groups:
+    """What a checkpoint holds, in process 0."""
+    wholes: Groups = {group: {} for group in groups}
+    for group, tensors in groups.items():
+        for name, tensor in tensors.items():
+            value = whole(tensor.detach())
+            if ranks.is_first:
+                wholes[group][name] = value if value is tensor else value.cpu()
+    return wholes
+
+
+def spread(groups: Groups, wholes: Groups, ranks: Ranks) -> None:
+    """Everybody gets, whole or its piece, what process 0 has in `wholes`."""
+    for group, tensors in groups.items() if ranks.together else ():
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor):
+                value = torch.empty(tensor.shape, dtype=tensor.dtype, device=own(tensor).device)
+                if ranks.is_first:
+                    value.copy_(wholes[group][name])
+                dist.broadcast(value, 0)
+                own(tensor.detach()).copy_(piece_like(value, tensor))
+            else:
+                dist.broadcast(tensor.detach(), 0)

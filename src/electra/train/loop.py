@@ -13,17 +13,20 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from electra.base.batch import Batch
 from electra.base.errors import DivergedError, common
 from electra.base.jobs import Signals
 from electra.base.progress import Progress, metrics_text
+from electra.base.ranks import explain_peers
 from electra.objectives import Trainable
 from electra.objectives.corruption import Corruptor
 from electra.objectives.losses import Sums
 from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
 from electra.train.device import Precision, autocast, check_space, deterministic, is_out_of_memory, kernels
+from electra.train.distributed import Groups, gathered, is_sharded, own, spread, whole_groups
 from electra.train.horizon import Horizon
 from electra.train.log import Record, RunLog
 from electra.train.optimizers import optimizer_tensors
@@ -99,7 +102,7 @@ def train(
     state, pause = RunState(update, evaluation, settings, run), run.seconds_between_lines
     horizon = state.horizon
     progress = Progress(run.name or "step", state.planned_steps, state.step, seconds_between_lines=pause)
-    with deterministic(settings.deterministic), state.told_to_outsiders(), progress:
+    with deterministic(settings.deterministic), state.told_to_outsiders(), explain_peers(state.ranks), progress:
         state.evaluate_if_due(progress)  # a signal during an evaluation puts it off to the next start
         for batch in data.batches(state.step):
             if state.is_enough or state.is_last:
@@ -145,10 +148,10 @@ class RunState:
         self.step, self.sums, self.seconds_before, device = 0, Sums(), 0.0, update.execution.device
         self.horizon, self.tokens_before = Horizon(settings), 0
         self.pauses = {"compile": 0.0, "evaluate": 0.0, "save": 0.0}
-        self.log = RunLog(self.tracked(0), (), writes=False)
+        self.restored, self.log = self.tensors, RunLog(self.tracked(0), (), writes=False)
         self.step, state, sums, evaluation.kept, records = self.ranks.first(self.open)
-        for group in self.tensors.values():
-            self.ranks.spread(group)
+        if state or not is_sharded(update.objective):
+            spread(self.tensors, self.restored, self.ranks)
         if state:
             self.seconds_before = state["seconds"]
             self.pauses |= state.get("pauses", {})
@@ -173,7 +176,14 @@ class RunState:
         newest = checkpoint.newest_checkpoint(root)
         if newest:
             checkpoint.set_aside(root, newest.step)
-            checkpoint.restore(newest, self.tensors)
+            self.restored = {  # of tensors in pieces, the whole on the host
+                group: {
+                    name: torch.empty(tensor.shape, dtype=tensor.dtype) if isinstance(tensor, DTensor) else tensor
+                    for name, tensor in tensors.items()
+                }
+                for group, tensors in self.tensors.items()
+            }
+            checkpoint.restore(newest, self.restored)
             log.info("resuming at step %d from %s", newest.step, newest.folder)
         check_space(folder, sum(tensor.nbytes for group in self.tensors.values() for tensor in group.values()))
         self.log = RunLog(self.tracked(newest.step if newest else 0), wanted_trackers(self.settings.track))
@@ -336,13 +346,12 @@ class RunState:
         """Never weights that are not finite: the checkpoints before them are the way back."""
         with self.paused_for("save"):
             self.require_finite()
-            totals = self.total_sums()
-            self.ranks.first(lambda: self.write(totals))
+            totals, groups = self.total_sums(), whole_groups(self.tensors, self.ranks)
+            self.ranks.first(lambda: self.write(groups | {"sums": totals}))
             self.sums = self.own_sums(totals)
         self.saved = time.monotonic()
 
-    def write(self, sums: Sums) -> None:
-        groups = self.tensors | {"sums": sums}
+    def write(self, groups: Groups) -> None:
         if self.evaluation.kept:
             groups["kept"] = self.evaluation.kept
         planned = self.planned_steps if math.isfinite(self.horizon.steps) else 0
@@ -352,7 +361,8 @@ class RunState:
         checkpoint.prune(self.run.checkpoints, self.settings.keep, self.settings.keep_every)
 
     def require_finite(self) -> None:
-        if not all(torch.isfinite(parameter).all() for parameter in self.update.objective.parameters()):
+        is_finite = all(torch.isfinite(own(parameter)).all() for parameter in self.update.objective.parameters())
+        if not all(self.ranks.gather(is_finite)):
             raise common(self.diverged())
 
     def diverged(self) -> DivergedError:
@@ -403,7 +413,8 @@ class HeldOutEvaluation:
         own = islice(self.rows, execution.ranks.rank, None, execution.ranks.world)
         rows = takewhile(lambda batch: self.signals.received is None, own)
         how = execution.device, execution.precision, self.update.with_kernels
-        sums = sums_over(rows, lambda batch: objective(batch).sums, *how)
+        with gathered(objective):
+            sums = sums_over(rows, lambda batch: objective(batch).sums, *how)
         if execution.ranks.together:
             sums, self.signals.received = self.of_all(sums)
         return summarise(sums, objective.extra_metrics) if sums and self.signals.received is None else {}

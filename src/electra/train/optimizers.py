@@ -26,10 +26,12 @@ import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
+from torch.distributed.tensor import DTensor
 
 from electra.base.config import Settings
 from electra.model.electra import Linear
 from electra.objectives import Trainable, generator_parameters
+from electra.train.distributed import own, piece_like, whole
 
 # Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
 FAR_STEP = 1e9
@@ -137,7 +139,8 @@ def build_optimizer(model: Trainable, groups: Sequence[ParameterGroup], settings
     optimizer = optim.AdamW(adamw, fused=True)
     for options in optimizer.param_groups:
         for parameter in options["params"]:
-            first = parameter.new_full((), 0.0 if options["bias_correction"] else FAR_STEP)
+            step = 0.0 if options["bias_correction"] else FAR_STEP
+            first = torch.full((), step, dtype=parameter.dtype, device=parameter.device)
             averages = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             optimizer.state[parameter] = {"step": first, **averages}
     # torch warns when an optimizer that can be captured steps uncaptured; ours does at every new shape.
@@ -149,7 +152,7 @@ def clip_gradients(groups: Sequence[ParameterGroup]) -> Tensor:
     """Clips each group to its own norm, all of it together. Returns the norm of the first, before: the discriminator's,
     or that of everything."""
     norm, *_ = [nn.utils.clip_grad_norm_(group.parameters.values(), group.adam.clip) for group in groups]
-    return norm
+    return whole(norm)
 
 
 class Rates:
@@ -158,7 +161,8 @@ class Rates:
 
     def __init__(self, optimizer: optim.Optimizer, device: torch.device):
         self.groups = optimizer.param_groups
-        self.on_device = device.type == "cuda"
+        in_pieces = any(isinstance(parameter, DTensor) for parameter in self.groups[0]["params"])
+        self.on_device = device.type == "cuda" and not in_pieces
         if self.on_device:
             self.peaks = torch.tensor([group["peak"] for group in self.groups], device=device)
             self.fraction, self.rates = torch.zeros((), device=device), torch.zeros_like(self.peaks)
@@ -198,7 +202,7 @@ class Matrix:
     @property
     def sides(self) -> torch.Size:
         """Short and long: what goes through the rounds together."""
-        return self.lying(self.parameter).shape[1:]
+        return self.lying(torch.empty(self.parameter.shape, device="meta")).shape[1:]
 
     def lying(self, tensor: Tensor) -> Float[Tensor, "parts short long"]:
         parts = tensor.view(self.parts, -1, tensor.shape[1])
@@ -260,16 +264,19 @@ class Muon(optim.Optimizer):
                 self.update(learning, group)
 
     def update(self, matrices: list[Matrix], group: dict[str, Any]) -> None:
-        """Matrices of equal sides. `lr` may be a tensor on the device."""
+        """Matrices of equal sides. `lr` may be a tensor on the device. Of matrices in pieces, every process makes the whole
+        direction orthogonal and takes its piece."""
         beta, lr, decay = group["momentum"], group["lr"], group["weight_decay"]
-        parameters: list[Tensor] = [matrix.parameter for matrix in matrices]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        momenta = [self.state[parameter]["momentum"] for parameter in parameters]
-        torch._foreach_lerp_(momenta, gradients, 1 - beta)
-        ahead = torch._foreach_lerp(gradients, momenta, beta)
+        parameters: list[Tensor] = [own(matrix.parameter) for matrix in matrices]
+        gradients = [whole(matrix.parameter.grad) for matrix in matrices if matrix.parameter.grad is not None]
+        momenta = [self.state[matrix.parameter]["momentum"] for matrix in matrices]
+        pieces = [piece_like(gradient, momentum) for gradient, momentum in zip(gradients, momenta, strict=True)]
+        torch._foreach_lerp_([own(momentum) for momentum in momenta], pieces, 1 - beta)
+        ahead = torch._foreach_lerp(gradients, [whole(momentum) for momentum in momenta], beta)
 
         lying = torch.cat([matrix.lying(direction) for matrix, direction in zip(matrices, ahead, strict=True)])
         updates = orthogonalise(lying) * (-lr * (UPDATE_SIZE * math.sqrt(lying.shape[2])))
-        pieces = zip(matrices, updates.split([matrix.parts for matrix in matrices]), strict=True)
+        stacked = zip(matrices, updates.split([matrix.parts for matrix in matrices]), strict=True)
+        changes = [piece_like(matrix.standing(update), matrix.parameter) for matrix, update in stacked]
         torch._foreach_mul_(parameters, 1 - lr * decay)
-        torch._foreach_add_(parameters, [matrix.standing(piece) for matrix, piece in pieces])
+        torch._foreach_add_(parameters, changes)

@@ -25,7 +25,7 @@ from electra.objectives.losses import Loss, Sums
 from electra.train import optimizers
 from electra.train.cuda_graph import CapturedFunction
 from electra.train.device import Fast, Precision, autocast, choose_backend, is_out_of_memory, kernels
-from electra.train.distributed import add_up_gradients, add_up_scalars, with_others
+from electra.train.distributed import add_up_at, add_up_gradients, add_up_scalars, is_sharded, with_others
 from electra.train.settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,9 @@ class Execution:
     @staticmethod
     def of(settings: TrainSettings, device: torch.device, ranks: Ranks = ALONE) -> "Execution":
         """The fastest that `settings.fast` allows and the machine can do. Refuses what the machine cannot."""
-        backend = choose_backend(settings.fast, device)
-        capture = settings.fast != "off" and device.type == "cuda"
+        in_pieces = settings.parallel == "fsdp"
+        backend = None if in_pieces else choose_backend(settings.fast, device)
+        capture = settings.fast != "off" and device.type == "cuda" and not in_pieces
         reduce = torch.bfloat16 if settings.reduce == "bfloat16" else torch.float32
         return Execution(
             device, settings.precision, settings.accumulate, settings.fast, backend, capture, ranks, reduce
@@ -129,7 +130,8 @@ class Step:
         objective, parts = self.objective if self.compiled is None else self.compiled, self.execution.accumulate
         ranks = self.execution.ranks
         sums: Sums = {}
-        for part in batch.split(parts):
+        for number, part in enumerate(batch.split(parts), 1):
+            add_up_at(self.objective, number == parts)
             with kernels(self.with_kernels):
                 with autocast(self.execution.precision, self.execution.device), with_others(ranks, part.ids.device):
                     loss = objective(part)
@@ -139,7 +141,8 @@ class Step:
             for name, value in {**loss.sums, **counted}.items():
                 sums[name] = sums[name] + value if name in sums else value
         if ranks.together:
-            add_up_gradients(self.objective.parameters(), self.execution.reduce)
+            if not is_sharded(self.objective):
+                add_up_gradients(self.objective.parameters(), self.execution.reduce)
             sums = add_up_scalars(sums) | {"parts": sums["parts"]}
         return sums
 

@@ -1,0 +1,117 @@
+"""Whatever happens to one of several processes: a clear line, the right exit code, nobody left, nothing lost."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from electra.train.checkpoint import checkpoint_folders, problem_of
+from helpers import command, environment
+from together import Together, wait_for_step
+
+
+def together(world: int, recipe: Path, prepared: Path, run: Path, *more: object, **how) -> Together:
+    words = "pretrain", recipe, f"data={prepared}", f"run={run}", *more
+    return Together(world, run.parent / "said", *words, **how)
+
+
+def final_weights(run: Path) -> bytes:
+    return (run / "checkpoints" / "step-000000040" / "model.safetensors").read_bytes()
+
+
+def test_a_batch_that_cannot_be_cut_is_refused_in_one_line_before_anything_is_written(recipe, prepared, tmp_path):
+    for world, cut in ((3, "into 3 processes"), (2, "into 2 processes x train.accumulate=8")):
+        more = ["train.accumulate=8"] if world == 2 else []
+        processes = together(world, recipe, prepared, tmp_path / "run", *more)
+        assert processes.codes(60) == [2] * world
+        (line,) = processes.lines()
+        assert cut in line and "Use train.batch=" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_with_other_settings_is_refused_with_the_difference(recipe, prepared, tmp_path):
+    processes = together(2, recipe, prepared, tmp_path / "run", changes={1: ["optimizer.lr=0.5"]})
+    assert processes.codes(60) == [2, 2]
+    (line,) = processes.lines()
+    assert "process 1 of 2" in line and "optimizer.lr: 0.001 -> 0.5" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_never_comes_and_a_port_in_use_are_told(recipe, prepared, tmp_path):
+    processes = together(2, recipe, prepared, tmp_path / "run", missing=[1], variables={"ELECTRA_MEET_SECONDS": "3"})
+    assert processes.codes(60) == [5]
+    assert "process 0 of 2 did not meet the others" in processes.said(0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        processes = together(1, recipe, prepared, tmp_path / "run", variables={"MASTER_PORT": port})
+        assert processes.codes(60) == [5]
+    assert f"port 127.0.0.1:{port} is in use" in processes.said(0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_hangs_is_named_and_one_that_is_killed_is_noticed_at_once(recipe, prepared, tmp_path):
+    run = tmp_path / "run"
+    processes = together(2, recipe, prepared, run, "train.timeout=4")
+    wait_for_step(run, 10)
+    sleeper = processes.processes[1]
+    assert sleeper.pid
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    processes.processes[0].join(60)
+    assert processes.processes[0].exitcode == 5 and "process 1 did not answer" in processes.said(0)
+    state = json.loads((run / "run_state.json").read_text())
+    assert state["state"] == "failed" and "process 1 did not answer" in state["reason"]
+    sleeper.kill()
+    sleeper.join()
+
+    processes = together(2, recipe, prepared, run)
+    wait_for_step(run, 20)
+    processes.processes[1].kill()
+    assert processes.codes(30) == [5, -signal.SIGKILL]
+    assert "another process of this run ended" in processes.said(0)
+    assert all(problem_of(folder) is None for folder in checkpoint_folders(run / "checkpoints"))
+
+
+def workers_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"pretrain" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the processes")
+def test_twenty_random_kills_with_restarts_end_with_the_same_weights(recipe, prepared, tmp_path):
+    words = ["pretrain", recipe, f"data={prepared}", "train.processes=2", "train.save_every=3", "train.restarts=30"]
+    whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(0)
+    subprocess.run(command(*words, f"run={whole}"), env=environment(), check=True, timeout=300)
+    parent = subprocess.Popen(command(*words, f"run={killed}"), env=environment(), stderr=subprocess.PIPE, text=True)
+    kills = 0
+    while kills < 20 and parent.poll() is None:
+        time.sleep(rng.uniform(1.0, 6.0))
+        if workers := workers_of(parent.pid):
+            os.kill(rng.choice(workers), signal.SIGKILL)
+            kills += 1
+    _, errors = parent.communicate(timeout=600)
+    assert parent.returncode == 0, errors
+    assert kills and final_weights(killed) == final_weights(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sigterm_to_the_launcher_saves_once_and_exits_75(recipe, prepared, tmp_path):
+    run = tmp_path / "run"
+    words = ["pretrain", recipe, f"data={prepared}", f"run={run}", "train.processes=2", "train.save_every=1000"]
+    parent = subprocess.Popen(command(*words), env=environment(), stderr=subprocess.PIPE, text=True)
+    wait_for_step(run, 10)
+    parent.terminate()
+    _, errors = parent.communicate(timeout=120)
+    assert parent.returncode == 75 and errors.count("everything is saved") == 1, errors
+    assert json.loads((run / "run_state.json").read_text())["state"] == "preempted"
+    assert len(checkpoint_folders(run / "checkpoints")) == 1
