@@ -154,7 +154,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         if settings.train.parallel == "fsdp":
             shard(objective, ranks, device)
         update = build_step(objective, settings.optimizer, execution, settings.seed)
-        sampled = () if settings.objective.kind == "electric" else parts.sampled  # energies are no probabilities
+        is_hidden = settings.objective.kind == "electric" or is_sharded(objective)  # energies are no probabilities
+        sampled = () if is_hidden else parts.sampled
         shown = Shown(folder, load_tokenizer(data), sampled)
         heldout = SampledEvaluation(
             update, parts.heldout, settings.train, signals, from_start=bool(settings.start), shown=shown
