@@ -78,7 +78,14 @@ def test_shells_complete_verbs_and_recipes():
             [sys.executable, "-c", script], capture_output=True, text=True, env=environment(env)
         ).stdout
 
-    assert set(completed("electra", "pre").split()) == {"predict", "prepare", "pretrain"}
+    assert set(completed("electra", "pre").split()) == {
+        "predict",
+        "prepare",
+        "prepare-finish",
+        "prepare-plan",
+        "prepare-unit",
+        "pretrain",
+    }
     assert set(completed("electra", "pretrain", "tiny+mas").split()) == {"tiny+masked-lm"}
     assert "electra" in electra("--help").stdout and "--install-completion" in electra("--help").stdout
 
