@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -204,6 +205,14 @@ def test_a_folder_without_anything_and_a_port_that_is_taken_are_said(tmp_path, f
         Gallery([tmp_path / "absent"])
     done = electra("serve", finished_run, "--port", served.port)
     assert done.returncode == 5 and "--port" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_missing_package_is_named_with_what_to_install(finished_run, monkeypatch):
+    for name in ("electra.inspector.app", "electra.inspector.guard"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = electra("serve", finished_run)
+    assert done.returncode == 5 and "pip install 'electra[serve]'" in done.stderr and "uvicorn" in done.stderr
 
 
 # answered together

@@ -114,6 +114,7 @@ class Desk:
     def __init__(self, gallery: Gallery):
         self.gallery, self.batcher, self.listeners = gallery, Batcher(), 0
         self.statuses: Counter[tuple[str, int]] = Counter()
+        self.is_over: Callable[[], bool] = lambda: False
 
     async def ask(
         self, number: int, items: Sequence[Any], options: tuple[Any, ...], answer: Callable[[Model, Sequence[Any]], Any]
@@ -289,7 +290,7 @@ def build_app(desk: Desk) -> FastAPI:
         async def listened() -> AsyncIterator[bytes]:
             desk.listeners += 1
             try:
-                async for event in follow(found.path):
+                async for event in follow(found.path, desk.is_over):
                     yield event
             finally:
                 desk.listeners -= 1
@@ -429,9 +430,10 @@ def build_server(paths: Sequence[Path], address: Address) -> Running:
             date_header=False,
             h11_max_incomplete_event_size=MOST_HEAD,
             timeout_keep_alive=int(HEAD_SECONDS),
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=4,
         )
     )
+    desk.is_over = lambda: server.should_exit
     host = f"[{address.host}]" if ":" in address.host else address.host
     url = f"http://{host}:{own.getsockname()[1]}/" + (f"?token={token}" if token else "")
     return Running(server, own, url, desk)

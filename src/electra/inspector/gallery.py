@@ -5,6 +5,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -121,7 +122,10 @@ def things_in(folder: Path, levels: int) -> Iterator[tuple[Path, list[Shelf]]]:
         yield folder, shelves
     if kind in ("run", "model", "shards") or not levels:
         return
-    for child in sorted(it for it in folder.iterdir() if it.is_dir() and not it.is_symlink()):
+    children = list[Path]()
+    with suppress(OSError):  # somebody else's, or gone
+        children = sorted(it for it in folder.iterdir() if it.is_dir() and not it.is_symlink())
+    for child in children:
         if not child.name.startswith(".") and child.name != UNTRAINED:  # a baseline of what is beside it
             yield from things_in(child, levels - 1)
 

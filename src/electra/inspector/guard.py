@@ -320,6 +320,7 @@ def listen(host: str, port: int) -> socket.socket:
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         own.bind((host, port))
+        own.listen(1024)  # who comes before the server runs waits for it
     except BaseException:
         own.close()
         raise

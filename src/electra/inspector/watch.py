@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -175,10 +175,10 @@ class News:
         return events
 
 
-async def follow(folder: Path) -> AsyncIterator[bytes]:
-    """Server-sent events, for as long as somebody listens."""
+async def follow(folder: Path, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Server-sent events, for as long as somebody listens and the server goes on."""
     news, spoken = News(folder), time.monotonic()
-    while True:
+    while not is_over():
         for name, content in await asyncio.to_thread(news.read):
             yield f"event: {name}\ndata: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
             spoken = time.monotonic()

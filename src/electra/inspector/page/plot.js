@@ -69,22 +69,22 @@ export function dots(title, rows, levels) {
   const room = (high - low || Math.abs(high) || 1) * 0.12;
   low -= room;
   high += room;
-  const wide = 640, label = 150, line = 34, lines = Object.entries(levels).filter(([, value]) => Number.isFinite(value));
+  const isNarrow = innerWidth < 560, wide = isNarrow ? 340 : 640, label = isNarrow ? 76 : 150, line = 34, lines = Object.entries(levels).filter(([, value]) => Number.isFinite(value));
   const bottom = 8 + rows.length * line, height = bottom + 24 + lines.length * 16;
   const x = (value) => label + ((value - low) / (high - low)) * (wide - label - 16);
   const svg = h("svg", { class: "plot dots", viewBox: `0 0 ${wide} ${height}`, role: "img",
     "aria-label": `${title}: ${rows.map((it) => `${it.name} ${it.seeds.map(number).join(" ")}`).join("; ")}; ${lines.map(([name, value]) => `${name} ${number(value)}`).join(", ")}` });
-  for (const at of ticks(low, high, 6)) svg.append(h("line", { class: "grid", x1: x(at), x2: x(at), y1: 4, y2: bottom }), h("text", { x: x(at), y: bottom + 16, "text-anchor": "middle" }, short(at)));
+  for (const at of ticks(low, high, isNarrow ? 3 : 6)) svg.append(h("line", { class: "grid", x1: x(at), x2: x(at), y1: 4, y2: bottom }), h("text", { x: x(at), y: bottom + 16, "text-anchor": "middle" }, short(at)));
   rows.forEach((it, place) => {
     const at = 8 + place * line + line / 2;
-    svg.append(h("text", { x: 0, y: at + 4 }, h("title", {}, visible(it.name)), visible(it.name.length > 24 ? `${it.name.slice(0, 23)}…` : it.name)));
+    svg.append(h("text", { x: 0, y: at + 4 }, h("title", {}, visible(it.name)), visible(it.name.length > label / 6 ? `${it.name.slice(0, label / 6 - 1)}…` : it.name)));
     for (const seed of it.seeds.filter(Number.isFinite)) svg.append(h("circle", { class: "dot", cx: x(seed), cy: at, r: 6, opacity: 0.65, style: { "--c": colour(place) } }, h("title", {}, number(seed))));
     if (Number.isFinite(it.median)) svg.append(h("line", { class: "median", x1: x(it.median), x2: x(it.median), y1: at - 12, y2: at + 12 }, h("title", {}, `median ${number(it.median)}`)));
   });
   lines.forEach(([name, value], place) => {
     const at = bottom + 32 + place * 16;
     svg.append(h("line", { class: "level", x1: x(value), x2: x(value), y1: 4, y2: at - 8 }),
-      h("text", { x: x(value) + (x(value) > wide - 150 ? -6 : 6), y: at, "text-anchor": x(value) > wide - 150 ? "end" : "start" }, `${visible(name)} ${number(value)}`));
+      h("text", { x: x(value) + (x(value) > wide * 0.7 ? -6 : 6), y: at, "text-anchor": x(value) > wide * 0.7 ? "end" : "start" }, `${visible(name)} ${number(value)}`));
   });
   return h("div", { class: "scroll" }, svg);
 }

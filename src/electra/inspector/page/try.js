@@ -19,12 +19,13 @@ export async function tryView(view) {
   options(chooseB, [["", "none"], ...models.map((it) => [it.number, it.name])], "");
   const inputs = h("div", { class: "stack" }), facts = h("p", { class: "tiny", id: "facts" });
   const answers = h("div", { class: "columns" }), side = h("div", { class: "stack" }), controls = h("div", { class: "stack" });
+  let layout;
   const sides = {}; // number -> what the model is
 
   fill(view,
     h("h1", {}, "Try it"),
     h("p", { class: "lead" }, "Type a text. Every token is coloured by how probably it was replaced; choose one to see what the generator would put there."),
-    h("div", { class: "columns side" },
+    layout = h("div", { class: "columns side" },
       h("div", { class: "stack" },
         h("section", { class: "panel stack", "aria-label": "Question" },
           h("div", { class: "columns two" }, field("Model", chooseA), field("Beside it", chooseB)), inputs, facts),
@@ -54,6 +55,7 @@ export async function tryView(view) {
 
   const buildControls = (a) => {
     fill(controls);
+    layout.className = a.kind === "discriminator" ? "columns side" : "columns";
     if (a.kind !== "discriminator") return;
     const seed = h("input", { type: "number", id: "seed", min: 0, max: 999999, value: 0 });
     const share = h("input", { type: "number", id: "share", min: 1, max: 90, value: 15 });

@@ -33,7 +33,7 @@ export async function watchView(view) {
     h("p", { class: "lead" }, isReport ? "A pre-training run from its first step to its last." : "Pre-training runs as they go on, also those of another process or of a machine that shares this disk."),
     h("div", { class: "stack" },
       h("div", { class: runs.length > 1 ? "columns side" : "stack" }, facts, runs.length > 1 ? h("section", { class: "panel", "aria-label": "Runs" }, h("h2", {}, "Runs"), list) : null),
-      charts, difference, sentences));
+      h("p", { class: "tiny" }, "Thin lines are training, lines with dots held-out documents."), charts, difference, sentences));
 
   const chosen = () => [...seen.keys()];
   const main = () => seen.get(chosen()[0]);
@@ -62,8 +62,8 @@ export async function watchView(view) {
     const run = seen.get(number_), name = [chosen().length > 1 ? run.name : "", part].filter(Boolean).join(", ");
     const of = (kind) => run.records.filter((it) => it.kind === kind && it[key] !== null && it[key] !== undefined).map((it) => [it.step, key === "gpu_memory" ? it[key] / 2 ** 30 : it[key]]);
     const place = chosen().length > 1 ? run.place : dash;
-    const heldout = of("heldout"), train = of("train"), both = heldout.length && train.length;
-    return [{ name: [name, both ? "training" : ""].filter(Boolean).join(", ") || "training", place, dash: chosen().length > 1 ? dash : 0, style: both ? "thin" : "line", points: train },
+    const heldout = of("heldout"), train = of("train"), both = heldout.length && train.length && chosen().length === 1;
+    return [{ name: [name, both ? "training" : ""].filter(Boolean).join(", ") || "training", place, dash: chosen().length > 1 ? dash : 0, style: heldout.length ? "thin" : "line", points: train },
       { name: [name, both ? "held-out" : ""].filter(Boolean).join(", ") || "held-out", place, dash: chosen().length > 1 ? dash : 0, style: "dots", points: heldout }];
   });
   const showCharts = () => fill(charts, PANELS.map(([title, keys]) => curves(title, keys.flatMap(([key, part], dash) => series(key, part, dash)))).filter(Boolean));
