@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -21,6 +21,7 @@ from electra.base.errors import ElectraError, InterruptedRunError, MachineError,
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def cpu_count() -> int:
@@ -96,11 +97,12 @@ def run_jobs(
     signals: Signals | None = None,
     start: Callable[[], object] | None = None,
     relays: bool = False,
+    devices: Sequence[str] = (),
 ) -> Iterator[Result]:
     """Results in the order in which they come. `function` and `start`, which every worker calls once before its first
     job, must be picklable. At most two jobs for each worker are taken from `jobs` at a time, so that a stream of any
     length fits into memory. Errors for people and of the system come back as they were raised. With `relays` so does what
-    workers log. Workers end with this process, however it ends.
+    workers log. Each worker sees one of the GPUs in `devices`, in turn. Workers end with this process, however it ends.
 
     Not concurrent.futures: its shutdown waits for jobs that are running, which may take hours."""
     context = multiprocessing.get_context("spawn")
@@ -120,7 +122,7 @@ def run_jobs(
                     ours, other_end = context.Pipe()
                     words = function, start, other_end, relays
                     processes[ours] = context.Process(target=_work, args=words, daemon=True)
-                    with _interrupts_held_back():
+                    with _interrupts_held_back(), _seeing(devices, len(processes) - 1):
                         processes[ours].start()
                     other_end.close()
             # a worker sends None when it is ready to begin, then a result after each job
@@ -180,6 +182,19 @@ class Relay(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
             self.connection.send(Said(record.levelno, record.getMessage()))
+
+
+@contextmanager
+def _seeing(devices: Sequence[str], number: int) -> Iterator[None]:
+    """A process that is started meanwhile sees one GPU."""
+    before = os.environ.get(VISIBLE)
+    if devices:
+        os.environ[VISIBLE] = devices[number % len(devices)]
+    try:
+        yield
+    finally:
+        if devices:
+            os.environ.pop(VISIBLE) if before is None else os.environ.update({VISIBLE: before})
 
 
 @contextmanager

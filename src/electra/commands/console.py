@@ -39,7 +39,7 @@ Documents = Annotated[Literal["blank-line", "file", "line"], typer.Option(help="
 OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
 TextInput = Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")]
 FINETUNE = "finetune."  # what a setting of fine-tuning begins with, where a command also pre-trains
-Jobs = Annotated[int, typer.Option(help="runs at the same time", min=1, max=1024)]
+Jobs = Annotated[int, typer.Option(help="runs at the same time; with several GPUs, on each", min=1, max=1024)]
 Text2 = Annotated[str | None, typer.Option(help="column of a second text")]
 Long = Annotated[
     Literal["cut", "windows"] | None, typer.Option(help="how a classifier reads long texts, if not as in training")

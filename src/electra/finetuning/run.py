@@ -36,6 +36,7 @@ from electra.finetuning.seeds import (
     run_seed,
 )
 from electra.finetuning.training import Encoded, Prepared
+from electra.train.device import gpu_names
 from electra.train.trackers import wanted_trackers
 
 log = logging.getLogger(__name__)
@@ -114,13 +115,15 @@ def finetune(
         todo = begin(groups, out, seeds)
 
         # the rest, side by side (the largest first) or one after the other
+        devices = gpu_names()
+        jobs *= max(1, len(devices))
         if jobs > 1 and sum(map(len, todo.values())) > 1:
             threads = max(1, torch.get_num_threads() // jobs)
             arguments: list[tuple[Any, ...]] = []
             for item in sorted(groups, key=lambda item: -sum(map(work_of, groups[item]))):
                 path, text = groups[item][0].start.path, json.dumps(words_of[item])
                 arguments += [(path, item, text, seed, str(out), threads) for seed in todo.pop(item)]
-            run_together(arguments, jobs, signals)
+            run_together(arguments, jobs, signals, devices)
         encoded: dict[str, Mapping[str, Encoded]] = {}
         for item, group in groups.items():
             encoded |= run_in_turn(group, todo.get(item, []), out, signals)
@@ -203,10 +206,12 @@ def finetune_untrained(
     return scores
 
 
-def run_together(arguments: Sequence[tuple[Any, ...]], jobs: int, signals: Signals) -> None:
-    """What `work` takes for each run, in several processes."""
+def run_together(
+    arguments: Sequence[tuple[Any, ...]], jobs: int, signals: Signals, devices: Sequence[str] = ()
+) -> None:
+    """What `work` takes for each run, in several processes, each of which sees one of `devices`."""
     began = time.monotonic()
-    for done, results in enumerate(run_jobs(work, arguments, jobs, signals, relays=True), 1):
+    for done, results in enumerate(run_jobs(work, arguments, jobs, signals, relays=True, devices=devices), 1):
         left = (time.monotonic() - began) / done * (len(arguments) - done)
         ending = f"; {done} of {len(arguments)} done, ETA {duration(left)}"
         say_results(results, ending)

@@ -43,6 +43,14 @@ def choose_device(settings: Placement) -> torch.device:
     return torch.device("cuda")
 
 
+def gpu_names() -> list[str]:
+    """Of a machine with several GPUs, each as CUDA_VISIBLE_DEVICES names it; none where there is nothing to choose from."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else [str(number) for number in range(count)]
+    return names[:count] if count > 1 else []
+
+
 def has_bfloat16() -> bool:
     """In hardware: an emulated one is slower than float32."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
