@@ -45,3 +45,17 @@ def test_the_site_is_built_and_every_link_leads_somewhere():
     assert done.returncode == 0, done.stdout + done.stderr
     page = (ROOT / "site" / "html" / "docs" / "glossary.html").read_text("utf-8")
     assert "replaced token detection" in page
+
+
+def test_a_screen_is_what_was_printed_with_its_colours_and_nothing_from_elsewhere(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("screens", ROOT / "docs" / "screens.py")
+    screens = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(screens)
+    monkeypatch.setattr(screens, "IMAGES", tmp_path)
+    output = "\n".join(["\033[31mred\033[0m", *(f"line{number}" for number in range(100)), "last"])
+    svg = screens.draw("x", "electra detect", output).read_text()
+    assert all(word in svg for word in ("red", "line5", "last", "…")) and "line50" not in svg
+    assert "#f92672" in svg.lower() or "#f4005f" in svg.lower()  # the theme's red
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "").replace("https://www.textualize.io", "")
+    page = (ROOT / "docs" / "first-day.md").read_text()
+    assert all(f"images/first-day-{name}.svg" in page for name in screens.SCREENS)

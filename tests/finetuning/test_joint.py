@@ -159,6 +159,8 @@ def test_tasks_with_other_methods_are_not_trained_together(toy_model, tables, tm
     assert done.returncode == 2 and "one and slow are trained together, but by other methods (lr: " in done.stderr
     twice = electra("finetune", toy_model, f"{tables[0]}+{tables[0]}", "--out", tmp_path / "out")
     assert twice.returncode == 2 and "twice" in twice.stderr
+    half = electra("finetune", toy_model, f"{tables[0]}+", "--out", tmp_path / "out")
+    assert half.returncode == 2 and "names no task before or after a +" in half.stderr
 
 
 def test_a_task_starts_from_the_encoder_of_another_which_is_done_first(joint, toy_model, tables, tmp_path):

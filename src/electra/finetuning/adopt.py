@@ -38,7 +38,7 @@ def adopt_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
             f"(its config.json says {name or 'nothing'})."
         )
     length = readable_length(stored.settings, longest(folder))
-    tree = {"length": length, **settings_of(stored, name, suffix, columns)}
+    tree = {"length": length, **adopted_settings(stored, name, suffix, columns)}
     if suffix == "ForQuestionAnswering":
         tree["max_query_length"] = min(64, length // 4)
     kinds: dict[str, type[TaskSettings]] = dict(
@@ -61,7 +61,7 @@ def longest(folder: Path) -> int:
     return min(LONGEST_ROW, said) if isinstance(said, int) and said >= 8 else LONGEST_ROW
 
 
-def settings_of(stored: Stored, name: str, suffix: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+def adopted_settings(stored: Stored, name: str, suffix: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     if suffix == "ForQuestionAnswering":
         return {}
     outputs = len(head_tensors(stored.settings, stored.tensors, name).get("label.output.weight", ()))

@@ -113,7 +113,7 @@ def sha256_of(tree: Mapping[str, Any]) -> str:
 def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[PlannedTask]:
     """One task; or several that are trained together, a+b."""
     planned = []
-    for part in parts_of(item):
+    for part in joined_tasks(item):
         plan, task = plan_task(part, overrides, start)
         planned.append(PlannedTask(plan, task, start, report.common_settings(plan, start.path, start.sha256)))
     if len(planned) == 1:
@@ -136,9 +136,12 @@ def trained_together(planned: PlannedTask, together: Mapping[str, str]) -> Plann
     return replace(planned, plan=plan, settings={**planned.settings, "together": together})
 
 
-def parts_of(item: str) -> list[str]:
+def joined_tasks(item: str) -> list[str]:
     """A file may have a + in its name."""
-    return [item] if os.path.exists(item) else item.split("+")  # noqa: PTH110  (False, not an error, where it is too long)
+    parts = [item] if os.path.exists(item) else item.split("+")  # noqa: PTH110  (False, not an error, where it is too long)
+    if not all(parts):
+        raise SettingsError(f"{item!r} names no task before or after a +. Write a+b.")
+    return parts
 
 
 def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
