@@ -109,7 +109,7 @@ def test_an_array_of_jobs_in_any_order_gives_the_same_bytes(
     manifest = finish_units(out)
     assert contents(out) == expected
     assert manifest.empty_files == 1
-    assert finish_units(out) == manifest
+    assert finish_units(out) == manifest and run_share(out, 0, 3) == 0
     assert plan_units([corpus], out, tokenizer, SMALL) is None
 
 
@@ -189,12 +189,34 @@ def test_text_that_changes_after_the_plan_is_refused(corpus: Path, tokenizer: Pa
     path.write_text("x" * path.stat().st_size)
     with pytest.raises(DataError, match=r"in.txt has changed since the plan was made"):
         run_share(tmp_path / "out", 0, 1)
+    path.unlink()
+    with pytest.raises(DataError, match=r"in.txt does not exist here. Every machine must see"):
+        run_share(tmp_path / "out", 0, 1)
+
+
+def test_a_folder_of_before_is_left_alone(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """Its manifest lacks what has been added since."""
+    import json
+
+    out = tmp_path / "out"
+    prepare([corpus], out, tokenizer, SMALL, workers=1)
+    manifest = json.loads((out / "manifest.json").read_text())
+    for name in ("filters", "duplicates", "near_share"):
+        del manifest["settings"][name]
+    del manifest["removed_documents"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    before = contents(out)
+    prepare([corpus], out, tokenizer, SMALL, workers=1)
+    assert contents(out) == before
 
 
 def test_a_folder_without_a_plan_says_so(tmp_path: Path) -> None:
     for step in (lambda: run_share(tmp_path, 0, 1), lambda: finish_units(tmp_path)):
         with pytest.raises(DataError, match=r"has no plan. Run .electra prepare-plan. first"):
             step()
+    with pytest.raises(DataError, match="has no plan"):
+        run_share(tmp_path / "nowhere", 0, 1)
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_two_engines_on_one_folder_are_refused(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def prepare(
     with lock(out):
         if manifest := preparation.finished():
             return manifest
-        plan = preparation.begin()
+        plan = preparation.begin(replace=isinstance(out, Path))
         run = _Run(plan, out, range(len(plan.units)))
         with run.writing():
             if engine == "ray" and out_of_reach(inputs, out):
@@ -112,6 +112,9 @@ def run_share(out: Place, index: int, count: int) -> int:
     """Every `count`-th unit of the plan in `out`, from number `index` on. Several processes may do the same share."""
     if not 0 <= index < count:
         raise SettingsError(f"{index}/{count} is no share of the work: of 4 they are 0/4, 1/4, 2/4 and 3/4.")
+    if _is_finished(out):
+        return 0
+    read_plan(out)  # a folder without one is not even locked
     with lock(out, shared=True, required=False):
         plan = read_plan(out)
         run = _Run(plan, out, range(index, len(plan.units), count))
@@ -121,13 +124,21 @@ def run_share(out: Place, index: int, count: int) -> int:
 
 def finish_units(out: Place) -> Manifest:
     """The manifest, once all units of the plan in `out` are done and whole."""
+    if _is_finished(out):
+        return read_manifest(out)
+    read_plan(out)
     with lock(out, required=False):
-        if (out / MANIFEST).exists() and not (out / UNITS).exists():
-            log.info("%s is already prepared: nothing to do.", out)
-            return read_manifest(out)
         plan = read_plan(out)
         with _Run(plan, out).writing():
             return _finish(plan, out, verify=True)
+
+
+def _is_finished(out: Place) -> bool:
+    """A job of an array may come late, or twice."""
+    finished = (out / MANIFEST).exists() and not (out / UNITS / PLAN).exists()
+    if finished:
+        log.info("%s is already prepared: nothing to do.", out)
+    return finished
 
 
 def out_of_reach(inputs: Sequence[Place], out: Place) -> bool:

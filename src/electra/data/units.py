@@ -95,6 +95,8 @@ def text_parts(unit: Unit, reading: Reading, removed: Counter[str]) -> Iterator[
 
 def read_unit(unit: Unit) -> Reading:
     for section in unit.sections:
+        if not section.source.path.exists():
+            raise DataError(f"{section.source.path} does not exist here. Every machine must see the files of the plan.")
         if section.source.has_changed():
             raise DataError(f"{section.source.path} has changed since the plan was made. Run the same command again.")
     return Reading(unit.sections, unit.settings.corpus)
