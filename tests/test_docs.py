@@ -228,6 +228,27 @@ def test_every_line_about_vectors_runs(tmp_path, toy_model, monkeypatch):
     assert names["part"].shape == (3, 32)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_about_exports_runs(tmp_path, finished_run):
+    """docs/export.md in its order, each with its fresh process."""
+    (tmp_path / "my-run").symlink_to(finished_run)
+    write_table(tmp_path / "my-table.csv")
+    write_table(tmp_path / "new-table.csv", first=60)
+    done = electra("finetune", "my-run", "my-table.csv", "--out", "my-task", "epochs=1", "length=24", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for line in commands((ROOT / "docs" / "export.md").read_text("utf-8")):
+        done = subprocess.run(
+            command(*shlex.split(line)[1:]),
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
 def definitions(path: Path) -> set[str]:
     """Functions, classes and their methods (Class.method) of a file."""
     body = ast.parse(path.read_text("utf-8")).body

@@ -250,18 +250,27 @@ def evaluate(
 
 
 def export(
-    run: PathLike, out: PathLike, language: Sequence[str] = (), license: str = "", datasets: Sequence[str] = ()
+    model: PathLike,
+    out: PathLike,
+    language: Sequence[str] = (),
+    license: str = "",
+    datasets: Sequence[str] = (),
+    **settings: Any,
 ) -> "list[Exported]":
-    """transformers folders of a run's networks, checked: the same ids and logits there as here. Languages ("en"), a licence
-    ("apache-2.0") and data sets are for the header of their cards, in the Hub's words.
+    """A model in the form that others read, checked by a fresh process: the same ids and logits there as here. `format` is
+    "transformers" (of a run a folder for each network), "onnx" (with `int8` a quantized copy too, whose loss is measured, on
+    rows `dev` as well) or "sentence-transformers" (with `pooling` and `length`). Languages ("en"), a licence ("apache-2.0")
+    and data sets are for the header of a run's cards, in the Hub's words.
 
     >>> [exported.folder for exported in electra.export("my-run", "my-model")]
     [PosixPath('my-model/discriminator'), PosixPath('my-model/generator')]
     """
+    from electra.base import config
+    from electra.inspector.export import ExportSettings, export_model
     from electra.interop.card import Publication
-    from electra.pretraining.load import export_run
 
-    return export_run(Path(run), Path(out), Publication(language, license, datasets))
+    publication = Publication(language, license, datasets)
+    return export_model(Path(model), Path(out), config.validate(ExportSettings, settings), publication)
 
 
 def embed(

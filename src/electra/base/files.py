@@ -30,7 +30,15 @@ DEEPEST, MOST_DIGITS = 64, 4300
 LONGEST_NAME = 200
 TRUST = "ELECTRA_TRUST"
 FOLDER_MANIFEST = "MANIFEST.json"
-FOLDER_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "task.json")
+FOLDER_FILES = (
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "task.json",
+    "model.onnx",
+)
 """What is read of a model folder, so that its manifest must name it."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
@@ -313,6 +321,7 @@ def folder_problems(folder: Path) -> list[str]:
     except (CorruptError, MachineError) as error:
         return [str(error)]
     required = [name for name in FOLDER_FILES if (folder / name).exists()]
+    required += [path.name for path in folder.glob("model-*.safetensors")]
     return list(manifest_problems(folder, manifest, required))
 
 

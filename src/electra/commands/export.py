@@ -1,7 +1,7 @@
-"""electra export: transformers folders of a run."""
+"""electra export: a model in the forms that transformers, sentence-transformers and onnxruntime read."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -9,15 +9,33 @@ from electra.commands.console import Trust, say
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path, typer.Argument(help="new folder: gets discriminator/ and generator/")],
+    model: Annotated[Path, typer.Argument(help="a run, an export, a fine-tuned folder or a transformers folder")],
+    out: Annotated[Path, typer.Argument(help="new folder; of a run it gets discriminator/ and generator/")],
+    form: Annotated[
+        Literal["transformers", "onnx", "sentence-transformers"], typer.Option("--format", help="who is to read it")
+    ] = "transformers",
+    int8: Annotated[bool, typer.Option("--int8", help="ONNX: a quantized copy too, its loss measured")] = False,
+    dev: Annotated[
+        Path | None,
+        typer.Option(help="rows with answers, to say what int8 costs a fine-tuned model", show_default=False),
+    ] = None,
+    pooling: Annotated[
+        Literal["mean", "cls"], typer.Option(help="sentence-transformers: over all tokens, or [CLS] alone")
+    ] = "mean",
+    length: Annotated[
+        int | None,
+        typer.Option(help="sentence-transformers: cut texts there, in tokens", show_default="that of pre-training"),
+    ] = None,
     language: Annotated[list[str] | None, typer.Option(help="code for the card's header, as en; several times")] = None,
     license: Annotated[str, typer.Option(help="for the card's header, as apache-2.0")] = "",
     dataset: Annotated[list[str] | None, typer.Option(help="a data set's name on the Hub; several times")] = None,
+    shard_size: Annotated[str, typer.Option(help="weights beyond that are several files with an index")] = "5GB",
     trust: Trust = False,
 ) -> None:
-    """transformers folders of discriminator and generator, checked: same ids, same logits."""
+    """A model for transformers, sentence-transformers or ONNX, checked by a fresh process: same ids, same logits."""
     import electra
 
-    for exported in electra.export(run, out, language or (), license, dataset or ()):
+    chosen: dict[str, Any] = {"format": form, "int8": int8, "dev": dev, "pooling": pooling, "length": length}
+    chosen |= {"shard_size": shard_size}
+    for exported in electra.export(model, out, language or (), license, dataset or (), **chosen):
         say(f"{exported.folder}: {exported.note}")

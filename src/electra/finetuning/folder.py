@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from electra.base import config
-from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.base.files import read_object
 from electra.finetuning import Task
@@ -19,7 +17,7 @@ from electra.finetuning.plan import MethodSettings, settings_class
 from electra.finetuning.training import Finetuned
 from electra.interop.formats import task_class
 from electra.interop.read import Pretrained, read_folder
-from electra.interop.write import Answers, Folder, whole_or_absent, without_dropout
+from electra.interop.write import PLAIN, Folder, Manner, answers_of, whole_or_absent
 from electra.model import EncoderSettings
 
 TASK_FILE = "task.json"
@@ -48,30 +46,26 @@ def architecture(settings: EncoderSettings, task: Task) -> str:
     return task_class(settings, task.architecture, task.pooling)
 
 
-def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes]) -> str:
-    """`files` go beside those that transformers reads and task.json. Returns who has read the folder back, and how."""
+def task_folder(trained: TaskModel, files: Mapping[str, bytes]) -> Folder:
+    """`files` go beside those that transformers reads and task.json."""
     encoder, task = trained.model.encoder, trained.task
     name = architecture(encoder.settings, task)
     described = {"format": 1, "architecture": name, "length": task.length, "task": config.dump(task.settings)}
     described |= {"method": config.dump(trained.method), **trained.note}
     text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
     parts = encoder, trained.model.head, name, trained.tokenizer, task.config_entries()
-    folder = Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length, task.pooling)
-    ours = task_answers(trained.model)
+    return Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length, task.pooling)
+
+
+def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes], manner: Manner = PLAIN) -> str:
+    """Returns who has read the folder back, and how."""
+    folder = task_folder(trained, files)
     with whole_or_absent(out) as temporary:
-        readers = folder.write(temporary, ours, lambda path: task_answers(load_task_folder(path).model))
-    if not name:
+        ours = answers_of(trained.model)
+        readers = folder.write(temporary, ours, lambda path: answers_of(load_task_folder(path).model), manner)
+    if not folder.architecture:
         return f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({readers})"
     return f"same ids and same logits as ours, read back by {readers}"
-
-
-def task_answers(model: Finetuned) -> Answers:
-    def answers(batch: Batch) -> dict[str, Tensor]:
-        with without_dropout(model):
-            outputs = model(batch.to(model.encoder.embeddings.table.device))
-            return {name: tensor.float().cpu() for name, tensor in outputs.items()}
-
-    return answers
 
 
 def load_task_folder(folder: Path) -> TaskModel:

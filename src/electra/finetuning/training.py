@@ -295,7 +295,7 @@ def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: boo
     return Batch.of_rows(torch.from_numpy(ids), torch.from_numpy(segments), is_real, targets)
 
 
-def infer(model: Finetuned, task: Task, examples: Sequence[Example], method: MethodSettings, pad: int) -> list[Outputs]:
+def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: MethodSettings, pad: int) -> list[Outputs]:
     """What the head says of every example, in their order. Batches go to a GPU through pinned memory, so that the copy waits
     for nobody, and the answers come back once for a group of them."""
     device = choose_device(method)

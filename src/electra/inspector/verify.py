@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from electra.base.errors import DataError, ElectraError
-from electra.base.files import folder_problems
+from electra.base.files import FOLDER_MANIFEST, folder_problems
 from electra.data.shards import MANIFEST, verify_shards
 from electra.finetuning.folder import TASK_FILE, load_task_folder
-from electra.interop.read import read_network
+from electra.interop.read import INDEX, WEIGHTS, read_network
 from electra.pretraining.load import CONFIG, load_run
 from electra.train import checkpoint
 from electra.train.log import METRICS, read_records
@@ -42,7 +42,11 @@ def problems_of(folder: Path, kind: str) -> Iterator[str]:
         case "model":
             differing = folder_problems(folder)
             yield from (f"{folder}: {problem}" for problem in differing)
-            if not differing:  # otherwise reading it says the same
+            # reading a folder that differs says the same; one with a manifest but no weights (ONNX, a pooling) is for others
+            is_ours = (
+                (folder / WEIGHTS).exists() or (folder / INDEX).exists() or not (folder / FOLDER_MANIFEST).exists()
+            )
+            if not differing and is_ours:
                 yield from attempt(
                     lambda: load_task_folder(folder) if (folder / TASK_FILE).exists() else read_network(folder)
                 )

@@ -28,6 +28,7 @@ from electra.interop.formats import (
     one_logit,
     settings_from_config,
 )
+from electra.interop.weights import folder_weights
 from electra.model import (
     DetectionHead,
     Encoder,
@@ -42,7 +43,7 @@ from electra.model.modern import ModernDetectionHead
 from electra.train.checkpoint import require_floats
 
 log = logging.getLogger(__name__)
-WEIGHTS = "model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OBJECTIVE, LENGTH = "pretraining_objective", "pretraining_length"
 """What an export says in config.json beyond transformers' keys: the objective, and the tokens of a pre-training row."""
 
@@ -111,8 +112,9 @@ class Stored:
 
 def read_folder(folder: Path) -> Stored:
     vocabulary = folder / "vocab.txt"
+    others = {WEIGHTS: folder / INDEX, "tokenizer.json": vocabulary}
     for name in ("config.json", WEIGHTS, "tokenizer.json"):
-        if not (folder / name).is_file() and not (name == "tokenizer.json" and vocabulary.is_file()):
+        if not (folder / name).is_file() and not (name in others and others[name].is_file()):
             raise DataError(f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.')
     refuse_edited(folder)
     config = read_object(folder / "config.json")
@@ -125,17 +127,22 @@ def read_folder(folder: Path) -> Stored:
     if not isinstance(config.get(OBJECTIVE, ""), str):
         raise CorruptError(f"{folder / 'config.json'}: {OBJECTIVE} is {config[OBJECTIVE]!r}, not text.")
     settings = checked_settings(folder / "config.json", config)
+    where = folder / (WEIGHTS if (folder / WEIGHTS).is_file() else INDEX)
     try:
-        tensors = load_file(folder / WEIGHTS)
+        if where.name == INDEX:
+            weights = folder_weights(folder)
+            tensors = {name: weights.read(name) for name in weights.shapes}
+        else:
+            tensors = load_file(where)
     except (OSError, SafetensorError) as error:
-        raise CorruptError(f"{folder / WEIGHTS} cannot be read: {error}.") from None
-    require_floats(folder / WEIGHTS, tensors)
-    refuse_other_shapes(folder / WEIGHTS, settings, vocab_size, tensors)
+        raise CorruptError(f"{where} cannot be read: {error}.") from None
+    require_floats(where, tensors)
+    refuse_other_shapes(where, settings, vocab_size, tensors)
     tokenizer = folder_tokenizer(folder)
     if (size := vocabulary_size(tokenizer)) > vocab_size:
         name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else "vocab.txt"
         raise CorruptError(f"{folder / name} has the id {size - 1}, beyond the vocabulary of {vocab_size}.")
-    return Stored(folder, folder / WEIGHTS, config, settings, vocab_size, tensors, tokenizer)
+    return Stored(folder, where, config, settings, vocab_size, tensors, tokenizer)
 
 
 def checked_settings(path: Path, config: Mapping[str, Any]) -> EncoderSettings:

@@ -34,7 +34,7 @@ from electra.base.files import (
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.interop.card import CARD
 from electra.interop.formats import FORMATS, config_json, network_class, network_tensors
-from electra.interop.read import LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
+from electra.interop.read import INDEX, LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
 from electra.model import Encoder, TokenHead, encode
 from electra.model.heads import Pooling
 from electra.model.modern import ModernDetectionHead
@@ -49,6 +49,19 @@ PROBE = (
 )
 Answers = Callable[[Batch], Mapping[str, Tensor]]
 """What a network says of a batch, by transformers' names for outputs; on the host."""
+Check = Callable[[Path, Tokenizer, Answers], None]
+"""One more look at a folder before it gets its name: raises where it says anything else than the network does."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How folders are written: what looks at them at the end, and how large a file of weights may be before there are several."""
+
+    check: Check | None = None
+    shard_bytes: int = 5_000_000_000
+
+
+PLAIN = Manner()
 
 
 @dataclass(frozen=True)
@@ -66,33 +79,55 @@ class Folder:
     length: int | None
     pooling: Pooling = "cls"
 
-    def content(self) -> dict[str, bytes]:
+    def description(self) -> dict[str, bytes]:
+        """All but the weights."""
         settings, vocab_size = self.encoder.settings, len(self.encoder.embeddings.table)
         if (size := vocabulary_size(self.tokenizer)) > vocab_size:
             raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
         class_name = self.architecture or network_class(settings, "encoder")
         config = config_json(settings, vocab_size, special_ids(self.tokenizer), class_name, self.pooling)
         config |= self.entries if self.length is None else {**self.entries, LENGTH: self.length}
-        tensors = network_tensors(self.encoder, self.head, self.architecture)
-        stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
         return {
             "config.json": json.dumps(config, indent=2, ensure_ascii=False).encode(),
             "tokenizer.json": self.tokenizer.to_str(pretty=True).encode(),
             "tokenizer_config.json": json.dumps(tokenizer_config(self.tokenizer, config), indent=2).encode(),
-            WEIGHTS: save(stored, metadata={"format": "pt"}),
             **self.files,
         }
 
-    def write(self, out: Path, ours: Answers, read_back: Callable[[Path], Answers]) -> str:
+    def write(self, out: Path, ours: Answers, read_back: Callable[[Path], Answers], manner: Manner = PLAIN) -> str:
         """Writes it, reads it back and compares. Returns who has read it back."""
-        content = self.content()
-        hashes = {it: {"bytes": len(content[it]), "sha256": hashlib.sha256(content[it]).hexdigest()} for it in content}
-        content[FOLDER_MANIFEST] = json.dumps(hashes, indent=1).encode()
-        with writing(out):
-            out.mkdir(parents=True)
-        for name, data in content.items():
-            write_synced(out / name, data)
-        return check_folder(out, self.architecture, self.tokenizer, ours, read_back(out))
+        tensors = network_tensors(self.encoder, self.head, self.architecture)
+        stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+        write_files(out, {**self.description(), **weight_files(stored, manner.shard_bytes)})
+        readers = check_folder(out, self.architecture, self.tokenizer, ours, read_back(out))
+        if manner.check:
+            manner.check(out, self.tokenizer, ours)
+        return readers
+
+
+def weight_files(tensors: Mapping[str, Tensor], most: int) -> dict[str, bytes]:
+    """One file, or several of at most so many bytes (a larger tensor has one of its own) and transformers' index of them."""
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(it.nbytes for it in shards[-1].values()) + tensor.nbytes > most:
+            shards.append({})
+        shards[-1][name] = tensor
+    if len(shards) == 1:
+        return {WEIGHTS: save(dict(tensors), metadata={"format": "pt"})}
+    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    places = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    index = {"metadata": {"total_size": sum(it.nbytes for it in tensors.values())}, "weight_map": places}
+    files = {name: save(shard, metadata={"format": "pt"}) for name, shard in zip(names, shards, strict=True)}
+    return {**files, INDEX: json.dumps(index, indent=2).encode()}
+
+
+def write_files(out: Path, content: Mapping[str, bytes]) -> None:
+    """A new folder with a manifest of what is in it."""
+    hashes = {it: {"bytes": len(content[it]), "sha256": hashlib.sha256(content[it]).hexdigest()} for it in content}
+    with writing(out):
+        out.mkdir(parents=True)
+    for name, data in {**content, FOLDER_MANIFEST: json.dumps(hashes, indent=1).encode()}.items():
+        write_synced(out / name, data)
 
 
 @contextmanager
@@ -121,15 +156,23 @@ def manifests(folder: Path) -> dict[Path, bytes]:
     return {path.parent.relative_to(folder): path.read_bytes() for path in folder.rglob(FOLDER_MANIFEST)}
 
 
-def write_network(out: Path, network: Pretrained, card: str, beside: Mapping[str, bytes] | None = None) -> str:
+def network_folder(network: Pretrained, files: Mapping[str, bytes]) -> Folder:
+    architecture, entries = network_class(network.encoder.settings, network.kind), {OBJECTIVE: network.objective}
+    return Folder(network.encoder, network.head, architecture, network.tokenizer, entries, files, network.length)
+
+
+def write_network(
+    out: Path, network: Pretrained, card: str, beside: Mapping[str, bytes] | None = None, manner: Manner = PLAIN
+) -> str:
     """`beside` are files for people. Returns who has read the folder back, and how."""
     encoder, kind, files = network.encoder, network.kind, {CARD: card.encode(), **(beside or {})}
     detector = FORMATS[encoder.settings.kind].detector if kind == "discriminator" else ""
 
     def write(part: Pretrained, out: Path, files: Mapping[str, bytes]) -> str:
-        architecture, entries = network_class(encoder.settings, part.kind), {OBJECTIVE: part.objective}
-        folder = Folder(encoder, part.head, architecture, part.tokenizer, entries, files, part.length)
-        return folder.write(out, network_answers(part), lambda path: network_answers(read_network(path, part.kind)))
+        def read_back(path: Path) -> Answers:
+            return answers_of(PretrainedNetwork(read_network(path, part.kind)))
+
+        return network_folder(part, files).write(out, answers_of(PretrainedNetwork(part)), read_back, manner)
 
     with whole_or_absent(out) as temporary:
         if detector:
@@ -196,23 +239,48 @@ def check_folder(folder: Path, architecture: str, tokenizer: Tokenizer, expected
 
 def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
     """Padded positions of outputs by token are ignored."""
+    for name, difference in differences(probe, ours, others).items():
+        if not difference <= TOLERANCE * max(1.0, ours[name].abs().max().item()):
+            raise CorruptError(
+                f"{who} gets other logits from the export (largest difference {difference:.2g} in {name}). It was not kept."
+            )
+
+
+def differences(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, float]:
+    """The largest of each output."""
+    largest = {}
     for name, expected in ours.items():
         other = others[name].reshape(expected.shape)
         if expected.shape[:2] == probe.ids.shape:
             expected, other = expected[probe.is_real], other[probe.is_real]
-        difference = (expected - other).abs().max().item()
-        if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
-            raise CorruptError(
-                f"{who} gets other logits from the export (largest difference {difference:.2g}). It was not kept."
-            )
+        largest[name] = (expected - other).abs().max().item()
+    return largest
 
 
-def network_answers(network: Pretrained) -> Answers:
+class PretrainedNetwork(nn.Module):
+    """An encoder with its head, as transformers' class for it answers."""
+
+    def __init__(self, network: Pretrained):
+        super().__init__()
+        self.encoder, self.head = network.encoder, network.head
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        hidden = encode(self.encoder, batch)
+        if self.head is None:
+            return {"last_hidden_state": hidden}
+        logits = self.head(hidden, self.encoder) if isinstance(self.head, TokenHead) else self.head(hidden)
+        if isinstance(self.head, ModernDetectionHead):  # beside the logit of "original", which is 0
+            logits = F.pad(logits[:, :, None], (1, 0))
+        return {"logits": logits, "last_hidden_state": hidden}
+
+
+def answers_of(network: nn.Module) -> Answers:
+    """`network` takes a batch."""
+
     def answers(batch: Batch) -> dict[str, Tensor]:
-        outputs = our_logits(network.encoder, network.head, batch)
-        if isinstance(network.head, ModernDetectionHead):  # beside the logit of "original", which is 0
-            outputs = F.pad(outputs[:, :, None], (1, 0))
-        return {"last_hidden_state" if network.head is None else "logits": outputs}
+        with without_dropout(network):
+            outputs = network(batch.to(next(network.parameters()).device))
+            return {name: tensor.float().cpu() for name, tensor in outputs.items()}
 
     return answers
 

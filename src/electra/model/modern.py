@@ -80,7 +80,7 @@ def nearby_mask(
 ) -> Bool[Tensor, "#batch 1 #query length"] | None:
     """Which tokens see which in a local layer: those at most `reach` apart. A padded token still sees itself: a softmax over
     nothing is not a number in some kernels."""
-    if length <= reach + 1:
+    if not torch.compiler.is_exporting() and length <= reach + 1:
         return attend
     positions = torch.arange(length, device=device)
     near = ((positions[:, None] - positions[None, :]).abs() <= reach)[None, None]

@@ -16,7 +16,7 @@ from electra.data.tokenizer import load_tokenizer, tokenizer_hash
 from electra.interop.card import UNSAID, Publication, pretrained_card
 from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
-from electra.interop.write import write_network
+from electra.interop.write import PLAIN, Manner, write_network
 from electra.model import encoder_alone
 from electra.objectives import Objective
 from electra.objectives.corruption import Network
@@ -118,6 +118,7 @@ def export_networks(
     out: Path,
     metrics: Mapping[str, Any],
     publication: Publication = UNSAID,
+    manner: Manner = PLAIN,
 ) -> list[Exported]:
     """A folder for each network; one network is `out` itself."""
     written, sections = [], run_sections(run, settings, metrics)
@@ -130,7 +131,7 @@ def export_networks(
         about = config.to_toml(settings), sections, network.objective, publication
         card = pretrained_card(network.kind, settings.encoder.kind, *about, sum(map(torch.numel, tensors_of(network))))
         target = out if len(networks) == 1 else out / name
-        written.append(Exported(target, write_network(target, network, card) + note))
+        written.append(Exported(target, write_network(target, network, card, manner=manner) + note))
     return written
 
 
@@ -140,7 +141,9 @@ def tensors_of(network: Pretrained) -> Iterator[torch.Tensor]:
     yield from {id(tensor): tensor for part in parts for tensor in part.parameters()}.values()
 
 
-def export_run(run: Path, out: Path, publication: Publication = UNSAID) -> list[Exported]:
+def export_run(run: Path, out: Path, publication: Publication = UNSAID, manner: Manner = PLAIN) -> list[Exported]:
     settings, objective = load_run(run)
     heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
-    return export_networks(settings, objective.networks(), run, out, heldout[-1] if heldout else {}, publication)
+    return export_networks(
+        settings, objective.networks(), run, out, heldout[-1] if heldout else {}, publication, manner
+    )

@@ -1,0 +1,233 @@
+"""Any model in the forms that others read: transformers' folders, sentence-transformers', ONNX. Nothing is kept that a fresh process
+does not read with the same ids and the same numbers (fresh.py)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from electra.base.batch import Batch
+from electra.base.config import Settings
+from electra.base.errors import SettingsError
+from electra.data.tokenizer import special_ids
+from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder, task_folder, write_task_folder
+from electra.finetuning.plan import refuse, table_problems
+from electra.finetuning.question_heads import JointHead
+from electra.finetuning.training import infer
+from electra.inspector.embed import EmbedSettings, vectors_of
+from electra.inspector.fresh import MODULES, VECTOR_PROBE, VECTORS, check_afresh
+from electra.interop.card import CARD, UNSAID, Publication
+from electra.interop.onnx import GRAPH, INT8_GRAPH, NOTES, OnnxGraphs, OnnxNetwork, OnnxSession, make_graphs
+from electra.interop.read import Pretrained, read_network
+from electra.interop.write import (
+    Manner,
+    PretrainedNetwork,
+    answers_of,
+    network_folder,
+    whole_or_absent,
+    write_files,
+    write_network,
+)
+from electra.model.heads import Pooling
+from electra.pretraining.load import CONFIG, EXPORTS, Exported, export_run, load_network
+
+POOLING_FOLDER = "1_Pooling"
+
+
+class ExportSettings(Settings):
+    """`int8` adds a quantized copy to an ONNX graph, and `dev` are rows with answers to say what it costs a fine-tuned model.
+    `pooling` and `length` are for sentence-transformers: how vectors are made and where texts are cut. Weights of more than
+    `shard_size` are several files with an index."""
+
+    format: Literal["transformers", "onnx", "sentence-transformers"] = "transformers"
+    int8: bool = False
+    dev: Path | None = None
+    pooling: Pooling = "mean"
+    length: int | None = Field(None, ge=3, le=1_000_000)
+    shard_size: str = Field("5GB", pattern=r"^[0-9]{1,6}(KB|MB|GB)$")
+
+    @property
+    def shard_bytes(self) -> int:
+        return int(self.shard_size[:-2]) * {"KB": 10**3, "MB": 10**6, "GB": 10**9}[self.shard_size[-2:]]
+
+    @model_validator(mode="after")
+    def belongs_to_its_format(self) -> "ExportSettings":
+        if self.format != "onnx" and (self.int8 or self.dev):
+            raise ValueError(f"int8 and dev are of ONNX, not of {self.format}: set format to onnx")
+        if self.dev and not self.int8:
+            raise ValueError("dev rows say what int8 costs: set int8 too")
+        if self.format != "sentence-transformers" and (self.length or self.pooling != "mean"):
+            raise ValueError(f"pooling and length are of sentence-transformers, not of {self.format}")
+        return self
+
+
+def export_model(model: Path, out: Path, settings: ExportSettings, publication: Publication = UNSAID) -> list[Exported]:
+    """Of a run all networks in transformers' format, of anything else, and in other formats, the main one: `out` itself."""
+    manner = Manner(check_afresh, settings.shard_bytes)
+    if settings.format == "transformers" and (model / CONFIG).is_file():
+        return export_run(model, out, publication, manner)
+    if publication != UNSAID:
+        raise SettingsError("language, license and datasets are for the cards of a run in transformers' format.")
+    finetuned = load_task_folder(model) if (model / TASK_FILE).is_file() else None
+    network = finetuned.pretrained if finetuned else load_network(model)
+    cards = [folder / CARD for folder in (model, *(model / name for name in EXPORTS)) if (folder / CARD).is_file()]
+    card = cards[0].read_text("utf-8") if cards else ""
+    match settings.format:
+        case "transformers" if finetuned:
+            note = write_task_folder(out, finetuned, {CARD: card.encode()}, manner)
+        case "transformers":
+            note = write_network(out, network, card, manner=manner)
+        case "onnx":
+            note = write_onnx(out, network, finetuned, settings)
+        case "sentence-transformers":
+            note = write_sentence_transformers(out, network, settings)
+    return [Exported(out, f"{note}; and in a process of its own")]
+
+
+# ONNX
+
+
+def write_onnx(out: Path, network: Pretrained, finetuned: TaskModel | None, settings: ExportSettings) -> str:
+    module: nn.Module = finetuned.model if finetuned else PretrainedNetwork(network)
+    encoder = network.encoder
+    longest = finetuned.task.length if finetuned else encoder.settings.positions
+    # a beam is as wide as it is; shorter rows are padded
+    head = finetuned.model.head if finetuned else None
+    shortest = head.beam if isinstance(head, JointHead) else 1
+    folder = task_folder(finetuned, {}) if finetuned else network_folder(network, {})
+    with whole_or_absent(out) as temporary:
+        graphs = make_graphs(OnnxNetwork(module.eval(), network.tokenizer, shortest, longest), settings.int8)
+        notes = dict(graphs.notes)
+        if settings.dev:
+            if not finetuned:
+                raise SettingsError("dev rows are for a fine-tuned model. Leave them out.", ("dev",))
+            notes["int8"] = {**notes["int8"], "dev": dev_scores(finetuned, graphs, settings.dev, shortest)}
+        content = {**folder.description(), **graphs.files, NOTES: (json.dumps(notes, indent=1) + "\n").encode()}
+        write_files(temporary, {**content, CARD: onnx_card(notes).encode()})
+        check_afresh(temporary, network.tokenizer, answers_of(module))
+    return described(notes)
+
+
+def dev_scores(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortest: int) -> dict[str, Any]:
+    """The task's metrics on a file with answers: of the network, and of both graphs in its place."""
+    task, pad = trained.task, special_ids(trained.tokenizer).pad
+    rows, malformed = task.settings.read(file)
+    refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
+    examples, _ = task.encode(rows)
+    scores = {}
+    method = trained.method.model_copy(update={"device": "cpu"})
+    sessions = {"float32": graphs.files[GRAPH], "int8": graphs.files[INT8_GRAPH]}
+    for name, graph in sessions.items():
+        outputs = infer(OnnxSession(graph, shortest), task, examples, method, pad)
+        scores[name] = task.scores(rows, task.predict(rows, examples, outputs))
+    return {"rows": len(rows), **scores}
+
+
+def described(notes: Mapping[str, Any]) -> str:
+    shapes = [" x ".join(map(str, it["shape"])) for it in notes["checked"]]
+    difference = max(it["largest_difference"] for it in notes["checked"])
+    text = (
+        f"opset {notes['opset']}, same logits as ours in onnxruntime at {', '.join(shapes)} (within {difference:.1e})"
+    )
+    if "int8" not in notes:
+        return text
+    int8 = notes["int8"]
+    lost = ", ".join(
+        f"{name} {it:.2g} of {int8['largest'][name]:.2g}" for name, it in int8["largest_difference"].items()
+    )
+    text += f"; int8 has {int8['bytes'] / int8['of']:.0%} of the bytes, largest difference on the probe: {lost}"
+    if dev := int8.get("dev"):
+        metric = next(iter(dev["float32"]))
+        text += f"; {metric} on {dev['rows']:,} dev rows {dev['float32'][metric]:.4f}, int8 {dev['int8'][metric]:.4f}"
+    return text
+
+
+def onnx_card(notes: Mapping[str, Any]) -> str:
+    named = ", ".join(f'"{name}"' for name in notes["inputs"])
+    return f"""# ONNX
+
+{described(notes)}. `{NOTES}` has all of it.
+
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+inputs = AutoTokenizer.from_pretrained(".")(["some text"], return_tensors="np")
+session = onnxruntime.InferenceSession("{GRAPH}")
+session.run(None, {{name: inputs[name] for name in [{named}]}})   # {", ".join(notes["outputs"])}
+```
+"""
+
+
+# sentence-transformers
+
+
+class WithVectors(nn.Module):
+    """An encoder that also says the vectors of the probe, whatever it is asked."""
+
+    def __init__(self, network: Pretrained, vectors: Tensor):
+        super().__init__()
+        self.network, self.vectors = PretrainedNetwork(network), vectors
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return {**self.network(batch), VECTORS: self.vectors}
+
+
+def write_sentence_transformers(out: Path, network: Pretrained, settings: ExportSettings) -> str:
+    """The encoder, and how its states become a vector. Texts are cut where pre-training ended: beyond that positions may never
+    have been trained."""
+    encoder, positions = network.encoder, network.encoder.settings.positions
+    length = min(settings.length or network.length or positions, positions)
+    alone = replace(network, head=None, kind="encoder")
+    kinds = {"0": ("", "Transformer"), "1": (POOLING_FOLDER, "Pooling")}
+    modules = [
+        {"idx": int(name), "name": name, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for name, (path, kind) in kinds.items()
+    ]
+    files = {
+        MODULES: modules,
+        "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "prompts": {},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    }
+    pooling = {
+        "word_embedding_dimension": encoder.settings.hidden,
+        "pooling_mode_cls_token": settings.pooling == "cls",
+        "pooling_mode_mean_tokens": settings.pooling == "mean",
+    }
+    encoded = {name: json.dumps(content, indent=1).encode() for name, content in files.items()}
+    pooled = vectors_of(alone, VECTOR_PROBE, EmbedSettings(pooling=settings.pooling, length=length))
+    folder = network_folder(alone, {**encoded, CARD: sentence_card(length, settings.pooling).encode()})
+    with whole_or_absent(out) as temporary:
+        ours = answers_of(PretrainedNetwork(alone))
+        readers = folder.write(
+            temporary, ours, lambda path: answers_of(PretrainedNetwork(read_network(path, "encoder")))
+        )
+        write_files(temporary / POOLING_FOLDER, {"config.json": json.dumps(pooling, indent=1).encode()})
+        check_afresh(temporary, network.tokenizer, answers_of(WithVectors(alone, torch.from_numpy(pooled))))
+    return f"same ids, states and vectors ({settings.pooling}, {length} tokens) as ours, read back by {readers}"
+
+
+def sentence_card(length: int, pooling: Pooling) -> str:
+    return f"""---
+library_name: sentence-transformers
+---
+
+# Vectors of texts
+
+The {"mean of the last layer's states" if pooling == "mean" else "state of [CLS]"}, of the first {length} tokens of a text. Not trained for
+similarity: a start for that, or features for another model.
+
+```python
+from sentence_transformers import SentenceTransformer
+vectors = SentenceTransformer(".").encode(["some text", "another"])
+```
+"""

@@ -1,0 +1,219 @@
+"""Any of our networks as one ONNX graph: dynamic batch and length, checked in onnxruntime at several shapes before it is kept; and
+an int8 copy whose loss is measured.
+
+Dynamic quantization: weights of the matrix products and the tables in eight bits, one scale for each column; what flows between
+them is measured and rounded as it comes. No calibration text is needed. onnxruntime's own shape inference fails on what torch
+has noted of shapes, so these notes are taken out first.
+"""
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from electra.base.batch import Batch
+from electra.base.errors import CorruptError, MachineError
+from electra.data.tokenizer import special_ids, vocabulary_size
+from electra.interop.write import answers_of, differences, probe_batch, require_equal
+
+GRAPH, INT8_GRAPH, NOTES = "model.onnx", "model_int8.onnx", "onnx.json"
+OPSET = 20
+"""The newest that onnxruntime runs with our masks: from 23 on attention is one operator, which refuses a mask for all queries."""
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+LARGEST = 1 << 31
+"""Bytes of a protobuf: weights beyond that would need files of their own."""
+LONGEST_CHECK = 512
+UNUSED_OUTPUTS = ("allowed",)
+"""What a head says for its own loss."""
+
+
+@dataclass(frozen=True)
+class OnnxNetwork:
+    """What becomes a graph: a module that takes a `Batch` and gives outputs by name, and between which lengths it is used."""
+
+    network: nn.Module
+    tokenizer: Tokenizer
+    shortest: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class OnnxGraphs:
+    """The files, by name, and what was measured of them."""
+
+    files: Mapping[str, bytes]
+    notes: Mapping[str, Any]
+
+
+class GraphInputs(nn.Module):
+    """transformers' inputs -> a batch -> the outputs in their order."""
+
+    def __init__(self, network: nn.Module, names: Sequence[str]):
+        super().__init__()
+        self.network, self.names = network, names
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        segments = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        batch = Batch(input_ids, segments, attention_mask.bool(), input_ids[:, 0], seed=0, padded=True)
+        outputs = self.network(batch)
+        return tuple(outputs[name] for name in self.names)
+
+
+class OnnxSession(nn.Module):
+    """A graph in onnxruntime, in the place of the network that it was made from. Rows are padded to the shortest length that the
+    graph takes."""
+
+    def __init__(self, graph: bytes, shortest: int = 1):
+        super().__init__()
+        runtime = require("onnxruntime")
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self.inputs = [it.name for it in self.session.get_inputs()]
+        self.outputs = [it.name for it in self.session.get_outputs()]
+        self.shortest = shortest
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        rows = zip(INPUTS, (batch.ids, batch.is_real.long(), batch.segments), strict=True)
+        more = max(0, self.shortest - batch.ids.shape[1])
+        feed = {name: np.pad(tensor.numpy(), ((0, 0), (0, more))) for name, tensor in rows if name in self.inputs}
+        return dict(zip(self.outputs, map(torch.from_numpy, self.session.run(None, feed)), strict=True))
+
+
+def require(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        raise MachineError(f"{name} is not installed. Install it: pip install 'electra[onnx]'") from None
+
+
+def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:
+    """The graph, checked, and its int8 copy, measured."""
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        require(module)
+    probe = probe_batch(source.tokenizer, source.longest)
+    ours = answers_of(source.network)
+    names = [name for name in ours(probe) if name not in UNUSED_OUTPUTS]
+    expected = {name: it for name, it in ours(probe).items() if name in names}
+    other = ours(replace(probe, segments=1 - probe.segments))
+    reads_segments = not all(other[name].equal(it) for name, it in expected.items())  # ModernBERT has none
+    graph = exported_graph(source, names, INPUTS if reads_segments else INPUTS[:2])
+    session = OnnxSession(graph, source.shortest)
+    shapes = [check_shape(batch, ours, session) for batch in (probe, *other_shapes(source))]
+    notes: dict[str, Any] = {
+        "format": 1, "opset": OPSET, "inputs": session.inputs, "outputs": names, "shortest": source.shortest,
+        "longest": source.longest, "checked": shapes,
+    }  # fmt: skip
+    files = {GRAPH: graph}
+    if int8:
+        files[INT8_GRAPH] = quantized(graph)
+        found = answers(OnnxSession(files[INT8_GRAPH], source.shortest), probe, expected)
+        lost = differences(probe, floating(expected), found)
+        if not all(np.isfinite(list(lost.values()))):
+            raise CorruptError("the int8 graph gives numbers that are not finite. It was not kept.")
+        scale = {name: expected[name].abs().max().item() for name in lost}
+        notes["int8"] = {
+            "bytes": len(files[INT8_GRAPH]),
+            "of": len(graph),
+            "largest_difference": lost,
+            "largest": scale,
+        }
+    return OnnxGraphs(files, notes)
+
+
+def exported_graph(source: OnnxNetwork, names: Sequence[str], inputs: Sequence[str]) -> bytes:
+    onnx = require("onnx")
+    length = max(8, source.shortest + 1)
+    ids = torch.full((2, length), special_ids(source.tokenizer).unk)
+    values = (ids, torch.ones_like(ids), torch.zeros_like(ids))[: len(inputs)]
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=source.shortest, max=source.longest)}
+    with quiet_export():
+        program = torch.onnx.export(
+            GraphInputs(source.network, names).eval(), values, dynamo=True, verbose=False, opset_version=OPSET,
+            input_names=inputs, output_names=names, dynamic_shapes=(axes,) * len(inputs),
+        )  # fmt: skip
+    assert program is not None
+    model = program.model_proto
+    if model.ByteSize() >= LARGEST:
+        raise MachineError(f"the graph has {model.ByteSize():,} bytes, more than one ONNX file can hold.")
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """torch speaks of vision operators and of names of axes; what matters is checked afterwards."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def other_shapes(source: OnnxNetwork) -> Iterator[Batch]:
+    """Random tokens, from one short row to several long ones, the last row padded to half its length where it can be."""
+    pad, size = special_ids(source.tokenizer).pad, vocabulary_size(source.tokenizer)
+    generator = torch.Generator().manual_seed(1)
+    long = min(source.longest, LONGEST_CHECK)
+    for rows, length in ((1, source.shortest), (3, min(source.shortest + 4, long)), (2, long)):
+        ids = torch.randint(0, size, (rows, length), generator=generator)
+        is_real = torch.ones_like(ids, dtype=torch.bool)
+        is_real[-1, max(1, length // 2) :] = rows == 1
+        ids[~is_real] = pad
+        segments = (torch.arange(length) >= length // 3).long().expand_as(ids).clone()
+        yield Batch.of_rows(ids, segments, is_real)
+
+
+def check_shape(batch: Batch, ours: Any, session: OnnxSession) -> dict[str, Any]:
+    expected = floating(ours(batch), session.outputs)
+    found = answers(session, batch, expected)
+    require_equal(batch, expected, found, f"onnxruntime at {tuple(batch.ids.shape)}")
+    return {"shape": list(batch.ids.shape), "largest_difference": max(differences(batch, expected, found).values())}
+
+
+def answers(session: OnnxSession, batch: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the columns that a short batch was padded by."""
+    outputs, length = session(batch), batch.ids.shape[1]
+    return {name: it[:, :length] if it.shape != expected[name].shape else it for name, it in outputs.items()}
+
+
+def floating(outputs: Mapping[str, Tensor], names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Places of a beam may change where two are as good as each other; their scores may not."""
+    chosen = outputs if names is None else names
+    return {name: outputs[name] for name in chosen if name not in ("starts", "ends")}
+
+
+def quantized(graph: bytes) -> bytes:
+    onnx, quantization = require("onnx"), require("onnxruntime.quantization")
+    model = onnx.load_model_from_string(graph)
+    del model.graph.value_info[:]
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)  # it advises everybody to preprocess
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            before, after = Path(scratch) / "before.onnx", Path(scratch) / "after.onnx"
+            onnx.save_model(model, before)
+            quantization.quantize_dynamic(before, after, per_channel=True, weight_type=quantization.QuantType.QInt8)
+            return after.read_bytes()
+    finally:
+        root.setLevel(level)
