@@ -46,7 +46,7 @@ def test_vectors_are_those_of_transformers_with_a_mean_over_the_mask(finished_ru
 
 
 def test_batches_come_in_the_order_of_the_texts_and_read_no_further(finished_run, monkeypatch):
-    monkeypatch.setattr(embed, "CHUNK", 2)
+    monkeypatch.setattr(embed, "MOST_TEXTS", 2)
     model, taken = load(finished_run), []
 
     def endless():
@@ -130,7 +130,7 @@ def test_parquet_keeps_the_text_or_what_is_asked_for(finished_run, tmp_path):
 
 
 def test_many_chunks_are_one_array_and_one_table(finished_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(embed, "CHUNK", 3)
+    monkeypatch.setattr(embed, "MOST_TEXTS", 3)
     texts = [f"the barak walks {number}" for number in range(100)]
     (tmp_path / "t.txt").write_text("\n".join(texts))
     for name in ("v.npy", "v.parquet"):

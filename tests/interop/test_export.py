@@ -109,7 +109,8 @@ def test_an_export_with_other_logits_is_not_kept(finished_run, tmp_path, monkeyp
 
 def test_a_probe_longer_than_the_network_is_cut_as_transformers_cuts_it(finished_run, tmp_path):
     settings, _ = load_run(finished_run)
-    short = settings.model_copy(update={"encoder": settings.encoder.model_copy(update={"positions": 9})})
+    encoder, rows = settings.encoder.model_copy(update={"positions": 9}), settings.rows.model_copy(update={"length": 9})
+    short = settings.model_copy(update={"encoder": encoder, "rows": rows})
     tokenizer = load_tokenizer(finished_run / "tokenizer.json")
     objective = build_objective(short, tokenizer)
     main = {"discriminator": objective.networks()["discriminator"]}

@@ -29,8 +29,8 @@ from electra.model.heads import Pooling
 from electra.train.device import autocast, choose_device
 
 log = logging.getLogger(__name__)
-Item = TypeVar("Item")
-CHUNK, CHUNK_CHARACTERS = 2048, 1 << 20
+Piece = TypeVar("Piece")
+MOST_TEXTS, MOST_CHARACTERS = 2048, 1 << 20
 """Texts that are in memory and sorted by length at a time: the tokenizer needs 150 bytes for each character."""
 VECTOR = "embedding"
 """The column of a parquet file that holds the vectors."""
@@ -106,12 +106,12 @@ def vectors_of(network: Pretrained, texts: Sequence[str], settings: EmbedSetting
         return text_vectors(network, texts, settings.length)[0]
 
 
-def in_chunks_of_text(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
-    chunk, total = list[Item](), 0
+def in_chunks_of_text(items: Iterable[Piece], characters: Callable[[Piece], int]) -> Iterator[list[Piece]]:
+    chunk, total = list[Piece](), 0
     for item in items:
         chunk.append(item)
         total += characters(item)
-        if len(chunk) == CHUNK or total > CHUNK_CHARACTERS:
+        if len(chunk) == MOST_TEXTS or total > MOST_CHARACTERS:
             yield chunk
             chunk, total = [], 0
     if chunk:
@@ -194,7 +194,7 @@ class TextSource:
             before = self.position
             with opened(path) as source:
                 size, count = path.stat().st_size if self.size else 0, parquet_rows(source)
-                rows = tables.rows_of(source) if is_table(source) else lines_of(source)
+                rows = tables.rows_of(source) if has_rows(source) else lines_of(source)
                 for number, row in enumerate(self._texts(path, rows), 1):
                     if size:
                         self.position = before + (size * number // count if count else source.raw.tell())
@@ -223,7 +223,7 @@ def parquet_rows(source: OpenSource) -> int:
         return int(table.metadata.num_rows)
 
 
-def is_table(source: OpenSource) -> bool:
+def has_rows(source: OpenSource) -> bool:
     """Text that is not called csv, tsv or json is lines, whatever is in them."""
     return source.format != "text" or bool(tables.is_table(source.path))
 

@@ -20,7 +20,7 @@ from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.question_heads import JointHead
 from electra.finetuning.training import infer
 from electra.inspector.embed import EmbedSettings, vectors_of
-from electra.inspector.fresh import MODULES, VECTOR_PROBE, VECTORS, check_afresh
+from electra.inspector.fresh import SENTENCE_MODULES, VECTOR_PROBE, VECTORS, check_afresh
 from electra.interop.card import CARD, UNSAID, Publication
 from electra.interop.onnx import GRAPH, INT8_GRAPH, NOTES, OnnxGraphs, OnnxNetwork, OnnxSession, make_graphs
 from electra.interop.read import Pretrained, read_network
@@ -106,14 +106,14 @@ def write_onnx(out: Path, network: Pretrained, finetuned: TaskModel | None, sett
         if settings.dev:
             if not finetuned:
                 raise SettingsError("dev rows are for a fine-tuned model. Leave them out.", ("dev",))
-            notes["int8"] = {**notes["int8"], "dev": dev_scores(finetuned, graphs, settings.dev, shortest)}
+            notes["int8"] = {**notes["int8"], "dev": scores_of_graphs(finetuned, graphs, settings.dev, shortest)}
         content = {**folder.description(), **graphs.files, NOTES: (json.dumps(notes, indent=1) + "\n").encode()}
         write_files(temporary, {**content, CARD: onnx_card(notes).encode()})
         check_afresh(temporary, network.tokenizer, answers_of(module))
-    return described(notes)
+    return graph_note(notes)
 
 
-def dev_scores(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortest: int) -> dict[str, Any]:
+def scores_of_graphs(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortest: int) -> dict[str, Any]:
     """The task's metrics on a file with answers: of the network, and of both graphs in its place."""
     task, pad = trained.task, special_ids(trained.tokenizer).pad
     rows, malformed = task.settings.read(file)
@@ -128,7 +128,7 @@ def dev_scores(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortest: int
     return {"rows": len(rows), **scores}
 
 
-def described(notes: Mapping[str, Any]) -> str:
+def graph_note(notes: Mapping[str, Any]) -> str:
     shapes = [" x ".join(map(str, it["shape"])) for it in notes["checked"]]
     difference = max(it["largest_difference"] for it in notes["checked"])
     text = (
@@ -151,7 +151,7 @@ def onnx_card(notes: Mapping[str, Any]) -> str:
     named = ", ".join(f'"{name}"' for name in notes["inputs"])
     return f"""# ONNX
 
-{described(notes)}. `{NOTES}` has all of it.
+{graph_note(notes)}. `{NOTES}` has all of it.
 
 ```python
 import onnxruntime
@@ -190,7 +190,7 @@ def write_sentence_transformers(out: Path, network: Pretrained, settings: Export
         for name, (path, kind) in kinds.items()
     ]
     files = {
-        MODULES: modules,
+        SENTENCE_MODULES: modules,
         "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
         "config_sentence_transformers.json": {
             "prompts": {},

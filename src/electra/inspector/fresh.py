@@ -25,7 +25,7 @@ from electra.base.batch import Batch
 from electra.base.errors import CorruptError, ElectraError
 from electra.base.files import read_object
 from electra.finetuning.folder import TASK_FILE, load_task_folder
-from electra.interop.onnx import GRAPH, OnnxSession, answers, floating
+from electra.interop.onnx import GRAPH, OnnxSession, floating, session_answers
 from electra.interop.read import read_network
 from electra.interop.write import (
     PROBE,
@@ -38,8 +38,8 @@ from electra.interop.write import (
     require_equal,
 )
 
-SECONDS = 900
-MODULES = "modules.json"
+LONGEST_LOOK = 900
+SENTENCE_MODULES = "modules.json"
 """What makes a folder one of sentence-transformers."""
 VECTORS = "vectors"
 VECTOR_PROBE = (*PROBE[:-1], " ".join(PROBE[:-1] * 200))
@@ -59,7 +59,7 @@ def check_afresh(folder: Path, tokenizer: Tokenizer, ours: Answers) -> None:
         root = str(Path(__file__).parents[2])
         places = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         done = subprocess.run(
-            words, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=scratch,
+            words, capture_output=True, text=True, timeout=LONGEST_LOOK, check=False, cwd=scratch,
             env={**os.environ, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
     if done.returncode:
@@ -81,13 +81,13 @@ def look(folder: Path, expected: Mapping[str, Tensor]) -> None:
     if (folder / GRAPH).is_file():
         compared = floating({name: it for name, it in ours.items() if name != "allowed"})
         session = OnnxSession((folder / GRAPH).read_bytes(), read_object(folder / "onnx.json")["shortest"])
-        require_equal(probe, compared, answers(session, probe, ours), "onnxruntime")
+        require_equal(probe, compared, session_answers(session, probe, ours), "onnxruntime")
     elif (folder / TASK_FILE).is_file():
         require_equal(probe, ours, answers_of(load_task_folder(folder).model)(probe), "electra")
     else:
         found = answers_of(PretrainedNetwork(read_network(folder)))(probe)
         require_equal(probe, {name: it for name, it in ours.items() if name in found}, found, "electra")
-    if (folder / MODULES).is_file() and find_spec("sentence_transformers"):
+    if (folder / SENTENCE_MODULES).is_file() and find_spec("sentence_transformers"):
         look_with_sentence_transformers(folder, ours[VECTORS])
 
 
@@ -118,7 +118,7 @@ def look_with_sentence_transformers(folder: Path, vectors: Tensor) -> None:
         raise CorruptError(f"sentence-transformers gets other vectors (largest difference {difference:.2g}).")
 
 
-def main() -> None:
+def check_arguments() -> None:
     folder, expected = map(Path, sys.argv[1:])
     noise = io.StringIO()
     try:
@@ -132,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    check_arguments()

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, MachineError
 from electra.data.tokenizer import special_ids, vocabulary_size
-from electra.interop.write import answers_of, differences, probe_batch, require_equal
+from electra.interop.write import answers_of, largest_differences, probe_batch, require_equal
 
 GRAPH, INT8_GRAPH, NOTES = "model.onnx", "model_int8.onnx", "onnx.json"
 OPSET = 20
 """The newest that onnxruntime runs with our masks: from 23 on attention is one operator, which refuses a mask for all queries."""
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-LARGEST = 1 << 31
+LARGEST_GRAPH = 1 << 31
 """Bytes of a protobuf: weights beyond that would need files of their own."""
 LONGEST_CHECK = 512
 UNUSED_OUTPUTS = ("allowed",)
@@ -122,8 +122,8 @@ def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:
     files = {GRAPH: graph}
     if int8:
         files[INT8_GRAPH] = quantized(graph)
-        found = answers(OnnxSession(files[INT8_GRAPH], source.shortest), probe, expected)
-        lost = differences(probe, floating(expected), found)
+        found = session_answers(OnnxSession(files[INT8_GRAPH], source.shortest), probe, expected)
+        lost = largest_differences(probe, floating(expected), found)
         if not all(np.isfinite(list(lost.values()))):
             raise CorruptError("the int8 graph gives numbers that are not finite. It was not kept.")
         scale = {name: expected[name].abs().max().item() for name in lost}
@@ -149,7 +149,7 @@ def exported_graph(source: OnnxNetwork, names: Sequence[str], inputs: Sequence[s
         )  # fmt: skip
     assert program is not None
     model = program.model_proto
-    if model.ByteSize() >= LARGEST:
+    if model.ByteSize() >= LARGEST_GRAPH:
         raise MachineError(f"the graph has {model.ByteSize():,} bytes, more than one ONNX file can hold.")
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
@@ -185,12 +185,15 @@ def other_shapes(source: OnnxNetwork) -> Iterator[Batch]:
 
 def check_shape(batch: Batch, ours: Any, session: OnnxSession) -> dict[str, Any]:
     expected = floating(ours(batch), session.outputs)
-    found = answers(session, batch, expected)
+    found = session_answers(session, batch, expected)
     require_equal(batch, expected, found, f"onnxruntime at {tuple(batch.ids.shape)}")
-    return {"shape": list(batch.ids.shape), "largest_difference": max(differences(batch, expected, found).values())}
+    return {
+        "shape": list(batch.ids.shape),
+        "largest_difference": max(largest_differences(batch, expected, found).values()),
+    }
 
 
-def answers(session: OnnxSession, batch: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def session_answers(session: OnnxSession, batch: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without the columns that a short batch was padded by."""
     outputs, length = session(batch), batch.ids.shape[1]
     return {name: it[:, :length] if it.shape != expected[name].shape else it for name, it in outputs.items()}

@@ -239,14 +239,14 @@ def check_folder(folder: Path, architecture: str, tokenizer: Tokenizer, expected
 
 def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
     """Padded positions of outputs by token are ignored."""
-    for name, difference in differences(probe, ours, others).items():
+    for name, difference in largest_differences(probe, ours, others).items():
         if not difference <= TOLERANCE * max(1.0, ours[name].abs().max().item()):
             raise CorruptError(
                 f"{who} gets other logits from the export (largest difference {difference:.2g} in {name}). It was not kept."
             )
 
 
-def differences(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, float]:
+def largest_differences(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, float]:
     """The largest of each output."""
     largest = {}
     for name, expected in ours.items():
