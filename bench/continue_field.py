@@ -16,7 +16,7 @@ from pathlib import Path
 import electra
 from electra.data.tables import read_rows
 
-GENERAL, MORE = 700, 350  # steps
+GENERAL, MORE = 700, 250  # steps
 
 
 def main() -> None:

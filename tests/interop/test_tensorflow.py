@@ -150,7 +150,7 @@ def test_googles_bert_is_what_transformers_makes_of_it(kind, tmp_path):
 
 def test_what_nothing_says_is_guessed_and_said(copy, tmp_path):
     imported = package.import_model(copy("electra"), tmp_path / "out")
-    assert any("1 attention heads for 16 units: nothing says how many" in note for note in imported.notes)
+    assert any("attention heads: 1 for 16 units, since nothing says how many" in note for note in imported.notes)
     assert any("no capitals" in note for note in imported.notes)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from electra.base import config as configuration
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import read_object, write_synced
-from electra.base.progress import Progress
+from electra.base.progress import Progress, literal
 from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
 from electra.interop.formats import FORMATS, network_class
 from electra.interop.names import ELECTRA_ENCODER, HEADS, MODERNBERT_ENCODER, Name, from_google, our_names, rename
@@ -160,6 +160,7 @@ def import_network(source: Path, out: Path, generator: Path | None, options: Imp
         unused = [name for name in candidate.weights.shapes if name not in taken[candidate.weights.where]]
         left_out |= {name: reason(name, candidate.family, networks[0].kind) for name in unused}
     refuse_strange(source, left_out)
+    notes[:] = dict.fromkeys(notes)  # of two networks the same
     if generator is not None and networks[1].kind != "generator":
         raise DataError(f"{generator} is no generator: it has no head for masked language modelling.")
     return write_import(source, out, networks, candidates, notes, left_out)
@@ -304,10 +305,9 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
         if scope == "generator" and claims and not own_embeddings:  # they are the discriminator's
             claims |= {place: it for place, it in google_claims(weights, "electra", family) if ".embeddings." in place}
         if any(".encoder.layer." in place for place in claims):
-            said = config if scope != "generator" else {}
-            described = inferred_config(prefix, weights, claims, said, options.heads, notes)
-            if scope == "generator" and candidates:
-                described |= generator_heads(candidates[0].config, described)
+            main = candidates[0].config if candidates else {}
+            described = inferred_config(prefix, weights, claims, {} if main else config)
+            described["num_attention_heads"] = count_heads(described, main, options.heads, notes)
             candidates.append(Candidate(folder, family, weights, claims, described, tokenizer))
     if not candidates:
         raise DataError(f"{prefix} holds neither ELECTRA nor BERT: its tensors are {listed(weights.shapes)}.")
@@ -328,12 +328,7 @@ def google_claims(weights: Weights, scope: str, family: Family) -> Iterator[tupl
 
 
 def inferred_config(
-    prefix: Path,
-    weights: Weights,
-    claims: Mapping[str, Claim],
-    said: Mapping[str, Any],
-    heads: int | None,
-    notes: list[str],
+    prefix: Path, weights: Weights, claims: Mapping[str, Claim], said: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Sizes are those of the tensors; what a config beside them says must agree. Heads and dropout show in no shape."""
     layers = 1 + max(int(match[1]) for place in claims if (match := re.search(r"\.layer\.(\d+)\.", place)))
@@ -351,19 +346,23 @@ def inferred_config(
     for key, value in sizes.items():
         if said.get(key, value) != value:
             raise CorruptError(f"{prefix}: {key} is {said[key]} in its config and {value} in its tensors.")
-    count = heads or said.get("num_attention_heads")
-    if count is None:
-        count = max(1, hidden // HEAD_UNITS)
-        notes.append(
-            f"{count} attention heads for {hidden} units: nothing says how many, and {HEAD_UNITS} units a head are usual."
-        )
-    return {**{key: said[key] for key in said if isinstance(key, str)}, **sizes, "num_attention_heads": count}
+    return {**said, **sizes}
 
 
-def generator_heads(main: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """As many units a head as in the discriminator."""
-    units = main["hidden_size"] // main["num_attention_heads"] if isinstance(main["num_attention_heads"], int) else 0
-    return {"num_attention_heads": max(1, own["hidden_size"] // units)} if units else {}
+def count_heads(config: Mapping[str, Any], main: Mapping[str, Any], heads: int | None, notes: list[str]) -> Any:
+    """A generator has as many units a head as its discriminator (`main`)."""
+    hidden = config["hidden_size"]
+    if main:
+        given = main["num_attention_heads"]
+        units = main["hidden_size"] // given if isinstance(given, int) and given > 0 else 0
+        return max(1, hidden // units) if units else given
+    if heads or "num_attention_heads" in config:
+        return heads or config["num_attention_heads"]
+    count = max(1, hidden // HEAD_UNITS)
+    notes.append(
+        f"attention heads: {count} for {hidden} units, since nothing says how many and {HEAD_UNITS} units a head are usual."
+    )
+    return count
 
 
 # From a candidate to a network
@@ -550,20 +549,22 @@ def grouped(left_out: Mapping[str, str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, why in left_out.items():
         groups.setdefault(why, []).append(name)
-    return [f"{why}: {len(names)} tensors ({listed(names)})" for why, names in groups.items()]
+    return [
+        f"{why}: {len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({listed(names)})"
+        for why, names in groups.items()
+    ]
 
 
 def import_card(title: str, source: str, network: Pretrained, left_out: Mapping[str, str]) -> str:
-    form = FORMATS[network.encoder.settings.kind]
     reader = network_class(network.encoder.settings, network.kind)
-    rows = "\n".join(f"- {line}" for line in grouped(left_out)) or "- nothing"
+    rows = "\n".join(f"- {literal(line)}" for line in grouped(left_out)) or "- nothing"
     return f"""---
 library_name: transformers
-tags: [electra, {form.family.lower()}, {network.kind}]
+tags: [{", ".join(dict.fromkeys(("electra", network.encoder.settings.kind, network.kind)))}]
 license: other
 ---
 
-# {title} {network.kind}, imported from {source}
+# {title} {network.kind}, imported from {literal(source)}
 
 The weights are those of the source, under whose licence they are; `electra import` gave them the names of transformers' {reader}. Left out:
 
