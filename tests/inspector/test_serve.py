@@ -243,15 +243,24 @@ def test_a_bad_request_does_not_spoil_the_group_it_is_in():
 def test_requests_of_like_length_are_taken_together():
     async def check():
         batcher, loop = Batcher(), asyncio.get_running_loop()
-        lengths = [10, 90_000, 12, 200_000, 11, 14, *[13] * 6, 30]
-        for key, length in [("b", 10), *(("a", length) for length in lengths)]:
+        for key, length in [("a", 10), ("b", 10), ("a", 90_000), ("a", 12), ("a", 200_000), ("a", 11)]:
             batcher.waiting.append(Waiting(key, ["x"], length, list, loop.create_future()))
-        taken = [[it.characters for it in batcher.take()] for _ in range(4)]
-        assert taken[0] == [10] and batcher.take() == []
-        assert taken[1] == [10, 11, 12, *[13] * 6, 14]  # enough of like length: the longer ones wait for their turn
-        assert taken[2:] == [[90_000, 30], [200_000]]
+        taken = [[(it.key, it.characters) for it in batcher.take()] for _ in range(4)]
+        assert taken[0] == [("a", 10), ("a", 11), ("a", 12), ("a", 90_000)]
+        assert taken[1:] == [[("b", 10)], [("a", 200_000)], []]
 
     asyncio.run(check())
+
+
+def test_a_group_is_computed_a_few_of_like_length_at_a_time_and_answered_in_order():
+    items, seen = ["x" * (7 * n % 40) for n in range(40)], []
+
+    def answer(part):
+        seen.append([len(item) for item in part])
+        return [len(item) for item in part]
+
+    assert batching.by_length(answer, items) == [len(item) for item in items]
+    assert [n for part in seen for n in part] == sorted(map(len, items)) and max(map(len, seen)) == batching.AT_ONCE
 
 
 def test_a_full_queue_says_when_to_come_again(served, monkeypatch):

@@ -20,7 +20,7 @@ import electra
 from electra.base.errors import DataError, ElectraError, MachineError, SettingsError
 from electra.base.files import json_text
 from electra.inspector import Model
-from electra.inspector.batching import Batcher, BusyError
+from electra.inspector.batching import Batcher, BusyError, characters_of
 from electra.inspector.gallery import Gallery, describe_model, is_finetuned
 from electra.inspector.guard import HEAD_SECONDS, MOST_HEAD, Guard, GuardedProtocol, listen, token_for
 from electra.inspector.results import result_view, wrong_rows
@@ -97,17 +97,6 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return {it.name: (it.read_bytes(), f"{MEDIA_TYPES[Path(it.name).suffix]}; charset=utf-8") for it in files}
 
 
-def characters(content: object) -> int:
-    match content:
-        case str():
-            return len(content)
-        case dict():
-            return sum(map(characters, content.values()))
-        case list():
-            return sum(map(characters, content))
-    return 0
-
-
 class Desk:
     """Takes questions to models and waits for the answers."""
 
@@ -120,7 +109,7 @@ class Desk:
         self, number: int, items: Sequence[Any], options: tuple[Any, ...], answer: Callable[[Model, Sequence[Any]], Any]
     ) -> Response:
         """`options` are what must be the same for requests that are answered together."""
-        found, size = self.gallery.at("models", number), characters(list(items))
+        found, size = self.gallery.at("models", number), characters_of(list(items))
         if size > LONGEST_QUESTION:
             return failure(413, f"{size:,} characters of text at once; at most {LONGEST_QUESTION:,} are read.")
 

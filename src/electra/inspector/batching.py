@@ -14,10 +14,7 @@ Answer = Callable[[Sequence[Any]], Sequence[Any]]
 """All items of a group -> an answer for each."""
 MOST_WAITING, QUEUED_CHARACTERS = 256, 1 << 23  # requests, and the characters of all of them
 GROUP_ITEMS, GROUP_CHARACTERS = 128, 1 << 18
-ENOUGH_ITEMS, ALIKE = (
-    8,
-    1.5,
-)  # so many keep a processor busy: beyond them only those whose length differs by no more than this
+AT_ONCE = 8  # so many of like length keep a processor busy, and hardly any of them is padding
 LONGEST_RETRY = 60
 LINGER = 0.003  # seconds for which a small group waits for more while others are about to ask
 
@@ -132,9 +129,7 @@ class Batcher:
         )
         group, items, characters = [oldest], len(oldest.items), oldest.characters
         for it in alike:
-            lengths = [it.length, oldest.length]
-            is_far = items >= ENOUGH_ITEMS and max(lengths) > ALIKE * min(lengths)
-            if is_far or items + len(it.items) > GROUP_ITEMS or characters + it.characters > GROUP_CHARACTERS:
+            if items + len(it.items) > GROUP_ITEMS or characters + it.characters > GROUP_CHARACTERS:
                 break
             group.append(it)
             items, characters = items + len(it.items), characters + it.characters
@@ -147,7 +142,7 @@ def answer_group(group: Sequence[Waiting]) -> list[Sequence[Any] | Exception]:
     """All at once; where that fails, each by itself, so that nobody pays for what another one sent."""
     if len(group) > 1:
         with suppress(Exception):
-            answers, place, parts = group[0].answer([item for it in group for item in it.items]), 0, []
+            answers, place, parts = by_length(group[0].answer, [item for it in group for item in it.items]), 0, []
             for it in group:
                 parts.append(answers[place : place + len(it.items)])
                 place += len(it.items)
@@ -155,8 +150,31 @@ def answer_group(group: Sequence[Waiting]) -> list[Sequence[Any] | Exception]:
     return [answer_one(it) for it in group]
 
 
+def by_length(answer: Answer, items: Sequence[Any]) -> list[Any]:
+    """The answers in the order of the items, which are computed a few of like length at a time."""
+    order = sorted(range(len(items)), key=lambda number: characters_of(items[number]))
+    answers: list[Any] = [None] * len(items)
+    for first in range(0, len(order), AT_ONCE):
+        part = order[first : first + AT_ONCE]
+        for number, own in zip(part, answer([items[number] for number in part]), strict=True):
+            answers[number] = own
+    return answers
+
+
+def characters_of(content: object) -> int:
+    """Of all text in it."""
+    match content:
+        case str():
+            return len(content)
+        case dict():
+            return sum(map(characters_of, content.values()))
+        case list():
+            return sum(map(characters_of, content))
+    return 0
+
+
 def answer_one(waiting: Waiting) -> Sequence[Any] | Exception:
     try:
-        return waiting.answer(waiting.items)
+        return by_length(waiting.answer, waiting.items)
     except Exception as error:  # of whatever kind: the thread answers others too
         return error
