@@ -113,6 +113,16 @@ def test_a_run_goes_from_whole_weights_to_pieces_and_back(more, recipe, prepared
     assert_same_training(finish(1, recipe, prepared, run, *more), alone)
 
 
+def test_doctor_examines_the_processes_too(recipe, prepared, tmp_path):
+    words = "doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}"
+    processes = Together(2, tmp_path / "said", *words)
+    assert processes.codes(100) == [0, 0], processes.said(0)
+    assert "2 processes: clocks are 0.0" in processes.said(
+        0
+    ) and "renames and locks; all processes see it" in processes.said(0)
+    assert processes.said(1) == "" and sorted(tmp_path.iterdir()) == [tmp_path / "said"]
+
+
 MORE = {
     "accumulate": ["train.accumulate=2"],
     "muon": ["optimizer.kind=muon", "optimizer.decoupled=true"],

@@ -5,26 +5,36 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from electra.base.errors import CorruptError, ElectraError
+from electra.base.errors import CorruptError, ElectraError, already_said, common, is_first_process, is_said
 from electra.commands.console import OverrideWords, say
+
+if TYPE_CHECKING:
+    from electra.base.ranks import Ranks
 
 
 def doctor_command(
     recipe: Annotated[str | None, typer.Argument(help="a recipe to try")] = None, overrides: OverrideWords = None
 ) -> None:
-    """Check the machine, the shards and the settings before hours are spent."""
+    """Check the machine, the shards and the settings before hours are spent. Under torchrun also the processes."""
+    from electra.base.ranks import join
+
+    with join() as ranks:
+        examine(recipe, overrides, ranks)
+
+
+def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> None:
     import torch
 
     from electra.base.jobs import cpu_count
     from electra.base.progress import duration
     from electra.data.shards import verify_shards
-    from electra.pretraining.run import build_parts
+    from electra.pretraining.run import build_parts, fingerprint_of, refuse_others, refuse_uneven
     from electra.pretraining.settings import resolve
-    from electra.pretraining.trial import try_checkpoint, try_step
+    from electra.pretraining.trial import try_checkpoint, try_group, try_step
     from electra.train.device import choose_device, explain_machine
     from electra.train.loop import checkpoint_groups
     from electra.train.settings import memory_remedy, schedule_warning
@@ -40,17 +50,19 @@ def doctor_command(
         return
 
     with check("settings") as notes:
-        settings, _ = resolve(recipe, overrides or [])
-        train, device = settings.train, choose_device(settings.train)
+        settings, _ = ranks.everyone(lambda: resolve(recipe, overrides or []))
+        train = settings.train
+        device = ranks.everyone(lambda: ranks.device(choose_device(train)))
+        ranks.everyone(lambda: refuse_uneven(train.batch, train.accumulate, ranks.world))
         length = f"{train.minutes:g} minutes" if train.minutes else f"{train.steps:,} steps"
         notes.append(f"{recipe}, {length} of {train.batch} rows of {settings.rows.length} tokens")
         if not train.minutes and (warning := schedule_warning(settings.schedule, train.steps)):
             notes.append(f"WARNING: {warning}")
 
     with check("shards") as notes:
-        if problems := verify_shards(Path(settings.data)):
-            raise CorruptError(" ".join(problems))
-        parts = build_parts(settings, device, verify=False)
+        if problems := ranks.first(lambda: verify_shards(Path(settings.data))):
+            raise common(CorruptError(" ".join(problems)))
+        parts = ranks.everyone(lambda: build_parts(settings, device, verify=False, ranks=ranks))
         rows, tokens = len(parts.loader.rows), parts.manifest.splits["train"].tokens
         passes = (
             f"; the run passes over them {train.steps * train.batch / rows:,.1f} times" if not train.minutes else ""
@@ -62,16 +74,24 @@ def doctor_command(
     with check("one step at full length") as notes:
         remedy = memory_remedy(train.batch, train.accumulate)
         with explain_machine(remedy, "Training would fail too."):
-            objective, execution = parts.objective.to(device).train(), Execution.of(train, device)
+            objective, execution = parts.objective.to(device).train(), Execution.of(train, device, ranks)
             step = build_step(objective, settings.optimizer, execution, settings.seed)
             seconds, peak = try_step(step, parts.loader.batch_at(0))
-        costs = f"{seconds:.2f} s on {device}, peak memory {peak / 2**30:.1f} GiB"
+        peaks = ", ".join(f"{most / 2**30:.1f}" for most in ranks.gather(peak))
+        costs = f"{seconds:.2f} s on {device}, peak memory {peaks} GiB"
         whole = f"takes about {duration(seconds * train.steps)}"
         whole = f"has about {60 * train.minutes / seconds:,.0f} steps" if train.minutes else whole
         notes.append(f"{costs}; the whole run {whole}")
 
+    if ranks.together:
+        with check(f"{ranks.world} processes") as notes:
+            refuse_others(ranks, settings, device, ranks.everyone(lambda: fingerprint_of(Path(settings.data))))
+            size = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
+            notes += try_group(ranks, size, device, Path(settings.run))
+
     with check("one checkpoint") as notes:
-        notes.append(try_checkpoint(checkpoint_groups(objective, step.optimizer), Path(settings.run)))
+        groups = checkpoint_groups(objective, step.optimizer)
+        notes.append(ranks.first(lambda: try_checkpoint(groups, Path(settings.run))))
 
 
 @contextmanager
@@ -82,8 +102,12 @@ def check(name: str) -> Iterator[list[str]]:
     try:
         yield notes
     except ElectraError as error:
+        if is_said(error):
+            raise
         typer.secho("wrong", fg="red", nl=False)
         say(f" {name}: {error}")
-        raise typer.Exit(error.exit_code) from None
+        raise already_said(error) from None
+    if not is_first_process():
+        return
     typer.secho("ok", fg="green", nl=False)
     say(f"    {name}: " + "\n      ".join(notes))

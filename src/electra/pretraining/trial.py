@@ -15,6 +15,7 @@ positions. Beside these conventions it has two slips that concern us, which `cor
 - the share of positions with a softmax is 15.625 % for every model, also for ELECTRA-Large, which masks 25 %.
 """
 
+import os
 import re
 import shutil
 import tempfile
@@ -28,7 +29,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import MachineError
+from electra.base.files import lock, write_atomically
 from electra.base.jobs import peak_memory
+from electra.base.ranks import Ranks
 from electra.model import Encoder, EncoderSettings
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.modern import ModernEncoder, ModernEncoderSettings
@@ -97,6 +100,40 @@ def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str
         shutil.rmtree(trial, ignore_errors=True)
     free = shutil.disk_usage(folder).free
     return f"{size / 1e6:.0f} MB in {time.monotonic() - started:.1f} s at {folder}, {free / 1e9:.0f} GB free"
+
+
+def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[str]:
+    """What several processes must have in common beside settings and data: the time, a network that is fast enough for the
+    gradients of a step, and the run folder, which process 0 writes and whose renames and locks must hold."""
+    ranks.gather(0)
+    clocks = ranks.gather(time.time())
+    apart = max(clocks) - min(clocks)
+    gradients = torch.zeros(size // 4, device=device)
+    times = []
+    for _ in range(4):
+        started = time.perf_counter()
+        ranks.total({"gradients": gradients})["gradients"][:1].cpu()
+        times.append(time.perf_counter() - started)
+    sent = size * 2 * (ranks.world - 1) / ranks.world
+    notes = [
+        f"clocks are {apart:.2f} s apart" + (" (WARNING: set them by one server)" if apart > 1 else ""),
+        f"{size / 1e6:.0f} MB of gradients are added up in {1000 * min(times):.1f} ms ({sent / min(times) / 1e9:.2f} GB/s sent by each)",
+    ]
+    there = ranks.first(lambda: try_storage(run))
+    seen = [rank for rank, is_seen in enumerate(ranks.gather(there.exists())) if is_seen]
+    ranks.first(lambda: there.unlink(missing_ok=True))
+    others = "all processes see it" if len(seen) == ranks.world else f"only processes {seen} see it, which is enough"
+    return [*notes, f"the place of the run folder renames and locks; {others}"]
+
+
+def try_storage(run: Path) -> Path:
+    """A file that was written aside and renamed, under a lock."""
+    folder = next(parent for parent in (run.absolute(), *run.absolute().parents) if parent.is_dir())
+    trial = folder / f"electra-doctor-{os.getpid()}"
+    with lock(folder / f"{trial.name}.d"):
+        write_atomically(trial, b"seen")
+    shutil.rmtree(folder / f"{trial.name}.d", ignore_errors=True)
+    return trial
 
 
 def count_flops(settings: PretrainSettings, vocab_size: int) -> dict[str, float]:
