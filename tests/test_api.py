@@ -33,6 +33,7 @@ def workplace(tmp_path, monkeypatch):
     """A folder with the files that the examples speak of."""
     write_corpus(tmp_path / "my-text.txt", documents=60)
     rows = [f"the barak {'walks' if row % 2 else 'reads'} {row},{1 + row % 2}" for row in range(60)]
+    (tmp_path / "my-field.txt").write_text("the barakwalks reads the barakwalks\n")
     (tmp_path / "my-table.csv").write_text("review,stars\n" + "\n".join(rows) + "\n")
     shutil.copytree(Path(__file__).parent / "interop" / "tensorflow" / "bert", tmp_path / "their-bert")
     monkeypatch.chdir(tmp_path)

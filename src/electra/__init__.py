@@ -73,7 +73,7 @@ def extend_tokenizer(
     path of tokenizer.json in `out`, and the new tokens with their old pieces. Ids of old tokens stay, so that a run on text that was
     prepared with it may start from the model.
 
-    >>> path, pieces = electra.extend_tokenizer("my-run", "my-table.csv", "longer-tokenizer", new_tokens=1, text_key="review")
+    >>> path, pieces = electra.extend_tokenizer("my-run", "my-field.txt", "longer-tokenizer", new_tokens=1)
     >>> path, len(pieces)
     (PosixPath('longer-tokenizer/tokenizer.json'), 1)
     """

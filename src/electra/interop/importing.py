@@ -240,9 +240,9 @@ def family_of(folder: Path, name: object) -> Family:
         return FAMILIES[name]
     what = LACKING.get(str(name), f"a model of type {str(name)[:60]!r}")
     raise DataError(
-        f"{folder} is {what}: no block here computes that. ELECTRA, BERT, RoBERTa and ModernBERT can be imported; with the tokenizer of this one "
-        '(electra tokenizer OUT --from-json …) a network can be pre-trained from the beginning.'
-    )  # fmt: skip
+        f"{folder} is {what}: no block here computes that. ELECTRA, BERT, RoBERTa and ModernBERT can be imported; with the tokenizer of this one a network "
+        "can be pre-trained from the beginning."
+    )
 
 
 def transformers_place(name: str, family: Family) -> str | None:

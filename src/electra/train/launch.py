@@ -1,4 +1,4 @@
-"""Start the processes of a run on this machine, as `torchrun --standalone` does, by the same launcher."""
+"""Start the processes of a run on this machine, as torchrun does, by the same launcher."""
 
 import logging
 import os
