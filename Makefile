@@ -14,7 +14,7 @@ quickstart: $(READY)  ## train a small ELECTRA on the documentation on this mach
 	$(BIN)/electra quickstart
 
 test: $(READY)  ## all tests that take seconds (make test-slow: the others)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow' tests/test_docs.py tests
 
 test-slow: $(READY)  ## the slow tests: a hundred kills, 200,000 steps, tokenizers of other languages, the quickstart itself
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,7 @@
 """Jobs spread over the GPUs of a machine: each worker sees one."""
 
 import os
+import time
 from collections import Counter
 from unittest import mock
 
@@ -11,6 +12,7 @@ from electra.train.device import gpu_names
 
 
 def seen(number: int) -> tuple[int, str]:
+    time.sleep(0.2)  # or the first worker has done it all before the second is there
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
 

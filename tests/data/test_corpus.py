@@ -150,7 +150,7 @@ def test_windows_text_reads_as_unix_text(tmp_path: Path, monkeypatch: pytest.Mon
     unix = "".join(f"line {n} é\n" + "\n" * (n % 5 == 0) for n in range(500))
     windows = b"\xef\xbb\xbf" + unix.replace("\n", "\r\n").encode()
     expected = read(write(tmp_path / "unix.txt", unix), documents=documents)
-    monkeypatch.setattr(corpus_module, "_BLOCK", 7)  # so that blocks end between CR and LF, and inside é
+    monkeypatch.setattr(corpus_module, "_TEXT_BLOCK", 7)  # so that blocks end between CR and LF, and inside é
     assert read(write(tmp_path / "windows.txt", windows), documents=documents) == expected
 
 
@@ -166,7 +166,7 @@ def test_a_long_document_comes_in_pieces_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, kind: str
 ) -> None:
     monkeypatch.setattr(corpus_module, "LONGEST_DOCUMENT", 100)
-    monkeypatch.setattr(corpus_module, "_BLOCK", block)
+    monkeypatch.setattr(corpus_module, "_TEXT_BLOCK", block)
     long = " ".join(f"word{n}" for n in range(200)) + "x" * 250
     text = f"{long}\n\nshort"
     lines = "".join(json.dumps({"text": it}) + "\n" for it in (long, "short"))
