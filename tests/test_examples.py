@@ -36,7 +36,7 @@ def test_own_language(shared_data, tmp_path):
 
 
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("start", ["run", "folder of transformers"])
+@pytest.mark.parametrize("start", ["run", pytest.param("folder of transformers", marks=pytest.mark.slow)])
 def test_own_field(start, finished_run, toy_model, recipe, tmp_path):
     """The encoder goes on from where it was: it is near the model it started from, and not that model."""
     text = write_corpus(tmp_path / "field.txt", documents=80)

@@ -20,6 +20,7 @@ SIZES = "encoder.layers=2 encoder.hidden=32 encoder.heads=2 encoder.intermediate
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_every_command_of_the_migration_page_runs(tmp_path, toy_model):
     """But for small networks, few steps and one seed."""
     (tmp_path / "corpus").mkdir()

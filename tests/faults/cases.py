@@ -256,7 +256,7 @@ case("full-prepare", "prepare new text.txt --tokenizer tokenizer --workers 1", 5
 case("full-finetune", FINETUNE.replace("tasks", "new"), 5, "does not fit|full", alone=True, file_limit=20_000)
 case("full-pretrain", f"{PRETRAIN}2", 5, "does not fit|full", alone=True, file_limit=20_000)
 case("full-evaluate", "evaluate run", 5, "does not fit", alone=True, file_limit=300)
-case("export-leftover", "export run new", 0, "same", lambda w: (w / "new/.generator.999999999.tmp").mkdir(parents=True), fast=True)
+case("export-leftover", "export run new", 0, "same", lambda w: (w / "new/.generator.999999999.tmp").mkdir(parents=True))
 case("predict-leftover", PREDICT, 0, "40 rows", lambda w: put(w / ".p.csv.999999999.tmp", "x"))
 case("export-again", "export run new", 0, "already|same", lambda w: __import__("faults.world").world.run_words("export run new", w))
 case("export-elsewhere", "export run table.csv", 5, "table.csv")

@@ -150,6 +150,7 @@ def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
     assert process.wait(180) == 75 and "everything is saved" in rest and "to go on: electra finetune" in rest
 
 
+@pytest.mark.slow
 def test_processes_side_by_side_give_the_same_weights(finished, toy_model, table, tmp_path):
     done = electra_process("finetune", toy_model, table, *FAST, "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -136,6 +136,7 @@ def test_a_recipe_named_twice_is_refused():
         variants(["a", "a"], [], "2m")
 
 
+@pytest.mark.slow
 def test_the_same_flops_are_fewer_steps_for_a_dearer_objective(recipe, prepared, tmp_path):
     done = electra(
         *("compare", recipe, f"{recipe}+all-tokens", f"data={prepared}", "--seeds", "1", "--jobs", "2"),

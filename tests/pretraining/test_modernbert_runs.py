@@ -92,6 +92,7 @@ def test_the_export_is_read_by_transformers_with_our_logits(run):
     assert "# ModernBERT discriminator" in card and 'pipeline("token-classification", "detector")' in card
 
 
+@pytest.mark.slow
 def test_a_token_head_that_transformers_has_no_form_for_stays_behind(recipe, prepared, tmp_path):
     """Words of 16 units under layers of 32; with words of 32, or a head that goes back through the projection, there is one."""
     words = [f"data={prepared}", "train.steps=2", "train.evaluate_every=2"]

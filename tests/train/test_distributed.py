@@ -94,6 +94,7 @@ def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_g
     assert_same_training(finish(1, recipe, prepared, tmp_path / "with-one"), finished_run)
 
 
+@pytest.mark.slow
 def test_weights_in_pieces_train_alike(finished_run, recipe, prepared, tmp_path):
     run = finish(2, recipe, prepared, tmp_path / "run", "train.parallel=fsdp")
     assert_same_training(run, finished_run)
