@@ -111,13 +111,16 @@ class Page:
         return self.driver.execute_script(script, *values)
 
     def click(self, selector):
-        self.run("arguments[0].click()", self.wait(selector))
+        self.wait(selector)
+        self.run("document.querySelector(arguments[0]).click()", selector)
 
     def set(self, selector, value):
         """As a person would: the value, and the event that follows it."""
+        self.wait(selector)
         self.run(
-            "arguments[0].value = arguments[1]; for (const e of ['input', 'change']) arguments[0].dispatchEvent(new Event(e, {bubbles: true}))",
-            self.wait(selector),
+            "const it = document.querySelector(arguments[0]); it.value = arguments[1];"
+            "for (const e of ['input', 'change']) it.dispatchEvent(new Event(e, {bubbles: true}))",
+            selector,
             value,
         )
 
@@ -157,9 +160,7 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
     browser.open(f"{server.url}#try", ".token")
     choose_model(browser, "first")
     browser.set("#input-text", TEXT)
-    until(
-        lambda: "".join(it.get_attribute("textContent") for it in browser.all(".answer .text .token")[:2]) == "Thebarak"
-    )
+    until(lambda: "".join(browser.texts(".answer .text .token")[:2]) == "Thebarak")
     (expected,) = server.ask("/api/detect", model=0, texts=[TEXT])
     shown = browser.texts(".answer .text .token", "title")
     assert len(shown) == len(expected)
@@ -190,7 +191,7 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
     ((proposals,),) = server.ask("/api/fill", model=0, items=[{"text": TEXT, "places": [1]}])
     assert [it["token"] for it in proposals] == browser.texts("#proposals .bar span:first-child")
     other = next(n for n, it in enumerate(proposals) if it["token"] != "barak")
-    browser.run("arguments[0].click()", browser.all("#proposals .bar")[other])
+    browser.run("document.querySelectorAll('#proposals .bar')[arguments[0]].click()", other)
     until(lambda: len(browser.all(".text .was")) == 1)
 
 
