@@ -104,5 +104,10 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "electra", *map(str, words)]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder but its lock."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
 def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(more or {})}

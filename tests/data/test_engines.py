@@ -14,7 +14,7 @@ from electra.base.errors import DataError, MachineError, SettingsError
 from electra.base.remote import RemotePath, as_place
 from electra.data.plan import PrepareSettings
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
-from helpers import electra, environment
+from helpers import contents, electra, environment
 
 SMALL = PrepareSettings(unit_bytes=10_000, heldout_share=0.1)
 
@@ -38,10 +38,6 @@ def expected(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFac
     out = tmp_path_factory.mktemp("expected") / "out"
     prepare([corpus], out, tokenizer, SMALL, workers=1)
     return contents(out)
-
-
-def contents(folder: Path | RemotePath) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
 KILLED_ON_RAY = """

@@ -15,7 +15,7 @@ from electra.data.corpus import Corpus, CorpusSettings, Reading
 from electra.data.plan import PrepareSettings, plan_corpus, read_plan
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
 from electra.data.units import run_unit
-from helpers import electra, environment
+from helpers import contents, electra, environment
 
 SMALL = PrepareSettings(unit_bytes=20_000, heldout_share=0.1)
 
@@ -49,10 +49,6 @@ def expected(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFac
     out = tmp_path_factory.mktemp("expected") / "out"
     prepare([corpus], out, tokenizer, SMALL, workers=2)
     return contents(out)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
 SEPARATORS = ["\n", "\n\n", "\r\n", "\r\n\r\n", " ", "\n \t\n", "\r", "\f", "\n\u2028\n", "\x85"]

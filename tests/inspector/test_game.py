@@ -5,18 +5,10 @@ import torch
 
 from electra.base.errors import DataError, SettingsError
 from electra.inspector import load
-from electra.pretraining.load import export_run
 
 transformers = pytest.importorskip("transformers")
 TEXT = "The barak walks the lonute, and the lonute walks back."
 LONG = " ".join([TEXT] * 12)
-
-
-@pytest.fixture(scope="module")
-def exported(finished_run, tmp_path_factory):
-    out = tmp_path_factory.mktemp("export") / "model"
-    export_run(finished_run, out)
-    return out
 
 
 def ids_with(folder, text, changes):

@@ -16,18 +16,10 @@ from electra.interop.read import Pretrained
 from electra.interop.write import write_network
 from electra.model import encoder_alone, initialise
 from electra.model.modern import ModernEncoderSettings
-from electra.pretraining.load import export_run
 from helpers import electra
 
 TEXT = "The barak walks the lonute."
 LONG = " ".join([TEXT] * 12)
-
-
-@pytest.fixture(scope="module")
-def exported(finished_run, tmp_path_factory):
-    out = tmp_path_factory.mktemp("export") / "model"
-    export_run(finished_run, out)
-    return out
 
 
 @pytest.fixture(scope="module")

@@ -14,20 +14,12 @@ from electra.objectives.corruption import SamplingSettings
 from electra.train.checkpoint import checkpoint_folders, newest_checkpoint, problem_of
 from electra.train.log import read_metrics
 from helpers import command, electra, environment
+from together import wait_for_step
 
 
 def start(recipe: Path, prepared: Path, run: Path, *more: str) -> subprocess.Popen:
     words = command("pretrain", recipe, f"data={prepared}", f"run={run}", *more)
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-
-
-def wait_for_step(run: Path, step: int, timeout: float = 60) -> None:
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        if any(record["step"] >= step for record in read_metrics(run)):
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"step {step} not reached in {timeout} s")
 
 
 def final_weights(run: Path) -> dict[str, bytes]:
