@@ -12,9 +12,8 @@ import pytest
 from electra.base.config import validate
 from electra.base.errors import SettingsError
 from electra.train.checkpoint import newest_checkpoint
-from electra.train.horizon import Horizon
 from electra.train.log import read_metrics
-from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
+from electra.train.settings import Horizon, ScheduleSettings, TrainSettings, learning_rate
 from electra.train.step import Step
 from helpers import command, electra, environment
 

@@ -37,7 +37,7 @@ def live_bars() -> bool:
 class Progress:
     """How far one long piece of work is. `advance` moves the bar; `report` says more: beside the bar, or as a line of its
     own, at most one in `seconds_between_lines` and always the last. Steps are counted, bytes are shown in percent;
-    a total of 0 is one that nobody knows."""
+    a total of 0 is one that nobody knows. What was `done` before it began took no time here."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class Progress:
         seconds_between_lines: float = 0.0,
     ) -> None:
         self.title, self.total, self.done, self.unit = title, total, done, unit
-        self.seconds_between_lines, self.last_line = seconds_between_lines, time.monotonic()
+        self.first, self.began = done, time.monotonic()
+        self.seconds_between_lines, self.last_line = seconds_between_lines, self.began
         self.bar = self._bar() if _live_bars else None
 
     def _bar(self) -> "rich_progress.Progress":
@@ -85,7 +86,19 @@ class Progress:
         if self.bar:
             self.bar.update(self.task, completed=done, total=self.total or None)
 
-    def report(self, text: str, seconds_left: float) -> None:
+    @property
+    def seconds(self) -> float:
+        return max(1e-9, time.monotonic() - self.began)
+
+    @property
+    def rate(self) -> float:
+        """A second."""
+        return (self.done - self.first) / self.seconds
+
+    def report(self, text: str, seconds_left: float | None = None) -> None:
+        """Without `seconds_left` those that the rest takes at the rate so far."""
+        if seconds_left is None:
+            seconds_left = (self.total - self.done) / self.rate if self.rate and self.total else math.inf
         if self.bar:
             self.bar.update(self.task, text=text, eta=duration(seconds_left))
             return

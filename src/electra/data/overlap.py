@@ -6,7 +6,6 @@ a tokenizer cuts a word matters. An n-gram is a 64-bit hash: half a million of t
 accident once in thirty thousand corpora. The corpus is read once, shard by shard; memory holds the hashes of the texts only.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,16 +114,14 @@ def find_overlap(tasks: Mapping[str, Sequence[Texts]], data: Path) -> dict[str, 
     wanted = {size: Wanted([grams for own, grams in ngrams.values() if own == size]) for size in (LONG, FEW_WORDS)}
 
     # one pass over the corpus
-    total, done, began = sum(len(shard.tokens) for shard in corpus.shards), 0, time.monotonic()
+    total = sum(len(shard.tokens) for shard in corpus.shards)
     with Progress("overlap", total, unit="bytes", seconds_between_lines=5.0) as progress:
         for shard in corpus.shards:
             words = hashes.words(shard.tokens)
             for size, looking in wanted.items():
                 looking.look(hashes.ngrams(words, size))
-            done += len(shard.tokens)
-            seconds = time.monotonic() - began
-            progress.advance(done)
-            progress.report(f"{done / seconds / 1e6:.1f} M tokens/s", seconds / done * (total - done))
+            progress.advance(progress.done + len(shard.tokens))
+            progress.report(f"{progress.rate / 1e6:.1f} M tokens/s")
 
     found = {text: wanted[size].found(grams) for text, (size, grams) in ngrams.items()}
     return {name: overlap_of(rows, found) for name, rows in tasks.items()}

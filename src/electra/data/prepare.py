@@ -8,7 +8,6 @@ the units or how often one was tried. The manifest is written last: a folder tha
 
 import logging
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -240,7 +239,7 @@ class _Run:
     def follow(self, results: Iterator[Done]) -> int:
         """Waits for the units, tells how far they are, and returns how many they were."""
         size = sum(self.plan.unit_size(number) for number in self.numbers)
-        units, started = 0, time.monotonic()
+        units = 0
         with Progress("prepare", size, unit="bytes", seconds_between_lines=5.0) as progress:
             for done in results:
                 units += done.is_unit
@@ -250,10 +249,8 @@ class _Run:
                 self.tokens += sum(shard.tokens for shard in done.shards)
                 progress.advance(self.input_bytes)
                 # the remaining time goes by bytes of files, the rate by bytes of text, of which compressed files hold more
-                seconds = time.monotonic() - started
-                left = seconds * (size - self.input_bytes) / max(1, self.input_bytes)
-                rate = self.encoded_bytes / 1e6 / max(1e-9, seconds)
-                progress.report(f"{rate:.1f} MB/s · {self.tokens:,} tokens", left)
+                rate = self.encoded_bytes / 1e6 / progress.seconds
+                progress.report(f"{rate:.1f} MB/s · {self.tokens:,} tokens")
         return units
 
     @contextmanager

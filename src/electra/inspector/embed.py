@@ -5,8 +5,6 @@ A vector is the mean of the last layer's states, [CLS] and [SEP] included, as se
 
 import io
 import logging
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,7 +140,7 @@ def embed_files(
     target = out or default_out(files)
     require_new(target, files, force)
     network.encoder.to(choose_device(settings))
-    width, texts, started = network.encoder.settings.hidden, 0, time.monotonic()
+    width, texts = network.encoder.settings.hidden, 0
     source = TextSource(files, column, keep if target.suffix == ".parquet" else ())
     if keep and target.suffix != ".parquet":
         raise SettingsError(f"{target.name} has vectors alone: to keep {keep[0]!r} beside them choose a .parquet out.")
@@ -150,13 +148,12 @@ def embed_files(
     with writer as write, Progress("embed", source.size, unit="bytes", seconds_between_lines=5.0) as progress:
         for rows in in_chunks_of_text(source.rows(), lambda row: len(row.text)):
             write([row.kept for row in rows], vectors_of(network, [row.text for row in rows], settings))
-            texts, seconds = texts + len(rows), time.monotonic() - started
+            texts += len(rows)
             progress.advance(source.position)
-            left = seconds / source.position * (source.size - source.position) if source.position else math.inf
-            progress.report(f"{texts:,} texts · {Embedded(target, texts, width, seconds).rate}", left)
+            progress.report(f"{texts:,} texts · {Embedded(target, texts, width, progress.seconds).rate}")
         if not texts:
             raise DataError(f"{' and '.join(map(str, files))}: no texts. Give a file with at least one.")
-    return Embedded(target, texts, width, time.monotonic() - started)
+    return Embedded(target, texts, width, progress.seconds)
 
 
 def default_out(files: Sequence[Path]) -> Path:

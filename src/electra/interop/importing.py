@@ -9,7 +9,6 @@ begins with rows that no token reads, and it has one type of segment where we ha
 import json
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -372,14 +371,13 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
     """The network, and the names of the tensors that are in it."""
     family, weights = candidate.family, candidate.weights
     tensors, total = {}, sum(math.prod(weights.shapes[it.name]) for it in candidate.claims.values())
-    done, started = 0, time.monotonic()
     with Progress("import", total, unit="bytes", seconds_between_lines=2.0) as progress:
         for place, claim in candidate.claims.items():
             tensor = weights.floats(claim.name)
             tensors[place] = tensor.T.contiguous() if claim.turned else tensor
-            progress.advance(done := done + tensor.numel())
-            if (seconds := time.monotonic() - started) > 2 and done < total:
-                progress.report(f"{done / seconds / 1e6:.0f} M numbers/s", seconds * (total - done) / max(1, done))
+            progress.advance(progress.done + tensor.numel())
+            if progress.seconds > 2 and progress.done < total:
+                progress.report(f"{progress.rate / 1e6:.0f} M numbers/s")
     config = {**candidate.config, "model_type": family.kind}
     if family.kind == "electra":
         fit_electra(candidate, tensors, config, notes)

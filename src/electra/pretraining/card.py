@@ -12,28 +12,10 @@ from electra.base.progress import duration, literal
 from electra.data.shards import Manifest
 from electra.interop.card import LIMITS, facts, numbers
 from electra.pretraining.settings import PretrainSettings
-from electra.pretraining.trial import known_device, paper_flops, step_flops
+from electra.pretraining.trial import POWER, known_device, paper_flops, step_flops
 from electra.train.log import read_metrics
 
 ENVIRONMENT = "environment.json"
-# Watts that makers name for the whole board (or, in a GH200, for the module).
-POWER = {
-    "b200": 1000,
-    "gh200": 1000,
-    "h200": 700,
-    "h100": 700,
-    "h100 pcie": 350,
-    "h100 nvl": 400,
-    "a100": 400,
-    "a10": 150,
-    "a10g": 300,
-    "l40s": 350,
-    "l4": 72,
-    "v100": 300,
-    "t4": 70,
-    "rtx 4090": 450,
-    "rtx 3090": 350,
-}
 CORE_POWER = 10  # watts of a busy core of a processor: there are too many kinds for a table
 PUE = 1.5  # what a building draws for each watt of its machines; large new ones less
 
@@ -55,47 +37,31 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
     train = [record for record in read_metrics(run) if record["kind"] == "train"]
     last = next((it for it in reversed(train) if it["step"] <= metrics.get("step", it["step"])), {})
     step, tokens = last.get("step", 0), last.get("tokens") or 0
+    software = ", ".join(f"{it} {environment[it]}" for it in ("electra", "torch", "python") if environment.get(it))
+    text = trained = heldout = ""
+    if data:
+        text = f"{data['bytes']:,} bytes, {data['files']:,} file{'s' * (data['files'] != 1)}"
+        trained = f"{data['documents']:,} documents, {data['tokens']:,} tokens"
+        heldout = f"{data['heldout_documents']:,} documents, {data['heldout_tokens']:,} tokens"
+    passes = f", {tokens / data['tokens']:.1f} times the text" if data else ""
+    about_data = [
+        ("text", text),
+        ("trained on", trained),
+        ("held out", heldout),
+        ("sha256 of the token shards' manifest", environment.get("data_manifest_sha256", "")),
+        ("sha256 of the tokenizer", environment.get("tokenizer_sha256", "")),
+        ("began with the weights of", literal(settings.start)),
+    ]
+    about_training = [
+        ("objective", settings.objective.kind),
+        ("steps", f"{step:,} of {settings.train.batch:,} rows of {settings.rows.length} tokens" if step else ""),
+        ("tokens seen", f"{tokens:,.0f}{passes}" if tokens else ""),
+        *cost(settings, environment, last, data.get("vocab_size")),
+        ("software", literal(software)),
+    ]
     return {
-        "Data": facts(
-            [
-                (
-                    "text",
-                    f"{data['bytes']:,} bytes, {data['files']:,} file{'s' * (data['files'] != 1)}" if data else "",
-                ),
-                ("trained on", f"{data['documents']:,} documents, {data['tokens']:,} tokens" if data else ""),
-                (
-                    "held out",
-                    f"{data['heldout_documents']:,} documents, {data['heldout_tokens']:,} tokens" if data else "",
-                ),
-                ("sha256 of the token shards' manifest", environment.get("data_manifest_sha256", "")),
-                ("sha256 of the tokenizer", environment.get("tokenizer_sha256", "")),
-                ("began with the weights of", literal(settings.start)),
-            ]
-        ),
-        "Training": facts(
-            [
-                ("objective", settings.objective.kind),
-                (
-                    "steps",
-                    f"{step:,} of {settings.train.batch:,} rows of {settings.rows.length} tokens" if step else "",
-                ),
-                (
-                    "tokens seen",
-                    f"{tokens:,.0f}" + (f", {tokens / data['tokens']:.1f} times the text" if data else "")
-                    if tokens
-                    else "",
-                ),
-                *cost(settings, environment, last, data.get("vocab_size")),
-                (
-                    "software",
-                    literal(
-                        ", ".join(
-                            f"{it} {environment[it]}" for it in ("electra", "torch", "python") if environment.get(it)
-                        )
-                    ),
-                ),
-            ]
-        ),
+        "Data": facts(about_data),
+        "Training": facts(about_training),
         "Held-out metrics": numbers({key: value for key, value in metrics.items() if key != "step"}),
         "Limits": limits(settings, tokens),
     }
@@ -127,17 +93,12 @@ def cost(
     machine = literal(gpu or f"a processor, {cores} thread{'s' * (cores != 1)}, {environment.get('platform', '')}")
     rows = [("hardware", f"{count} x {machine}" if count > 1 else machine)]
     if seconds:
-        rows.append(
-            ("time", f"{duration(seconds)}, of which training {duration(last.get('training_seconds') or seconds)}")
-        )
+        training = duration(last.get("training_seconds") or seconds)
+        rows.append(("time", f"{duration(seconds)}, of which training {training}"))
     if seconds and watts:
         energy = watts * seconds * PUE / 3.6e6
-        rows.append(
-            (
-                "energy, an estimate",
-                f"{energy:.2g} kWh: {assumed} ({watts:,} W) all the time, times {PUE} for the building",
-            )
-        )
+        how = f"{assumed} ({watts:,} W) all the time, times {PUE} for the building"
+        rows.append(("energy, an estimate", f"{energy:.2g} kWh: {how}"))
     if step and vocab_size:
         done = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": step})})
         rows.append(("operations", f"{step * step_flops(settings, vocab_size):.3g} FLOPs in matrix products"))

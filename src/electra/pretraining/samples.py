@@ -4,15 +4,18 @@ run folder, small enough to be sent to a page. It is for people. Nothing reads i
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from electra.base.batch import Batch
+from electra.base.config import Settings, dump
 from electra.base.errors import ElectraError
 from electra.base.files import read_object, write_json
 from electra.objectives import Objective
@@ -63,14 +66,8 @@ def played_rows(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> lis
         return []
     corrupted = objective.corruptor(batch)
     said = (100 * network.detect(corrupted.batch).float().sigmoid()).round().long()
-    columns = (
-        batch.ids,
-        corrupted.batch.ids,
-        said,
-        batch.is_real.sum(1),
-        corrupted.chosen.positions,
-        corrupted.chosen.used,
-    )
+    positions, used, *_ = corrupted.chosen
+    columns = batch.ids, corrupted.batch.ids, said, batch.is_real.sum(1), positions, used
     return [played_row(tokenizer, *(column[row].cpu() for column in columns)) for row in range(len(batch.ids))]
 
 
@@ -86,12 +83,34 @@ def played_row(
     }
 
 
+class ShownStep(Settings):
+    """What was written, by place, and what was said of every token, in hundredths: both row by row."""
+
+    step: int
+    written: list[dict[str, str]]
+    said: list[list[int]]
+
+
+class Samples(Settings):
+    """`rows` are the tokens of each."""
+
+    format: int = 1
+    rows: list[list[str]] = Field(default_factory=list)
+    steps: list[ShownStep] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def steps_are_of_the_rows(self) -> "Samples":
+        lengths = [len(row) for row in self.rows]
+        if any([len(row) for row in it.said] != lengths or len(it.written) != len(lengths) for it in self.steps):
+            raise ValueError("a step is of other rows")
+        return self
+
+
 def keep_step(folder: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         return
     stored, tokens = read_samples(folder), [row["tokens"] for row in rows]
-    is_same_text = stored["rows"] == tokens
-    steps = [it for it in stored["steps"] if it["step"] < step and is_same_text]
+    steps = [it for it in stored["steps"] if it["step"] < step and stored["rows"] == tokens]
     if len(steps) >= MOST_STEPS:
         steps = steps[::2]
     steps.append({"step": step, "written": [row["written"] for row in rows], "said": [row["said"] for row in rows]})
@@ -99,40 +118,8 @@ def keep_step(folder: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def read_samples(folder: Path) -> dict[str, Any]:
-    """{"rows": the tokens of each, "steps": [{"step", "written": place -> token for each row, "said": hundredths}]}; empty where
-    there is none, or none that is whole."""
-    empty: dict[str, Any] = {"rows": [], "steps": []}
-    if not (folder / SAMPLES).is_file():
-        return empty
-    try:
-        content = read_object(folder / SAMPLES)
-    except ElectraError:
-        return empty
-    return {key: content[key] for key in empty} if is_whole(content) else empty
-
-
-def is_whole(content: Mapping[str, Any]) -> bool:
-    rows, steps = content.get("rows"), content.get("steps")
-    if not isinstance(rows, list) or not isinstance(steps, list) or not all(map(are_texts, rows)):
-        return False
-    return all(isinstance(it, dict) and is_step(it, rows) for it in steps)
-
-
-def are_texts(row: object) -> bool:
-    return isinstance(row, list) and all(isinstance(token, str) for token in row)
-
-
-def is_step(step: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> bool:
-    written, said = step.get("written"), step.get("said")
-    if not isinstance(step.get("step"), int) or not isinstance(written, list) or not isinstance(said, list):
-        return False
-    if not len(written) == len(said) == len(rows):
-        return False
-    return all(
-        isinstance(own, dict)
-        and are_texts(list(own.values()))
-        and isinstance(values, list)
-        and len(values) == len(row)
-        and all(isinstance(value, int) for value in values)
-        for own, values, row in zip(written, said, rows, strict=True)
-    )
+    """`Samples` as JSON has them; empty where there are none, or none that are whole."""
+    samples = Samples()
+    with suppress(ValueError):
+        samples = Samples.model_validate(read_object(folder / SAMPLES))
+    return {"rows": samples.rows, "steps": [dump(it) for it in samples.steps]}

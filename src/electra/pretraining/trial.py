@@ -49,25 +49,27 @@ PAPER_PASSES = 2
 PAPER_BERT_BASE = 6.428335104e19  # its training, as the paper counts (bench/published_flops.py has them all)
 DROPOUT, LAYER_NORM, GELU, SOFTMAX = 4, 5, 8, 5  # operations per element, as the paper counts them
 
-# Dense bfloat16 with float32 accumulation, in TFLOP/s, nominal (float16 for V100 and T4, which lack
-# bfloat16). Words of a device's name that are all in torch's name for it.
-PEAKS = {
-    "b200": 2250.0,
-    "gh200": 989.0,
-    "h200": 989.0,
-    "h100": 989.0,
-    "h100 pcie": 756.0,
-    "h100 nvl": 835.0,
-    "a100": 312.0,
-    "a10": 125.0,
-    "a10g": 70.0,
-    "l40s": 362.0,
-    "l4": 121.0,
-    "v100": 125.0,
-    "t4": 65.0,
-    "rtx 4090": 165.0,
-    "rtx 3090": 71.0,
+# Dense bfloat16 with float32 accumulation, in TFLOP/s, nominal (float16 for V100 and T4, which lack bfloat16), and the watts that
+# makers name for the whole board (in a GH200, for the module). Words of a device's name that are all in torch's name for it.
+DEVICES = {
+    "b200": (2250.0, 1000),
+    "gh200": (989.0, 1000),
+    "h200": (989.0, 700),
+    "h100": (989.0, 700),
+    "h100 pcie": (756.0, 350),
+    "h100 nvl": (835.0, 400),
+    "a100": (312.0, 400),
+    "a10": (125.0, 150),
+    "a10g": (70.0, 300),
+    "l40s": (362.0, 350),
+    "l4": (121.0, 72),
+    "v100": (125.0, 300),
+    "t4": (65.0, 70),
+    "rtx 4090": (165.0, 450),
+    "rtx 3090": (71.0, 350),
 }
+PEAKS = {name: peak for name, (peak, _) in DEVICES.items()}
+POWER = {name: watts for name, (_, watts) in DEVICES.items()}
 MEASURED = {"h200": 790.0}  # large square products in cuBLAS
 PARTIAL = {"mig", "laptop", "max"}  # slices and small relatives that carry a large device's name
 

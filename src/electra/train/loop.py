@@ -27,10 +27,9 @@ from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
 from electra.train.device import Precision, autocast, check_space, deterministic, is_out_of_memory, kernels
 from electra.train.distributed import Groups, gathered, is_sharded, own, spread, whole_groups
-from electra.train.horizon import Horizon
 from electra.train.log import Record, RunLog
 from electra.train.optimizers import optimizer_tensors
-from electra.train.settings import ScheduleSettings, TrainSettings, schedule_warning
+from electra.train.settings import Horizon, ScheduleSettings, TrainSettings, schedule_warning
 from electra.train.step import Step
 from electra.train.trackers import Tracked, wanted_trackers
 
