@@ -1,11 +1,12 @@
-"""What training in a group costs: a step alone, in a group of one (gradients and counts through NCCL, inside the CUDA graph),
-and with weights in pieces (FSDP2, uncaptured), in turns in one process.
+"""What training in a group costs: a step alone, in a group of one (gradients and counts through NCCL, inside the CUDA graph, and
+the hosts' word after each step, as in the loop), and with weights in pieces (FSDP2, uncaptured), in turns in one process.
 
     torchrun --standalone --nproc-per-node 1 bench/torchrun_overhead.py [--recipe electra-small] [--rows 128] [--steps 30]
     torchrun --standalone --nproc-per-node N bench/torchrun_overhead.py …      # with N GPUs: --rows is the batch of all
 
 Prints a line of JSON for each variant: seconds per step (median of the blocks), its ratio to the first variant, the bytes of
-gradients that a step adds up, and the bandwidth of adding up that many bytes by themselves.
+gradients that a step adds up, and the bandwidth of adding up that many bytes by themselves. --out NAME also writes
+bench/results/NAME.json.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import time
 import torch
 from torch import distributed as dist
 
+import machine
 from electra.base.batch import Batch, SpecialIds
 from electra.base.ranks import ALONE, Ranks, join
 from electra.objectives import build
@@ -45,10 +47,11 @@ def build_variant(name: str, recipe: str, ranks: Ranks, device: torch.device) ->
     return build_step(objective, settings.optimizer, execution, settings.seed)
 
 
-def seconds_of(step: Step, batch: Batch, count: int, device: torch.device) -> float:
+def seconds_of(step: Step, batch: Batch, count: int) -> float:
     started = time.perf_counter()
     for number in range(count):
         sums, _ = step(batch, number, 0.1)
+        step.execution.ranks.agree(None, 0.0, 0.0, 0.0)
     assert torch.isfinite(sums["total"]).item()
     return (time.perf_counter() - started) / count
 
@@ -73,6 +76,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="electra-small")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--out", help="a name in bench/results")
     asked = parser.parse_args()
     with join() as ranks:
         assert ranks.together, "start with torchrun"
@@ -82,32 +86,37 @@ def main() -> None:
         variants = {name: build_variant(name, asked.recipe, ranks, device) for name in ("alone", "ddp", "fsdp")}
         gradients = sum(parameter.nbytes for parameter in variants["ddp"].objective.parameters())
         for step in variants.values():
-            seconds_of(step, batch, 4, device)  # compiles, captures
+            seconds_of(step, batch, 4)  # compiles, captures
         times: dict[str, list[float]] = {name: [] for name in variants}
         for _ in range(BLOCKS):
             for name, step in variants.items():
-                times[name].append(seconds_of(step, batch, asked.steps, device))
+                times[name].append(seconds_of(step, batch, asked.steps))
         speed = bandwidth(gradients, device, ranks)
-        first = statistics.median(times["alone"])
-        for name, values in times.items() if ranks.is_first else ():
-            median = statistics.median(values)
-            step = variants[name]
-            print(
-                json.dumps(
-                    {
-                        "variant": name,
-                        "recipe": asked.recipe,
-                        "rows": asked.rows,
-                        "processes": ranks.world,
-                        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-                        "captured": bool(step.captured.graphs),
-                        "seconds": round(median, 6),
-                        "ratio": round(median / first, 4),
-                        "gradient_bytes": gradients,
-                        "bytes_per_second": round(speed),
-                    }
-                )
-            )
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        rows = [
+            {
+                "variant": name,
+                "recipe": asked.recipe,
+                "rows": asked.rows,
+                "processes": ranks.world,
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "torch": torch.__version__,
+                "captured": bool(step.captured.graphs),
+                "compiled": step.compiled is not None,
+                "seconds": round(medians[name], 6),
+                "ratio": round(medians[name] / medians["alone"], 4),
+                "blocks": [round(value, 6) for value in times[name]],
+                "gradient_bytes": gradients,
+                "bytes_per_second": round(speed),
+            }
+            for name, step in variants.items()
+        ]
+        for step in variants.values():
+            step.captured.graphs.clear()  # NCCL ends only after the graphs that hold its kernels
+        for row in rows if ranks.is_first else ():
+            print(json.dumps(row), flush=True)
+        if asked.out and ranks.is_first:
+            machine.write(asked.out, {"rows": rows})
 
 
 if __name__ == "__main__":

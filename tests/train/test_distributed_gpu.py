@@ -1,5 +1,5 @@
-"""On a GPU: a group of one, with NCCL inside the captured step, trains to the bit like a process alone; weights in pieces too,
-up to rounding."""
+"""On a GPU: a group of one, with NCCL inside the captured step, trains like a process alone; weights in pieces too. A compiler
+joins operations otherwise where a message lies between them, so its last bits are its own."""
 
 import json
 import subprocess
@@ -12,34 +12,48 @@ import torch
 from electra.train.log import read_metrics
 from helpers import environment
 
-gpu = [
+pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.timeout(900),
 ]
-pytestmark = gpu
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "electra"]
 PLAIN = [sys.executable, "-m", "electra"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+TORCHRUN += ["--nproc-per-node", "1", "-m", "electra"]
+UNCOMPILED = ["train.fast=off", "train.precision=float32"]
 
 
-def losses(start: list[str], recipe: Path, prepared: Path, run: Path, *more: str) -> list[tuple[float, float]]:
-    words = ["pretrain", recipe, f"data={prepared}", f"run={run}", "train.device=cuda", *more]
-    done = subprocess.run([*start, *map(str, words)], env=environment(), capture_output=True, text=True, timeout=600)
+def run(start: list[str], *words: object) -> str:
+    done = subprocess.run([*start, *map(str, words)], env=environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "cannot be captured" not in done.stderr and "cannot be compiled" not in done.stderr, done.stderr[-4000:]
-    return [(record["loss"], record["gradient_norm"]) for record in read_metrics(run) if record["kind"] == "train"]
+    return done.stdout + done.stderr
 
 
-def test_a_group_of_one_is_captured_and_trains_like_a_process_alone(recipe, prepared, tmp_path):
-    alone = losses(PLAIN, recipe, prepared, tmp_path / "alone")
-    together = losses(TORCHRUN, recipe, prepared, tmp_path / "together")
-    assert together == alone
-    assert json.loads((tmp_path / "together" / "run_state.json").read_text())["state"] == "finished"
+def lines(start: list[str], recipe: Path, prepared: Path, folder: Path, *more: str) -> list[tuple[float, float]]:
+    """Losses and norms, of a run that fell back on nothing slower."""
+    said = run(start, "pretrain", recipe, f"data={prepared}", f"run={folder}", "train.device=cuda", *more)
+    assert not any(word in said for word in ("cannot be captured", "cannot be compiled", "kernels failed")), said[
+        -4000:
+    ]
+    assert json.loads((folder / "run_state.json").read_text())["state"] == "finished"
+    return [(record["loss"], record["gradient_norm"]) for record in read_metrics(folder) if record["kind"] == "train"]
 
 
-def test_weights_in_pieces_train_on_a_gpu(recipe, prepared, tmp_path):
-    more = ["encoder.dropout=0", "encoder.attention_dropout=0", "train.fast=off", "train.precision=float32"]
-    alone = losses(PLAIN, recipe, prepared, tmp_path / "alone", *more)
-    pieces = losses(TORCHRUN, recipe, prepared, tmp_path / "pieces", *more, "train.parallel=fsdp")
-    for (loss, _), (reference, _) in zip(pieces, alone, strict=True):
-        assert loss == pytest.approx(reference, abs=1e-3)
+def test_a_captured_group_of_one_trains_like_a_process_alone(recipe, prepared, tmp_path):
+    alone = lines(PLAIN, recipe, prepared, tmp_path / "alone")
+    together = lines(TORCHRUN, recipe, prepared, tmp_path / "together", "train.fast=on")
+    for (loss, norm), (reference, reference_norm) in zip(together, alone, strict=True):
+        assert loss == pytest.approx(reference, rel=1e-3) and norm == pytest.approx(reference_norm, rel=1e-2)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_an_uncompiled_group_of_one_trains_like_a_process_alone(parallel, recipe, prepared, tmp_path):
+    alone = lines(PLAIN, recipe, prepared, tmp_path / "alone", *UNCOMPILED)
+    together = lines(TORCHRUN, recipe, prepared, tmp_path / "together", *UNCOMPILED, f"train.parallel={parallel}")
+    for (loss, norm), (reference, reference_norm) in zip(together, alone, strict=True):
+        assert loss == pytest.approx(reference, rel=1e-5) and norm == pytest.approx(reference_norm, rel=1e-4)
+
+
+def test_doctor_measures_what_adding_up_takes(recipe, prepared, tmp_path):
+    said = run(TORCHRUN, "doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.device=cuda")
+    assert "1 processes: clocks are 0.0" in said and "of gradients are added up in" in said

@@ -32,6 +32,8 @@ GONE = (
     "Broken pipe",
     "Connection refused",
     "recvValue failed",
+    "remote process exited",
+    "communicator was aborted",
 )
 SILENT = ("Timed out waiting", "timed out", "Timeout", "timeout")
 _current: "Ranks | None" = None
@@ -174,11 +176,23 @@ def join() -> Iterator[Ranks]:
         with suppress(RuntimeError):
             if is_common(error):
                 dist.barrier()
+            else:
+                abort_nccl()
         raise
     finally:
         _current = None
         logging.getLogger("electra").setLevel(level)
         dist.destroy_process_group()
+
+
+def abort_nccl() -> None:
+    """A kernel that waits for a process which is gone would wait for ever, and the end of the group with it."""
+    group = dist.group.WORLD
+    if group is not None and "nccl" in dist.get_backend_config(group):
+        nccl = group._get_backend(torch.device("cuda"))
+        if isinstance(nccl, dist.ProcessGroupNCCL):
+            nccl._set_default_timeout(timedelta(seconds=10))
+            nccl.abort()
 
 
 def meet() -> Ranks:

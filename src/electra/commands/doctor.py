@@ -36,6 +36,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
     from electra.pretraining.settings import resolve
     from electra.pretraining.trial import try_checkpoint, try_group, try_step
     from electra.train.device import choose_device, explain_machine
+    from electra.train.distributed import shard, whole_groups
     from electra.train.loop import checkpoint_groups
     from electra.train.settings import memory_remedy, schedule_warning
     from electra.train.step import Execution, build_step
@@ -75,6 +76,8 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         remedy = memory_remedy(train.batch, train.accumulate)
         with explain_machine(remedy, "Training would fail too."):
             objective, execution = parts.objective.to(device).train(), Execution.of(train, device, ranks)
+            if train.parallel == "fsdp" and ranks.together:
+                shard(objective, ranks, device)
             step = build_step(objective, settings.optimizer, execution, settings.seed)
             seconds, peak = try_step(step, parts.loader.batch_at(0))
         peaks = ", ".join(f"{most / 2**30:.1f}" for most in ranks.gather(peak))
@@ -90,7 +93,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
             notes += try_group(ranks, size, device, Path(settings.run))
 
     with check("one checkpoint") as notes:
-        groups = checkpoint_groups(objective, step.optimizer)
+        groups = whole_groups(checkpoint_groups(objective, step.optimizer), ranks)
         notes.append(ranks.first(lambda: try_checkpoint(groups, Path(settings.run))))
 
 

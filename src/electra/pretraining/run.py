@@ -154,6 +154,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         if settings.train.parallel == "fsdp":
             shard(objective, ranks, device)
         update = build_step(objective, settings.optimizer, execution, settings.seed)
+        held.callback(update.captured.graphs.clear)  # NCCL ends only after the graphs that hold its kernels
         is_hidden = settings.objective.kind == "electric" or is_sharded(objective)  # energies are no probabilities
         sampled = () if is_hidden else parts.sampled
         shown = Shown(folder, load_tokenizer(data), sampled)

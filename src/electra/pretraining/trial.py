@@ -83,6 +83,7 @@ def try_step(step: Step, batch: Batch) -> tuple[float, int]:
         sums, _ = step(batch, number, 0.0)
         sums["total"].item()
         times.append(time.monotonic() - started)
+    step.captured.graphs.clear()  # NCCL ends only after the graphs that hold its kernels
     return min(times), torch.cuda.max_memory_allocated() if step.execution.device.type == "cuda" else peak_memory()
 
 

@@ -27,6 +27,7 @@ def launch(words: Sequence[str], settings: TrainSettings) -> None:
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",  # the machine's own name may not be known anywhere
         max_restarts=settings.restarts,
     )
     try:
