@@ -29,7 +29,7 @@ from electra.base import config
 from electra.base.errors import ElectraError
 from electra.base.jobs import Signals, cpu_count, run_jobs
 from electra.base.progress import Table, duration
-from electra.data.tables import TableWriter, read_rows
+from electra.data.tables import TableWriter, column_of, read_rows
 from electra.finetuning.run import finetune
 from electra.finetuning.seeds import load_start
 from electra.train.device import gpu_names
@@ -96,7 +96,7 @@ def unknown_share(model: Path, name: str, table: Path) -> float:
     columns = [column] if isinstance(column, str) else column
     ids: list[int] = []
     for row in read_rows(table.with_suffix("") / "dev.jsonl"):
-        texts = (" ".join(row[it]) if name in TAGGING else str(row[it]) for it in columns)
+        texts = (" ".join(row[it]) if name in TAGGING else str(row[column_of(it, row)]) for it in columns)
         ids += [number for text in texts for number in tokenizer.encode(text, add_special_tokens=False).ids]
     return sum(number == tokenizer.token_to_id("[UNK]") for number in ids) / max(1, len(ids))
 
