@@ -9,6 +9,7 @@ import torch
 
 from electra.finetuning.predict import load_classifier
 from electra.finetuning.training import infer
+from electra.inspector import load
 from helpers import electra
 
 transformers = pytest.importorskip("transformers")
@@ -107,6 +108,9 @@ def test_the_command_line_answers_as_their_pipeline_does(make, tmp_path):
         csv.writer(file).writerows([["review", "label"], *([text, classify(text)[0]["label"]] for text in TEXTS)])
     result = json.loads(electra("evaluate", folder, table, "--text", "review", "--json").stdout)
     assert result["rows"] == 2 and result["scores"]["accuracy"] == 1
+    answered = load(folder)
+    assert answered.kind == "classification"
+    assert answered.predict(TEXTS[0])[0]["prediction"] == theirs["label"] and answered.embed(TEXTS[0]).shape == (1, 32)
     missing = electra("predict", folder, table)
     assert missing.returncode == 3 and "no column 'text' (there are review, label)" in missing.stderr
 

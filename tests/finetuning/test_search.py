@@ -82,6 +82,8 @@ def test_what_the_user_has_set_is_not_searched(toy_model, folder, tmp_path):
     words = ("lr=1e-3", "epochs=4", "layer_decay=1", "pooling=cls")
     done = electra("finetune", toy_model, folder, *words, "--search", "--out", tmp_path / "out")
     assert done.returncode == 2 and "nothing to search" in done.stderr
+    done = electra("finetune", toy_model, folder, "--trials", 4, "--out", tmp_path / "out")
+    assert done.returncode == 2 and "--trials 4 is for a search. Add --search" in done.stderr
 
 
 def test_all_candidates_differ_and_the_first_is_the_default_with_its_steps(toy_model, folder):

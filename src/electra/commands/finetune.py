@@ -10,6 +10,8 @@ from electra.base.errors import SettingsError
 from electra.base.progress import Table
 from electra.commands.console import Jobs, Text2, Trust, columns, print_table, resume_hint, say
 
+TRIALS = 12
+
 
 def finetune_command(
     context: typer.Context,
@@ -39,7 +41,9 @@ def finetune_command(
     search: Annotated[
         bool, typer.Option("--search", help="look for better rate, epochs, layer decay and pooling on dev first")
     ] = False,
-    trials: Annotated[int, typer.Option(help="settings that a search tries", min=2, max=120)] = 12,
+    trials: Annotated[
+        int | None, typer.Option(help="settings that --search tries", min=2, max=120, show_default=str(TRIALS))
+    ] = None,
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),
     trust: Trust = False,
 ) -> None:
@@ -55,8 +59,11 @@ def finetune_command(
     overrides = config.parse_overrides(words) | {name: value for name, value in options.items() if value}
     for name in sorted(overrides.keys() & {"seeds", "jobs", "out", "trials"}):
         raise SettingsError(f"{name} is an option of the command, not a setting: --{name} {overrides[name]}")
+    if trials and not search:
+        raise SettingsError(f"--trials {trials} is for a search. Add --search, or leave it out.")
+    count = (trials or TRIALS) if search else 0
     with resume_hint(context.obj):
-        results = electra.finetune(model, tasks, out, seeds, jobs, untrained, trials * search, **overrides).results
+        results = electra.finetune(model, tasks, out, seeds, jobs, untrained, count, **overrides).results
     print_results(results)
     first = out / next(iter(results["tasks"])) / "seed-0"
     say(f"{out / 'results.md'} · {out / 'results.json'}")

@@ -25,11 +25,21 @@ SCHEMES: tuple[Scheme, ...] = ("iob2", "bioes")
 CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
+def is_classifier(folder: Path) -> bool:
+    """Whether its config.json names a class with a head for labels or answers; a ModernBERT that detects names one too."""
+    path = folder / "config.json"
+    return path.is_file() and class_name(read_object(path)).endswith(CLASSES)
+
+
+def class_name(content: Mapping[str, Any]) -> str:
+    named = content.get("architectures")
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+
+
 def adopt_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
     """`columns` say how many texts a row has, which nobody else does: one, unless two are named."""
     stored = read_folder(folder)
-    named = stored.config.get("architectures")
-    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    name = class_name(stored.config)
     suffix = name.removeprefix(FORMATS[stored.settings.kind].family)
     if suffix not in CLASSES or (FORMATS[stored.settings.kind].discriminator == name and says_discriminator(stored)):
         listed = ", ".join(f"{FORMATS[stored.settings.kind].family}{it}" for it in CLASSES)

@@ -14,6 +14,7 @@ from electra.base import config
 from electra.base.errors import DataError, ElectraError
 from electra.data.tables import Row
 from electra.data.tokenizer import TokenIds, is_same_tokenizer
+from electra.finetuning.adopt import adopt_classifier, is_classifier
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
 from electra.finetuning.predict import Predictor
 from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts
@@ -145,7 +146,7 @@ class Model:
 
 def load(path: str | Path) -> Model:
     """Any model, ready for `detect`, `score`, `embed` and `predict`: a run folder, an export, a fine-tuned folder, or anybody's
-    ELECTRA or ModernBERT folder of transformers.
+    ELECTRA or ModernBERT folder of transformers, classifiers too.
 
     >>> electra.load("my-run").kind, electra.load("my-model/generator").kind
     ('discriminator', 'generator')
@@ -154,4 +155,8 @@ def load(path: str | Path) -> Model:
     if (path / TASK_FILE).is_file():
         finetuned = load_task_folder(path)
         return Model(path, finetuned.pretrained, finetuned)
-    return Model(path, load_network(path))
+    network = load_network(path)
+    if network.kind == "encoder" and is_classifier(path):
+        finetuned = adopt_classifier(path, {})
+        return Model(path, finetuned.pretrained, finetuned)
+    return Model(path, network)
