@@ -5,6 +5,7 @@
 """
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,13 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
 
-@torch.compiler.assume_constant_result
+def constant_in_compiled_code(function: Any) -> Any:
+    """torch.compiler.assume_constant_result does just this, after it has imported the compiler, which takes as long as torch."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@constant_in_compiled_code
 def mix(*parts: int | str) -> int:
     """One 63-bit integer from many: the same on every machine, unlike `hash`. In compiled code it is a constant."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()

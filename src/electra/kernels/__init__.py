@@ -11,6 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from electra.base.randomness import constant_in_compiled_code
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 _wanted = True
@@ -37,7 +39,7 @@ def wanted(device: torch.device) -> bool:
     return _wanted and device.type == "cuda" and can_build(device)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_compiled_code
 def can_build(device: torch.device) -> bool:
     return not trouble(device)
 

@@ -8,19 +8,22 @@ Gradients are added up in buckets after the last part, not while the backward pa
 all of them at its end, and one plain sequence can be captured in a CUDA graph.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from electra.base.ranks import Ranks
 from electra.objectives import Trainable
 from electra.objectives.losses import Sums
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 BUCKET = 64 << 20  # bytes
 
@@ -111,8 +114,14 @@ def gathered(objective: Trainable) -> Iterator[None]:
         objective.reshard()
 
 
+def is_piece(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whoever has pieces has imported what they are, which takes a second: others need not."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def is_sharded(objective: Trainable) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in objective.parameters())
+    return any(map(is_piece, objective.parameters()))
 
 
 def add_up_at(objective: Trainable, is_last: bool) -> None:
@@ -125,18 +134,20 @@ def add_up_at(objective: Trainable, is_last: bool) -> None:
 
 def own(tensor: Tensor) -> Tensor:
     """This process's piece."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_piece(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All processes call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_piece(tensor) else tensor
 
 
 def piece_like(tensor: Tensor, like: Tensor) -> Tensor:
     """Of a whole tensor that every process has, the piece that it has of `like`."""
-    if not isinstance(like, DTensor):
+    if not is_piece(like):
         return tensor
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
@@ -158,7 +169,7 @@ def spread(groups: Groups, wholes: Groups, ranks: Ranks) -> None:
     """Everybody gets, whole or its piece, what process 0 has in `wholes`."""
     for group, tensors in groups.items() if ranks.together else ():
         for name, tensor in tensors.items():
-            if isinstance(tensor, DTensor):
+            if is_piece(tensor):
                 value = torch.empty(tensor.shape, dtype=tensor.dtype, device=own(tensor).device)
                 if ranks.is_first:
                     value.copy_(wholes[group][name])

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from electra.base.batch import Batch
 from electra.base.errors import DivergedError, common
@@ -26,7 +25,7 @@ from electra.objectives.losses import Sums
 from electra.objectives.metrics import alarms, summarise
 from electra.train import checkpoint
 from electra.train.device import Precision, autocast, check_space, deterministic, is_out_of_memory, kernels
-from electra.train.distributed import Groups, gathered, is_sharded, own, spread, whole_groups
+from electra.train.distributed import Groups, gathered, is_piece, is_sharded, own, spread, whole_groups
 from electra.train.log import Record, RunLog
 from electra.train.optimizers import optimizer_tensors
 from electra.train.settings import Horizon, ScheduleSettings, TrainSettings, schedule_warning
@@ -177,7 +176,7 @@ class RunState:
             checkpoint.set_aside(root, newest.step)
             self.restored = {  # of tensors in pieces, the whole on the host
                 group: {
-                    name: torch.empty(tensor.shape, dtype=tensor.dtype) if isinstance(tensor, DTensor) else tensor
+                    name: torch.empty(tensor.shape, dtype=tensor.dtype) if is_piece(tensor) else tensor
                     for name, tensor in tensors.items()
                 }
                 for group, tensors in self.tensors.items()

@@ -26,12 +26,11 @@ import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
-from torch.distributed.tensor import DTensor
 
 from electra.base.config import Settings
 from electra.model.electra import Linear
 from electra.objectives import Trainable, generator_parameters
-from electra.train.distributed import own, piece_like, whole
+from electra.train.distributed import is_piece, own, piece_like, whole
 
 # Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
 FAR_STEP = 1e9
@@ -161,7 +160,7 @@ class Rates:
 
     def __init__(self, optimizer: optim.Optimizer, device: torch.device):
         self.groups = optimizer.param_groups
-        in_pieces = any(isinstance(parameter, DTensor) for parameter in self.groups[0]["params"])
+        in_pieces = any(map(is_piece, self.groups[0]["params"]))
         self.on_device = device.type == "cuda" and not in_pieces
         if self.on_device:
             self.peaks = torch.tensor([group["peak"] for group in self.groups], device=device)
