@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-from helpers import SETTINGS, electra_process, write_corpus
+from helpers import SETTINGS, electra_forked, write_corpus
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when first imported
@@ -116,7 +116,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished_run(tmp_path_factory: pytest.TempPathFactory, prepared: Path, recipe: Path) -> Path:
     """A run that was never interrupted, and its export."""
     run = tmp_path_factory.mktemp("finished") / "run"
-    done = electra_process("pretrain", recipe, f"data={prepared}", f"run={run}")
+    done = electra_forked("pretrain", recipe, f"data={prepared}", f"run={run}")
     assert done.returncode == 0, done.stderr
     return run
 

@@ -1,11 +1,16 @@
 """A small real corpus, prepared once a test session, and a recipe that trains on it in seconds."""
 
 import contextlib
+import importlib
 import io
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from unittest import mock
 
@@ -77,12 +82,17 @@ def words_of(addition: str, masked_lm: object = "x", discriminator_run: object =
     return []
 
 
-def electra(*words: object, cwd: Path | None = None, stdin: str | bytes = "") -> subprocess.CompletedProcess:
-    """The command line in this process: importing torch once is enough for most tests."""
+def electra(
+    *words: object, cwd: Path | None = None, stdin: str | bytes = "", afresh: bool = False
+) -> subprocess.CompletedProcess:
+    """The command line in this process: importing torch once is enough for most tests. So is it for the process that looks at an
+    export, which is forked from this one unless it must be a fresh one (`afresh`)."""
     from electra.commands import main
 
     out, err = io.StringIO(), io.StringIO()
+    is_forked = words[0] == "export" and not afresh
     with (
+        mock.patch("electra.inspector.fresh.run_afresh", look_forked) if is_forked else contextlib.nullcontext(),
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -100,6 +110,88 @@ def electra_process(*words: object, env: dict[str, str] | None = None, **more) -
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=240, env=environment(env), **more)
 
 
+PRELOADED = (
+    *(f"electra.{name}" for name in ("commands", "pretraining.run", "finetuning.run")),
+    *("torch._dynamo", "torch.utils.tensorboard", "matplotlib.pyplot", "sklearn.metrics"),
+    *(f"transformers.models.electra.{name}_electra" for name in ("modeling", "tokenization")),
+)
+
+
+class Forked:
+    """The command line in a process of its own, as subprocess.Popen has it: what ends it is real. It is forked from this one, so
+    that nothing has to be imported again, which is most of the time of a small command."""
+
+    def __init__(self, *words: object, call: Callable[[list[str]], None] | None = None, **variables: str):
+        for name in PRELOADED:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        self.output = Path(tempfile.mkdtemp()) / "said.txt"
+        arguments = [str(word) for word in words], variables, self.output, call
+        self.process = multiprocessing.get_context("fork").Process(target=run_command, args=arguments)
+        self.process.start()
+        self.pid = self.process.pid or 0
+
+    @property
+    def said(self) -> str:
+        """On standard output and standard error so far."""
+        return self.output.read_text("utf-8") if self.output.exists() else ""
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def wait(self, timeout: float = 180) -> int:
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"it still runs after {timeout} s: {self.said[-500:]}"
+        return self.process.exitcode
+
+    def wait_for(self, text: str, timeout: float = 90) -> None:
+        until = time.monotonic() + timeout
+        while text not in self.said:
+            assert self.poll() is None and time.monotonic() < until, f"it never said {text!r}: {self.said[-500:]}"
+            time.sleep(0.01)
+
+
+def run_command(
+    words: list[str], variables: Mapping[str, str], output: Path, call: Callable[[list[str]], None] | None = None
+) -> None:
+    """In a forked process. What it says goes into `output`."""
+    import torch
+
+    from electra.commands import main
+
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    (call or main)(words)
+
+
+def electra_forked(*words: object) -> subprocess.CompletedProcess:
+    """`electra` in a process of its own, to its end; both of its outputs are one."""
+    process = Forked(*words)
+    code = process.wait(240)
+    return subprocess.CompletedProcess(words, code, process.said, process.said)
+
+
+def look_forked(folder: Path, expected: Path) -> subprocess.CompletedProcess:
+    from electra.inspector import fresh
+
+    def look(words: list[str]) -> None:
+        sys.argv[1:] = words
+        fresh.check_arguments()
+
+    process = Forked(folder, expected, call=look)
+    return subprocess.CompletedProcess((), process.wait(), "", process.said)
+
+
 def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "electra", *map(str, words)]
 
@@ -111,3 +203,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(more or {})}
+
+
+def our_logits(encoder, head, batch):
+    """What a network says of a batch, on the host; its states where it has no head."""
+    from electra.interop.read import Pretrained
+    from electra.interop.write import PretrainedNetwork, answers_of
+    from electra.model.modern import ModernDetectionHead
+
+    network = PretrainedNetwork(Pretrained(encoder, head, "encoder", None))
+    answers = answers_of(network)(batch)
+    if head is None:
+        return answers["last_hidden_state"]
+    return answers["logits"][..., 1] if isinstance(head, ModernDetectionHead) else answers["logits"]

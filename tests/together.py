@@ -1,35 +1,20 @@
 """Several processes that train together, forked from the test's own: starting one with torchrun costs seconds."""
 
 import multiprocessing
-import os
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-import torch
-
-from electra.commands import main
 from electra.train.log import read_metrics
+from helpers import run_command
 
 
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def run_command(words: Sequence[str], variables: Mapping[str, str], output: Path) -> None:
-    """In the forked process. What it says goes into `output`."""
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.environ.update(variables)
-    torch.set_num_threads(1)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    main(list(words))
 
 
 class Together:

@@ -1,7 +1,6 @@
 """Fine-tuning never loses work: kill -9 inside a seed, and the same command ends with the same weights."""
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
-from helpers import command, electra, environment
+from helpers import Forked, electra
 
 METHOD = ("epochs=12", "batch=4", "evaluations=3", "keep=best", "save_minutes=0.000001", "optimizer=muon")
 
@@ -27,7 +26,7 @@ def words(model: Path, table: Path, out: Path, *more: str) -> tuple:
 
 
 def kill_after(step: int, arguments: tuple, training: Path) -> None:
-    process = subprocess.Popen(command(*arguments), env=environment(), stderr=subprocess.DEVNULL)
+    process = Forked(*arguments)
     until = time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
         folders = checkpoint_folders(training / "checkpoints")

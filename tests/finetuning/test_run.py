@@ -5,7 +5,6 @@ import math
 import random
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 
 from electra.data.tables import TableWriter, read_rows
 from electra.finetuning.folder import load_task_folder
-from helpers import command, electra, electra_process, environment
+from helpers import Forked, electra, electra_forked, electra_process
 
 FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=24")
 
@@ -46,7 +45,7 @@ def table(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, toy_model, table) -> Path:
     out = tmp_path_factory.mktemp("finetuned") / "out"
-    done = electra_process("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", out)
+    done = electra_forked("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", out)
     assert done.returncode == 0, done.stderr
     assert "text column (guessed): review" in done.stderr and "label column (guessed): stars" in done.stderr
     assert "dev: a tenth of train, 16 rows" in done.stderr
@@ -121,16 +120,13 @@ def test_other_data_under_the_same_name_is_refused(finished, toy_model, tmp_path
 def test_a_killed_command_loses_the_run_in_progress_and_no_other(finished, toy_model, table, tmp_path):
     """Killed while the second seed trains, the same command again ends with the same weights as never interrupted."""
     out = tmp_path / "out"
-    words = command("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", out)
-    process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        if line.startswith("my seed 1 "):
-            break
-    process.send_signal(signal.SIGKILL)
+    words = ("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", out)
+    process = Forked(*words)
+    process.wait_for("\nmy seed 1 ")
+    process.kill()
     process.wait()
-    process.stderr.close()
     assert [path.name for path in (out / "my").glob("seed-*")] == ["seed-0"]
-    again = electra_process("finetune", toy_model, table, *FAST, "--seeds", 2, "--out", out)
+    again = electra(*words)
     assert again.returncode == 0 and "1 finished run kept" in again.stderr
     for seed in ("seed-0", "seed-1"):
         weights = [folder / "my" / seed / "model.safetensors" for folder in (out, finished)]
@@ -139,15 +135,11 @@ def test_a_killed_command_loses_the_run_in_progress_and_no_other(finished, toy_m
 
 
 def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
-    words = command("finetune", toy_model, table, "epochs=2000", "evaluations=200", "--out", tmp_path / "out")
-    process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        if line.startswith("my seed 0 "):
-            break
+    process = Forked("finetune", toy_model, table, "epochs=2000", "evaluations=200", "--out", tmp_path / "out")
+    process.wait_for("\nmy seed 0 ")
     process.send_signal(signal.SIGTERM)
-    rest = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(180) == 75 and "everything is saved" in rest and "to go on: electra finetune" in rest
+    assert process.wait() == 75
+    assert "everything is saved" in process.said and "to go on: electra finetune" in process.said
 
 
 @pytest.mark.slow
@@ -163,8 +155,7 @@ def test_processes_side_by_side_give_the_same_weights(finished, toy_model, table
 
 
 def test_workers_end_with_their_parent(toy_model, table, tmp_path):
-    words = command("finetune", toy_model, table, "epochs=3000", "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out")
-    process = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL)
+    process = Forked("finetune", toy_model, table, "epochs=3000", "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out")
     children: list[str] = []
     deadline = time.monotonic() + 180
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -1,10 +1,7 @@
 """electra speedrun: minutes in, scores and a report out; killed, it goes on."""
 
 import json
-import os
 import random
-import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
-from helpers import command, electra, environment, write_corpus
+from helpers import Forked, electra, write_corpus
 
 SECONDS = 2.0
 METHOD = ("finetune.epochs=1", "finetune.evaluations=1", "finetune.length=24", "finetune.batch=16")
@@ -53,11 +50,11 @@ def test_a_speedrun_is_killed_and_goes_on_and_reports_everything(recipe, prepare
     out = tmp_path / "out"
     words = ("speedrun", recipe, f"data={prepared}", f"glue={glue}", *METHOD, *OPTIONS, "--out", out)
     words += ("train.save_minutes=0.002",)
-    process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    process = Forked(*words)
     until = time.monotonic() + 90
     while time.monotonic() < until and not any(spent(record) > SECONDS / 2 for record in read_metrics(out / "run")):
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
     assert not (out / "speedrun.json").exists()
 

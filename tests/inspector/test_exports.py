@@ -57,7 +57,7 @@ def modern(finished_run, tmp_path_factory):
 def test_a_detector_of_modern_layers_becomes_a_graph_that_a_fresh_process_reads(modern, tmp_path):
     """Batch and length are not those that it was made with, padding and windows included; transformers is the judge."""
     transformers = pytest.importorskip("transformers")
-    done = electra("export", modern, tmp_path / "out", "--format", "onnx", "--int8")
+    done = electra("export", modern, tmp_path / "out", "--format", "onnx", "--int8", afresh=True)
     assert done.returncode == 0, done.stderr
     assert "opset 20, same logits as ours in onnxruntime at" in done.stdout and "int8 has" in done.stdout
     notes = json.loads((tmp_path / "out" / "onnx.json").read_text())
@@ -162,7 +162,7 @@ def test_every_head_becomes_a_graph(toy_model, modern, tmp_path, kind, encoder):
 
 def test_sentence_transformers_gives_the_vectors_of_embed(finished_run, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    done = electra("export", finished_run, tmp_path / "st", "--format", "sentence-transformers")
+    done = electra("export", finished_run, tmp_path / "st", "--format", "sentence-transformers", afresh=True)
     assert done.returncode == 0, done.stderr
     assert "same ids, states and vectors (mean, 24 tokens) as ours" in done.stdout
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "st"), device="cpu")
@@ -210,7 +210,7 @@ def test_what_a_fresh_process_reads_otherwise_is_said_and_not_kept(finished_run,
         check_afresh(folder, tokenizer, ours)
 
     monkeypatch.setattr(exporting, "check_afresh", spoiled)
-    done = electra("export", finished_run, tmp_path / "out")
+    done = electra("export", finished_run, tmp_path / "out", afresh=True)
     assert done.returncode == 4 and "in a process of its own: tokenizer.json gives other ids" in done.stderr
     assert list(tmp_path.rglob("*.json")) == [] and list(tmp_path.rglob("*.safetensors")) == []
 

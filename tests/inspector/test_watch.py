@@ -18,7 +18,7 @@ from electra.pretraining.load import load_run
 from electra.pretraining.run import build_heldout
 from electra.pretraining.samples import MOST_STEPS, ROWS_SHOWN, SAMPLES, TOKENS_SHOWN, keep_step, read_samples
 from electra.train.log import METRICS, RUN_STATE
-from helpers import command, environment
+from helpers import Forked
 from serving import SCRIPT, serving, until
 
 
@@ -146,7 +146,7 @@ def events_of(connection, names, seconds=60):
 def test_a_run_is_followed_while_it_trains_and_seen_to_be_killed(prepared, recipe, tmp_path):
     run = tmp_path / "live"
     words = f"data={prepared}", f"run={run}", "train.steps=100000", "train.log_every=2", "schedule.warmup=4"
-    process = subprocess.Popen(command("pretrain", recipe, *words), env=environment(), stderr=subprocess.DEVNULL)
+    process = Forked("pretrain", recipe, *words)
     try:
         until(lambda: (run / METRICS).is_file() and (run / METRICS).stat().st_size > 200, 120)
         with serving([run]) as server:

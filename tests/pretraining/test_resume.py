@@ -13,13 +13,12 @@ import pytest
 from electra.objectives.corruption import SamplingSettings
 from electra.train.checkpoint import checkpoint_folders, newest_checkpoint, problem_of
 from electra.train.log import read_metrics
-from helpers import command, electra, environment
+from helpers import Forked, command, electra, environment
 from together import wait_for_step
 
 
-def start(recipe: Path, prepared: Path, run: Path, *more: str) -> subprocess.Popen:
-    words = command("pretrain", recipe, f"data={prepared}", f"run={run}", *more)
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+def start(recipe: Path, prepared: Path, run: Path, *more: str) -> Forked:
+    return Forked("pretrain", recipe, f"data={prepared}", f"run={run}", *more)
 
 
 def final_weights(run: Path) -> dict[str, bytes]:
@@ -35,9 +34,9 @@ def figures(run: Path) -> list[dict]:
 def kill_until_finished(recipe: Path, prepared: Path, run: Path, kills: int) -> int:
     """kill -9 at random moments, from the first import to the last checkpoint, until `kills` have hit."""
     rng = random.Random(0)
-    done = 0
+    done, words = 0, command("pretrain", recipe, f"data={prepared}", f"run={run}", "train.save_every=3")
     while done < kills:
-        process = start(recipe, prepared, run, "train.save_every=3")
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment())
         time.sleep(rng.uniform(1.0, 3.5))
         if process.poll() is None:
             process.kill()
@@ -47,9 +46,8 @@ def kill_until_finished(recipe: Path, prepared: Path, run: Path, kills: int) -> 
             assert problem_of(folder) is None
         if checkpoint_folders(run / "checkpoints")[-1:] == [run / "checkpoints" / "step-000000040"]:
             break
-    process = start(recipe, prepared, run, "train.save_every=3")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    again = electra(*words[3:])
+    assert again.returncode == 0, again.stderr
     return done
 
 
@@ -59,7 +57,7 @@ def test_a_run_killed_twice_ends_with_the_same_weights_and_the_same_figures(fini
         process = start(recipe, prepared, run)
         wait_for_step(run, step)
         process.kill()
-        process.communicate()
+        process.wait()
     again = electra("pretrain", recipe, f"data={prepared}", f"run={run}")
     assert again.returncode == 0 and "resuming at step" in again.stderr
     assert final_weights(run) == final_weights(finished_run)
@@ -89,9 +87,8 @@ def test_a_signal_saves_and_the_same_command_ends_with_the_same_weights(
     process = start(recipe, prepared, run, "train.save_every=1000")
     wait_for_step(run, 5)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
-    assert "everything is saved" in errors and f"to go on: electra pretrain {recipe}" in errors
+    assert process.wait(60) == code, process.said
+    assert "everything is saved" in process.said and f"to go on: electra pretrain {recipe}" in process.said
     told = json.loads((run / "run_state.json").read_text())
     assert told["state"] == state and told["step"] == newest_checkpoint(run / "checkpoints").step
     assert electra("pretrain", recipe, f"data={prepared}", f"run={run}").returncode == 0
@@ -113,7 +110,7 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(recipe, prepared,
     wait_for_step(run, 5)
     second = electra("pretrain", recipe, f"data={prepared}", f"run={run}", "train.steps=100000")
     first.kill()
-    first.communicate()
+    first.wait()
     assert second.returncode == 5 and f"in use by process {first.pid}" in second.stderr
 
 

@@ -1,8 +1,6 @@
 """A budget of time: when a run ends, and how far it is on the way."""
 
 import json
-import signal
-import subprocess
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +13,7 @@ from electra.train.checkpoint import newest_checkpoint
 from electra.train.log import read_metrics
 from electra.train.settings import Horizon, ScheduleSettings, TrainSettings, learning_rate
 from electra.train.step import Step
-from helpers import command, electra, environment
+from helpers import Forked, electra
 
 LINEAR = ScheduleSettings(kind="linear", warmup=0.1)
 
@@ -120,13 +118,12 @@ def test_a_run_ends_when_its_minutes_are_over(recipe, prepared, tmp_path, monkey
 
 def test_a_run_that_was_killed_goes_on_with_the_time_left(recipe, prepared, tmp_path):
     run = tmp_path / "run"
-    words = command("pretrain", recipe, f"data={prepared}", f"run={run}", *TIMED)
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    process = Forked("pretrain", recipe, f"data={prepared}", f"run={run}", *TIMED)
     until = time.monotonic() + 60
     while time.monotonic() < until and not any(spent(record) > SECONDS / 2 for record in read_metrics(run)):
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.wait()
     saved = newest_checkpoint(run / "checkpoints")
     assert saved is not None
     before = saved.state["seconds"] - sum(saved.state["pauses"].values())
