@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
 
-from electra.data.duplicates import (
+from electra.data.filters import (
     SHINGLE,
+    FilterSettings,
     bands_for,
     fingerprint,
     in_heldout,
     near_fingerprint,
     normalised,
+    removed_by,
     repeated,
     shingle_hashes,
 )
-from electra.data.filters import FilterSettings, removed_by
 from electra.data.plan import PrepareSettings, text_hash
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
 from electra.data.shards import open_data, verify_shards

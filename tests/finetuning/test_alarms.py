@@ -6,7 +6,7 @@ import random
 import pytest
 
 from electra.data.tokenizer import load_tokenizer
-from electra.finetuning.alarms import label_alarms, result_alarms, run_alarms
+from electra.finetuning.baselines import label_alarms, result_alarms, run_alarms
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.tagging import TaggingSettings
 from helpers import electra

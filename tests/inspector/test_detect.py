@@ -121,7 +121,7 @@ def test_bad_lists_and_models_that_cannot_score_are_refused(electric_run, finish
     assert not (tmp_path / "out.jsonl").exists()
     path.write_bytes(b'{"hypotheses": [{"text": "caf\xe9"}]}\n')
     done = electra("rerank", electric_run, path)
-    assert done.returncode == 3 and "line 1 has bytes that are not UTF-8" in done.stderr
+    assert done.returncode == 3 and ":1 has bytes that are not UTF-8" in done.stderr
     done = electra("score", finished_run, "text")
     assert done.returncode == 3 and "objective is electra" in done.stderr and "pretrain electric" in done.stderr
     assert electra("rerank", electric_run, tmp_path / "none.jsonl").returncode == 3

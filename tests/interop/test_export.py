@@ -15,7 +15,7 @@ from electra.interop import write
 from electra.interop.read import Pretrained, read_network
 from electra.pretraining.load import export_networks, load_run
 from electra.pretraining.settings import build_objective
-from helpers import electra
+from helpers import electra, our_logits
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 TEXT = "The barak walks the lonute, and the [MASK] walks back."
@@ -157,7 +157,7 @@ def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
     with torch.no_grad():
         network = read_network(tmp_path, "discriminator")
         batch = Batch.of_rows(ids, torch.zeros_like(ids), torch.ones_like(ids).bool())
-        ours = write.our_logits(network.encoder, network.head, batch)
+        ours = our_logits(network.encoder, network.head, batch)
         assert (ours - model(ids).logits).abs().max() <= 1e-5
 
 

@@ -15,9 +15,8 @@ from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.data.tokenizer import load_tokenizer, save_tokenizer, vocabulary_size
 from electra.interop.read import read_network
-from electra.interop.write import our_logits
 from electra.pretraining.load import load_network
-from helpers import electra
+from helpers import electra, our_logits
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 

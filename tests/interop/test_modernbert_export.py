@@ -13,9 +13,10 @@ from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.interop import formats, read
 from electra.interop import write as writing
 from electra.interop.read import Pretrained, read_network
-from electra.interop.write import PROBE, our_logits, probe_batch
+from electra.interop.write import PROBE, probe_batch
 from electra.model import build_token_head, encoder_alone, initialise
 from electra.model.modern import ModernDetectionHead, ModernEncoderSettings
+from helpers import our_logits
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 

@@ -17,8 +17,7 @@ from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.interop.read import read_network
 from electra.interop.tensorflow import crc32c, masked, ordered, read_bundle, table_entries
-from electra.interop.write import our_logits
-from helpers import electra
+from helpers import electra, our_logits
 
 STORED = Path(__file__).parent / "tensorflow"
 KINDS = ("electra", "bert", "partitioned", "bfloat16")

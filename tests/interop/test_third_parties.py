@@ -18,9 +18,10 @@ from electra.base.batch import Batch
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.interop.card import pretrained_card
 from electra.interop.read import Pretrained, read_network
-from electra.interop.write import our_logits, probe_batch, write_network
+from electra.interop.write import probe_batch, write_network
 from electra.model import build_detection_head, build_token_head, encoder_alone, initialise
 from electra.model.modern import ModernEncoderSettings
+from helpers import our_logits
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 

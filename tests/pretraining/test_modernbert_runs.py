@@ -11,14 +11,14 @@ from electra.base import config
 from electra.base.errors import SettingsError
 from electra.finetuning.folder import load_task_folder
 from electra.inspector import load
-from electra.interop.write import our_logits, probe_batch
+from electra.interop.write import probe_batch
 from electra.pretraining.load import load_network
 from electra.pretraining.run import pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import flops_per_token
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
-from helpers import electra
+from helpers import electra, our_logits
 
 VARIANTS = ["masked-lm", "all-tokens", "corrective", "electric", "adversarial", "replaced-span", "selection"]
 VARIANTS += ["gdes", "generator-unigram", "generator-two-tower"]

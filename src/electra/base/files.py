@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from electra.base.errors import CorruptError, DiskFullError, MachineError
 from electra.base.remote import Place, RemotePath
 
@@ -227,6 +229,11 @@ def read_object(path: Place, remedy: str = "restore it, or remove it") -> dict[s
     if not isinstance(content, dict):
         raise CorruptError(f"{path} cannot be read: it holds {type(content).__name__}, not an object: {remedy}.")
     return content
+
+
+def validation_text(error: ValidationError) -> str:
+    """What is wrong with the content of a file, the first three of it."""
+    return "; ".join(f"{'.'.join(map(str, it['loc']))}: {it['msg']}" for it in error.errors()[:3])
 
 
 def read_or_set_aside(path: Path) -> dict[str, Any] | None:

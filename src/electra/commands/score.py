@@ -12,7 +12,6 @@ import typer
 from electra.base.errors import DataError, SettingsError
 from electra.commands.console import TextInput, Trust, read_lines, say, say_json
 
-LONGEST = 1 << 26
 ElectricModel = Annotated[Path, typer.Argument(help='a run folder whose objective is "electric", or its export')]
 
 
@@ -66,11 +65,7 @@ def rerank_command(
 
 def text_lines(path: Path) -> Iterator[str]:
     """One at a time: lists of hypotheses may be larger than memory."""
-    with path.open("rb") as raw:
-        for number, line in enumerate(iter(lambda: raw.readline(LONGEST + 1), b""), 1):
-            if len(line) > LONGEST:
-                raise DataError(f"{path} line {number} is longer than {LONGEST >> 20} MiB. Split it.")
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError:
-                raise DataError(f"{path} line {number} has bytes that are not UTF-8. Convert the file.") from None
+    from electra.data import files
+
+    with files.opened(path) as source:
+        yield from (line for _, line in files.text_lines(source))

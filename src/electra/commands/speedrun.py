@@ -30,8 +30,7 @@ def speedrun_command(
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/speedrun"),
 ) -> None:
     """Pre-train for so many minutes, fine-tune on GLUE, report. The same command again goes on where it stopped."""
-    from electra.finetuning.speedrun import speedrun
-    from electra.finetuning.speedrun_report import beside_table, overlap_table, tasks_table
+    from electra.finetuning.speedrun import beside_table, overlap_table, speedrun, tasks_table
 
     with resume_hint(context.obj, lambda: (out / "timings.json").is_file()):
         settings = read_items(items, minutes=minutes, seeds=seeds, jobs=jobs, out=out)

@@ -295,6 +295,16 @@ def bounded_lines(source: OpenSource) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
+def text_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
+    """Without their ends."""
+    for number, line in bounded_lines(source):
+        try:
+            yield number, line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            where = f"{SourceLine(source, number)} has bytes that are not UTF-8 ({error.reason})"
+            raise DataError(f"{where}. Convert it.") from None
+
+
 def json_lines(
     source: OpenSource, errors: str, remedy: str, halves: bool = False
 ) -> Iterator[tuple[int, dict[str, Any], str]]:

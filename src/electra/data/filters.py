@@ -1,11 +1,27 @@
-"""Which documents are worth training on, by what can be counted: length, script, symbols, repeated lines. All are off unless set.
+"""Which documents are worth training on.
 
-They are coarse on purpose, and need no model: a share of Latin letters is no language, but tells English from Thai."""
+Filters go by what can be counted: length, script, symbols, repeated lines. All are off unless set. They are coarse on purpose, and
+need no model: a share of Latin letters is no language, but tells English from Thai.
+
+Copies are documents that are the same but for case, spacing and forms of characters, or nearly the same. A document's fingerprint is
+a hash of its normalised text and, where near copies are looked for, hashes of bands of its MinHash signature (Broder 1997). With J the
+share of word 5-grams that two documents have in common of all that either has, one position of the signature agrees with probability J,
+a band of r positions with J^r, and at least one of b bands with 1 - (1 - J^r)^b. Two documents are near copies if a band agrees; nothing
+is compared a second time. Of copies the first is kept, and held-out documents come first.
+"""
 
 import re
+import tempfile
+import unicodedata
+import zlib
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from electra.base.config import Settings
@@ -28,6 +44,18 @@ _SCRIPTS = {
 }
 _LETTERS = {name: re.compile(f"[{letters}]") for name, letters in _SCRIPTS.items()}
 _SYMBOL = re.compile(r"[^\w\s]|_")
+SHINGLE = 5
+PERMUTATIONS = 128
+RECALL = 0.9
+_MEMORY = 1 << 28
+_SHINGLES_AT_ONCE = 1 << 12
+# Scripts that write without spaces: Thai, Lao, Myanmar, Khmer, kana, Han. There a character counts as a word.
+_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_MULTIPLY = np.uint64(0x9E3779B97F4A7C15)
+
+Fingerprints = np.ndarray
+"""uint64 of shape (documents, 1 + bands): the hash of the text, then the bands."""
 
 
 class FilterSettings(Settings):
@@ -64,3 +92,113 @@ def removed_by(text: str, filters: FilterSettings) -> str | None:
         if again > filters.repeated_lines * sum(len(line) * count for line, count in lines.items()):
             return "repeated_lines"
     return None
+
+
+# Copies
+
+
+def normalised(text: str) -> str:
+    text = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    return " ".join(text.casefold().split())
+
+
+@lru_cache
+def bands_for(share: float) -> tuple[int, int]:
+    """(bands, rows): the most rows, and so the fewest chance meetings, with which documents that have `share` in common
+    meet with a probability of at least 0.9."""
+    fitting = [rows for rows in range(1, PERMUTATIONS + 1) if 1 - (1 - share**rows) ** (PERMUTATIONS // rows) >= RECALL]
+    rows = max(fitting, default=1)
+    return PERMUTATIONS // rows, rows
+
+
+def fingerprint(text: str, share: float) -> list[int]:
+    """`share` is that of near copies, 0 to look for exact ones only."""
+    plain = normalised(text)
+    first = int.from_bytes(blake2b(plain.encode(), digest_size=8).digest(), "little")
+    return [first, *near_fingerprint(plain, first, *bands_for(share)).tolist()] if share else [first]
+
+
+def near_fingerprint(plain: str, first: int, bands: int, rows: int) -> np.ndarray:
+    shingles = shingle_hashes(plain)
+    if not len(shingles):  # punctuation alone: a copy of its own kind only
+        return np.full(bands, first, np.uint64)
+    factors, summands = _permutations()
+    signature = np.full(PERMUTATIONS, np.iinfo(np.uint32).max, "<u4")
+    for start in range(0, len(shingles), _SHINGLES_AT_ONCE):
+        values = shingles[None, start : start + _SHINGLES_AT_ONCE] * factors + summands  # modulo 2^32
+        np.minimum(signature, values.min(1), out=signature)
+    parts = (signature[band * rows : (band + 1) * rows].tobytes() for band in range(bands))
+    return np.frombuffer(b"".join(blake2b(part, digest_size=8).digest() for part in parts), "<u8")
+
+
+def shingle_hashes(plain: str) -> np.ndarray:
+    """32 bits for each run of five words, or for all words where they are fewer."""
+    words = np.fromiter((zlib.crc32(word.encode()) for word in _WORD.findall(plain)), np.uint64)
+    width = min(SHINGLE, len(words))
+    hashes = np.zeros(max(0, len(words) - SHINGLE) + 1 if width else 0, np.uint64)
+    for place in range(width):
+        hashes = hashes * _MULTIPLY + words[place : place + len(hashes)]
+    return (_mix(hashes) >> np.uint64(32)).astype(np.uint32)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """splitmix64's finish: every bit of the result depends on every bit of the value."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+@lru_cache
+def _permutations() -> tuple[np.ndarray, np.ndarray]:
+    numbers = (_mix(np.arange(1, 2 * PERMUTATIONS + 1, dtype=np.uint64) * _MULTIPLY) >> np.uint64(32)).astype(np.uint32)
+    return numbers[:PERMUTATIONS, None] | np.uint32(1), numbers[PERMUTATIONS:, None]
+
+
+Stream = Callable[[], Iterable[Fingerprints]]
+
+
+def in_heldout(heldout: Stream, train: Stream) -> np.ndarray:
+    """For each training document, whether a held-out one has its normalised text."""
+    kept = [np.unique(part[:, 0]) for part in heldout()]
+    hashes = np.unique(np.concatenate(kept)) if kept else np.zeros(0, np.uint64)
+    found = [np.isin(part[:, 0], hashes) for part in train()]
+    return np.concatenate(found) if found else np.zeros(0, bool)
+
+
+def repeated(documents: Stream, columns: range, memory: int = _MEMORY) -> np.ndarray:
+    """For each document, whether an earlier one agrees with it in one of the columns. What does not fit into `memory` goes
+    through files: the pairs of hash and place, divided by their hash."""
+    count = sum(map(len, documents()))
+    result = np.zeros(count, bool)
+    for column in columns:
+        for hashes, places in _groups(documents, column, -(-count * 16 // memory)):
+            order = np.argsort(hashes, kind="stable")
+            again = hashes[order][1:] == hashes[order][:-1]
+            result[places[order[1:][again]].astype(np.int64)] = True
+    return result
+
+
+def _groups(documents: Stream, column: int, parts: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        start = 0
+        for part in documents():
+            yield part[:, column], np.arange(start, start + len(part), dtype=np.uint64)
+            start += len(part)
+
+    if parts <= 1:
+        listed = list(pairs())
+        if listed:
+            yield np.concatenate([hashes for hashes, _ in listed]), np.concatenate([places for _, places in listed])
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        files = [(Path(folder) / str(number)).open("w+b") for number in range(parts)]
+        for hashes, places in pairs():
+            which = hashes % np.uint64(parts)
+            for number in np.unique(which):
+                chosen = which == number
+                files[int(number)].write(np.stack([hashes[chosen], places[chosen]], 1).tobytes())
+        for file in files:
+            file.seek(0)
+            hashes, places = np.frombuffer(file.read(), np.uint64).reshape(-1, 2).T
+            file.close()
+            yield hashes, places

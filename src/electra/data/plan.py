@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from electra.base.config import Settings, dump
 from electra.base.errors import CorruptError, DataError
-from electra.base.files import read_object, write_atomically
+from electra.base.files import read_object, validation_text, write_atomically
 from electra.base.remote import Place, as_place
 from electra.data.corpus import Corpus, CorpusSettings, divides
 from electra.data.files import Section, Source
@@ -195,8 +195,5 @@ def read_plan(out: Place) -> PreparePlan:
     try:
         return PreparePlan.model_validate(read_object(path))
     except ValidationError as error:
-        problem = error.errors()[0]
-        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        raise CorruptError(
-            f'{path} is damaged or of another version ({what}). Run "electra prepare-plan" again.'
-        ) from None
+        what = f"is damaged or of another version ({validation_text(error)})"
+        raise CorruptError(f'{path} {what}. Run "electra prepare-plan" again.') from None

@@ -26,8 +26,8 @@ from electra.base.jobs import cpu_count
 from electra.base.progress import Progress
 from electra.base.remote import Place, RemotePath
 from electra.data.corpus import Corpus, CorpusSettings, no_documents
-from electra.data.duplicates import bands_for, in_heldout, repeated
 from electra.data.engines import run_here, run_local, run_ray
+from electra.data.filters import bands_for, in_heldout, repeated
 from electra.data.plan import (
     PLAN,
     UNITS,

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ElectraError, MachineError
-from electra.base.files import parse_json, read_bytes
+from electra.base.files import parse_json, read_bytes, validation_text
 from electra.base.remote import Place
 
 MANIFEST = "manifest.json"
@@ -129,14 +129,11 @@ def read_manifest(folder: Place) -> Manifest:
         raise DataError(f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.')
     try:
         return Manifest.model_validate(parse_json(read_bytes(path)))
-    except CorruptError:
+    except ElectraError:
         raise
-    except ValidationError as error:
-        problem = error.errors()[0]
-        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
     except ValueError as error:
-        what = str(error)
-    raise CorruptError(f"{path} is damaged or of another version ({what}): {remedy}.")
+        what = validation_text(error) if isinstance(error, ValidationError) else error
+        raise CorruptError(f"{path} is damaged or of another version ({what}): {remedy}.") from None
 
 
 def manifest_hash(folder: Path) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import json_text, parse_json
 from electra.base.remote import Place
-from electra.data.files import OpenSource, bounded_lines, json_lines, open_parquet, opened, whole_file
+from electra.data.files import OpenSource, json_lines, open_parquet, opened, text_lines, whole_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -375,11 +375,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with open_table(path) as source:
         if source.format not in ("text", "jsonl"):  # a first word may well be "{"
             raise DataError(f"{path} is a table ({source.format}), not a column file.")
-        for number, line in bounded_lines(source):
-            try:
-                yield number, line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{number} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
+        yield from text_lines(source)
 
 
 # Columns and their values, when nobody named them. A guess is always shown.

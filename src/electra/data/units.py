@@ -27,8 +27,7 @@ from electra.base.errors import CorruptError, DataError
 from electra.base.files import file_problem, read_bytes, read_object, write_atomically
 from electra.base.remote import Place
 from electra.data.corpus import Reading, cut_at_whitespace
-from electra.data.duplicates import fingerprint
-from electra.data.filters import removed_by
+from electra.data.filters import fingerprint, removed_by
 from electra.data.plan import UNITS, Unit, text_hash
 from electra.data.shards import SPLITS, TOKENIZER, ShardEntry, Split, token_dtype
 from electra.data.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size

@@ -17,8 +17,7 @@ from electra.data.files import whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
-from electra.finetuning.adopt import adopt_classifier
-from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
+from electra.finetuning.folder import TASK_FILE, TaskModel, adopt_classifier, load_task_folder
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id
 from electra.finetuning.training import in_chunks, infer

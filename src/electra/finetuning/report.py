@@ -17,8 +17,7 @@ from electra.base.files import folder_problems, json_text, read_object, read_or_
 from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter, column_of
 from electra.finetuning import Mistake, Outputs, Rows, Task, merit
-from electra.finetuning.alarms import label_alarms, result_alarms
-from electra.finetuning.baselines import BASELINES, Scores
+from electra.finetuning.baselines import BASELINES, Scores, label_alarms, result_alarms
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores

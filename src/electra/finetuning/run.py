@@ -17,8 +17,7 @@ from electra.base.files import lock, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, merit, report
-from electra.finetuning.alarms import label_alarms
-from electra.finetuning.baselines import UNTRAINED, baseline_scores
+from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
 from electra.finetuning.card import update_cards
 from electra.finetuning.folder import architecture
 from electra.finetuning.plan import describe_files, file_line, plan_problems, refuse

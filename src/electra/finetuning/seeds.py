@@ -21,7 +21,7 @@ from electra.base.jobs import Signals
 from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
-from electra.finetuning.alarms import run_alarms
+from electra.finetuning.baselines import run_alarms
 from electra.finetuning.card import task_card
 from electra.finetuning.folder import TASK_FILE, TaskModel, write_task_folder
 from electra.finetuning.joint import JointTask, train_jointly

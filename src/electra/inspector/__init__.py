@@ -14,12 +14,22 @@ from electra.base import config
 from electra.base.errors import DataError, ElectraError
 from electra.data.tables import Row
 from electra.data.tokenizer import TokenIds, is_same_tokenizer
-from electra.finetuning.adopt import adopt_classifier, is_classifier
-from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder
+from electra.finetuning.folder import TASK_FILE, TaskModel, adopt_classifier, is_classifier, load_task_folder
 from electra.finetuning.predict import Predictor
-from electra.inspector.detect import Scored, ScoredToken, detect_texts, score_texts
+from electra.inspector.detect import (
+    PlayedToken,
+    Proposal,
+    Scored,
+    ScoredToken,
+    corrupted_ids,
+    detect_texts,
+    encode_one,
+    played,
+    propose,
+    replaced_ids,
+    score_texts,
+)
 from electra.inspector.embed import EmbedSettings, embed_texts
-from electra.inspector.game import PlayedToken, Proposal, corrupted_ids, encode_one, played, propose, replaced_ids
 from electra.interop.read import Pretrained
 from electra.model import Encoder
 from electra.model.heads import Pooling

@@ -55,6 +55,7 @@ from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import flops_per_token, paper_flops, try_step
 from electra.train.device import choose_device
+from electra.train.log import picture
 from electra.train.step import Execution, build_step
 
 log = logging.getLogger(__name__)
@@ -409,34 +410,26 @@ def with_spread(values: Mapping[str, float] | None, digits: int, has_spread: boo
 
 
 def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """With several budgets scores over FLOPs, a curve for each series; else a line of dots for each variant."""
     runs_of, measures = by_variant(results), measures_of(results)
     if not measures:  # every run diverged
         return
-    if len({run.series for run in results}) < len(
-        runs_of
-    ):  # several budgets: scores over FLOPs, a curve for each series
-        figure, axes = plt.subplots(1, len(measures), figsize=(1 + 4 * len(measures), 3.6), squeeze=False)
-        for axis, (measure, name) in zip(axes[0], measures.items(), strict=True):
-            for series in dict.fromkeys(run.series for run in results):
-                own = [runs for runs in runs_of.values() if runs[0].series == series and measured(runs, measure)]
-                own.sort(key=lambda runs: runs[0].flops)
-                medians = [statistics.median(measured(runs, measure)) for runs in own]
-                (line,) = axis.plot([runs[0].flops for runs in own], medians, label=series)
-                points = [(run.flops, value) for runs in own for run in runs for value in measured([run], measure)]
-                axis.plot(*zip(*points, strict=True), "o", color=line.get_color(), alpha=0.5) if points else None
-            axis.set(xscale="log", xlabel="FLOPs", ylabel=name)
-            axis.grid(alpha=0.3)
-        axes[0][0].legend(fontsize=8)
-        figure.suptitle("dots: seeds, line: median", fontsize=9)
-    else:
-        size = (1.5 + 3.6 * len(measures), 1.2 + 0.42 * len(runs_of))
-        figure, axes = plt.subplots(1, len(measures), figsize=size, sharey=True, squeeze=False)
-        for axis, (measure, name) in zip(axes[0], measures.items(), strict=True):
+    if len({run.series for run in results}) < len(runs_of):
+        with picture(out, "dots: seeds, line: median", len(measures), (1 + 4 * len(measures), 3.6)) as axes:
+            for axis, (measure, name) in zip(axes, measures.items(), strict=True):
+                for series in dict.fromkeys(run.series for run in results):
+                    own = [runs for runs in runs_of.values() if runs[0].series == series and measured(runs, measure)]
+                    own.sort(key=lambda runs: runs[0].flops)
+                    medians = [statistics.median(measured(runs, measure)) for runs in own]
+                    (line,) = axis.plot([runs[0].flops for runs in own], medians, label=series)
+                    points = [(run.flops, value) for runs in own for run in runs for value in measured([run], measure)]
+                    axis.plot(*zip(*points, strict=True), "o", color=line.get_color(), alpha=0.5) if points else None
+                axis.set(xscale="log", xlabel="FLOPs", ylabel=name)
+            axes[0].legend(fontsize=8)
+        return
+    size = (1.5 + 3.6 * len(measures), 1.2 + 0.42 * len(runs_of))
+    with picture(out, "dots: seeds, bar: median", len(measures), size, sharey=True) as axes:
+        for axis, (measure, name) in zip(axes, measures.items(), strict=True):
             for place, runs in enumerate(runs_of.values()):
                 if values := measured(runs, measure):
                     axis.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.55)
@@ -444,12 +437,7 @@ def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
             axis.set_yticks(range(len(runs_of)), list(runs_of))
             axis.set_xlabel(name)
             axis.margins(x=0.1)
-            axis.grid(alpha=0.3)
-        axes[0][0].set_ylim(len(runs_of) - 0.5, -0.5)  # the first on top, no dot on the frame
-        figure.suptitle("dots: seeds, bar: median", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(out, dpi=110)
-    plt.close(figure)
+        axes[0].set_ylim(len(runs_of) - 0.5, -0.5)  # the first on top, no dot on the frame
 
 
 def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledTexts:

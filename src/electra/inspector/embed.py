@@ -18,7 +18,7 @@ from electra.base.config import Settings, short
 from electra.base.errors import DataError, SettingsError
 from electra.base.progress import Progress
 from electra.data import tables
-from electra.data.files import STANDARD_INPUT, OpenSource, bounded_lines, open_parquet, opened, whole_file
+from electra.data.files import STANDARD_INPUT, OpenSource, open_parquet, opened, text_lines, whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import encode_ids
 from electra.inspector.detect import read_windows
@@ -191,7 +191,9 @@ class TextSource:
             before = self.position
             with opened(path) as source:
                 size, count = path.stat().st_size if self.size else 0, parquet_rows(source)
-                rows = tables.rows_of(source) if has_rows(source) else lines_of(source)
+                # a line is a text; a blank one too, so that every line has its vector in the same place
+                lines = ({"text": line} for _, line in text_lines(source))
+                rows = tables.rows_of(source) if has_rows(source) else lines
                 for number, row in enumerate(self._texts(path, rows), 1):
                     if size:
                         self.position = before + (size * number // count if count else source.raw.tell())
@@ -223,16 +225,6 @@ def parquet_rows(source: OpenSource) -> int:
 def has_rows(source: OpenSource) -> bool:
     """Text that is not called csv, tsv or json is lines, whatever is in them."""
     return source.format != "text" or bool(tables.is_table(source.path))
-
-
-def lines_of(source: OpenSource) -> Iterator[Row]:
-    """A line is a text; a blank one too, so that every line has its vector in the same place."""
-    for number, line in bounded_lines(source):
-        try:
-            yield {"text": line.decode("utf-8").rstrip("\r\n")}
-        except UnicodeDecodeError as error:
-            where = f"{source.path}:{number} has bytes that are not UTF-8 ({error.reason})"
-            raise DataError(f"{where}. Convert it.") from None
 
 
 def text_column(path: Path, row: Row, wanted: str | None) -> str:

@@ -13,10 +13,8 @@ import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -33,8 +31,8 @@ from electra.interop.write import (
     Answers,
     PretrainedNetwork,
     answers_of,
+    check_by_transformers,
     probe_batch,
-    quiet,
     require_equal,
 )
 
@@ -55,16 +53,18 @@ def check_afresh(folder: Path, tokenizer: Tokenizer, ours: Answers) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "expected.safetensors"
         save_file(expected, path)
-        words = [sys.executable, "-m", __name__, str(folder.absolute()), str(path)]
-        root = str(Path(__file__).parents[2])
-        places = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=LONGEST_LOOK, check=False, cwd=scratch,
-            env={**os.environ, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        )  # fmt: skip
+        done = run_afresh(folder.absolute(), path)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise CorruptError(f"in a process of its own: {reason}")
+
+
+def run_afresh(folder: Path, expected: Path) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-m", __name__, str(folder), str(expected)]
+    places = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    how = {"capture_output": True, "text": True, "timeout": LONGEST_LOOK, "check": False}
+    return subprocess.run(words, cwd=expected.parent, env=env, **how)  # type: ignore[call-overload,no-any-return]
 
 
 def look(folder: Path, expected: Mapping[str, Tensor]) -> None:
@@ -76,9 +76,10 @@ def look(folder: Path, expected: Mapping[str, Tensor]) -> None:
     read = probe_batch(Tokenizer.from_file(str(folder / "tokenizer.json")), positions)
     if not read.ids.equal(probe.ids):
         raise CorruptError("tokenizer.json gives other ids than the network's tokenizer. The folder was not kept.")
+    has_graph = (folder / GRAPH).is_file()
     if find_spec("transformers"):
-        look_with_transformers(folder, probe, ours, config)
-    if (folder / GRAPH).is_file():
+        check_by_transformers(folder, "" if has_graph else config["architectures"][0], probe, ours, positions)
+    if has_graph:
         compared = floating({name: it for name, it in ours.items() if name != "allowed"})
         session = OnnxSession((folder / GRAPH).read_bytes(), read_object(folder / "onnx.json")["shortest"])
         require_equal(probe, compared, session_answers(session, probe, ours), "onnxruntime")
@@ -89,23 +90,6 @@ def look(folder: Path, expected: Mapping[str, Tensor]) -> None:
         require_equal(probe, {name: it for name, it in ours.items() if name in found}, found, "electra")
     if (folder / SENTENCE_MODULES).is_file() and find_spec("sentence_transformers"):
         look_with_sentence_transformers(folder, ours[VECTORS])
-
-
-def look_with_transformers(folder: Path, probe: Batch, ours: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    import transformers
-
-    with quiet(transformers), torch.no_grad():
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        pairs, length = (list(PROBE), list(reversed(PROBE))), config["max_position_embeddings"]
-        inputs = tokenizer(*pairs, padding=True, truncation=True, max_length=length, return_tensors="pt")
-        if not inputs["input_ids"].equal(probe.ids):
-            raise CorruptError("transformers' tokenizer reads the probe otherwise than ours. The folder was not kept.")
-        if (folder / GRAPH).is_file():
-            return
-        network = getattr(transformers, config["architectures"][0]).from_pretrained(folder, local_files_only=True)
-        outputs = network.eval()(**inputs)
-    compared = {name: it for name, it in ours.items() if name in outputs}
-    require_equal(probe, compared, outputs, "transformers")
 
 
 def look_with_sentence_transformers(folder: Path, vectors: Tensor) -> None:

@@ -21,6 +21,7 @@ CARD = "README.md"
 PIPELINES = {"tagging": "token-classification", "span": "question-answering"}
 """Of fine-tuned models, in the Hub's words; the others classify texts."""
 TO_FILL = {"language": "[en]", "license": "apache-2.0", "datasets": "[the name of your text]"}
+YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off")
 LIMITS = """- It knows the text it was trained on, with the biases of that text, and no other language. Nobody has looked for harmful or false
   answers: test it on what you want it for."""
 
@@ -36,9 +37,8 @@ class Publication:
     def __post_init__(self) -> None:
         for text in (*self.language, *([self.license] if self.license else ()), *self.datasets):
             if not re.fullmatch(r"[\w.+-]+(/[\w.+-]+)?", text):
-                raise SettingsError(
-                    f"{text!r} is no code of a language, licence or data set: en, apache-2.0, wikipedia."
-                )
+                example = "en, apache-2.0, wikipedia"
+                raise SettingsError(f"{text!r} is no code of a language, licence or data set: {example}.")
 
 
 UNSAID = Publication()
@@ -77,9 +77,8 @@ class Card:
         }
         lines = [f"{key}: {yaml(value)}" if value else f"# {key}: {TO_FILL[key]}" for key, value in entries.items()]
         if self.results:
-            lines.append(
-                f"metrics: {yaml(list(dict.fromkeys(it['type'] for one in self.results for it in one['metrics'])))}"
-            )
+            metrics = dict.fromkeys(it["type"] for one in self.results for it in one["metrics"])
+            lines.append(f"metrics: {yaml(list(metrics))}")
             lines.append(f"model-index: {yaml([{'name': self.title, 'results': list(self.results)}])}")
         return "\n".join(["---", *lines, "---", ""])
 
@@ -91,20 +90,11 @@ def yaml(value: Any) -> str:
             return "{" + ", ".join(f"{yaml(str(key))}: {yaml(it)}" for key, it in value.items()) + "}"
         case list() | tuple():
             return "[" + ", ".join(map(yaml, value)) + "]"
-        case str() if re.fullmatch(r"[a-z][a-z0-9_-]*[a-z0-9]", value) and value not in (
-            "null",
-            "true",
-            "false",
-            "yes",
-            "no",
-            "on",
-            "off",
-        ):
+        case str() if re.fullmatch(r"[a-z][a-z0-9_-]*[a-z0-9]", value) and value not in YAML_WORDS:
             return value
         case str():
-            return (
-                '"' + "".join(it if it.isprintable() and it not in '"\\' else f"\\U{ord(it):08x}" for it in value) + '"'
-            )
+            safe = (it if it.isprintable() and it not in '"\\' else f"\\U{ord(it):08x}" for it in value)
+            return f'"{"".join(safe)}"'
     return json.dumps(value)
 
 

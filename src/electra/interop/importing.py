@@ -142,10 +142,8 @@ def import_network(source: Path, out: Path, generator: Path | None, options: Imp
         tokenizer = given_tokenizer(options.tokenizer, options.lowercase, notes)
     if tokenizer is None:
         raise DataError(f"{source} has neither tokenizer.json nor vocab.txt. Give one.", ("tokenizer",))
-    if (
-        any(it.tokenizer and not is_same_tokenizer(it.tokenizer, tokenizer) for it in candidates)
-        and options.tokenizer is None
-    ):
+    others = [it.tokenizer for it in candidates if it.tokenizer and options.tokenizer is None]
+    if not all(is_same_tokenizer(it, tokenizer) for it in others):
         raise DataError(f"{source} and {generator} have different tokenizers: they are no pair.")
 
     networks: list[Pretrained] = []
@@ -175,17 +173,10 @@ def write_import(
 ) -> Imported:
     title = candidates[0].family.title
     recipe = recipe_text(networks, notes)
-    report = {
-        "source": source.name,
-        "family": title,
-        "networks": [it.kind for it in networks],
-        "notes": notes,
-        "left_out": left_out,
-    }
-    files = {
-        RECIPE_FILE: recipe.encode(),
-        REPORT_FILE: (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode(),
-    }
+    report: dict[str, Any] = {"source": source.name, "family": title, "networks": [it.kind for it in networks]}
+    report |= {"notes": notes, "left_out": left_out}
+    text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+    files = {RECIPE_FILE: recipe.encode(), REPORT_FILE: text.encode()}
     names = ["discriminator", "generator"] if len(networks) > 1 else [""]
     folders = {}
     with whole_or_absent(out) as temporary:
@@ -194,10 +185,8 @@ def write_import(
             read_by = write_network(temporary / name, network, card, files)
             folders[name or network.kind] = (out / name, read_by)
         if len(networks) > 1:
-            for name, data in {
-                **files,
-                "tokenizer.json": (temporary / names[0] / "tokenizer.json").read_bytes(),
-            }.items():
+            tokenizer = (temporary / names[0] / "tokenizer.json").read_bytes()
+            for name, data in {**files, "tokenizer.json": tokenizer}.items():
                 write_synced(temporary / name, data)
     return Imported(folders, notes, left_out, out / RECIPE_FILE)
 
@@ -250,11 +239,9 @@ def transformers_place(name: str, family: Family) -> str | None:
     form, body = FORMATS[family.kind], name.removeprefix(family.prefix)
     if rename(body, {theirs: theirs for _, theirs, _ in family.encoder}):
         return f"{form.prefix}{body}"
-    masked = f"{form.family}ForMaskedLM"
-    for theirs, ours in (
-        (family.token_head, masked),
-        *([(form.discriminator,) * 2] if family.title == "ELECTRA" else []),
-    ):
+    heads = [(family.token_head, f"{form.family}ForMaskedLM")]
+    heads += [(form.discriminator, form.discriminator)] if family.title == "ELECTRA" else []
+    for theirs, ours in heads:
         places = our_names(HEADS[ours])
         if place := rename(name, {it.transformers: places[it.ours] for it in HEADS[theirs]}):
             return place
@@ -392,11 +379,8 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
     stored = Stored(candidate.folder, weights.where, config, settings, rows, tensors, tokenizer)
     network = build_network(stored)
     head = our_names(HEADS[network_class(settings, network.kind)])
-    places = {
-        place
-        for place in tensors
-        if place.startswith(FORMATS[family.kind].prefix) or rename(place, {it: it for it in head.values()})
-    }
+    of_head, prefix = {it: it for it in head.values()}, FORMATS[family.kind].prefix
+    places = [place for place in tensors if place.startswith(prefix) or rename(place, of_head)]
     return network, {candidate.claims[place].name for place in places}
 
 
@@ -406,9 +390,11 @@ def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[s
         if config.get(key, only) != only:
             raise DataError(f"{candidate.folder}: {candidate.family.title} with {key}={config[key]} is not supported.")
     words, positions, kinds = tensors.get(WORD_TABLE), tensors.get(POSITION_TABLE), tensors.get(SEGMENT_TABLE)
-    if words is not None and words.ndim == 2:
-        config.setdefault("embedding_size", words.shape[1])
-    if candidate.family.title != "ELECTRA" and words is not None and words.ndim == 2:
+    if (
+        words is not None
+        and words.ndim == 2
+        and (candidate.family.title != "ELECTRA" or "embedding_size" not in config)
+    ):
         config["embedding_size"] = words.shape[1]
     if candidate.family.pads and positions is not None:
         pad = config.get("pad_token_id", 1)
@@ -428,17 +414,15 @@ def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[s
 def own_output(candidate: Candidate, tensors: Mapping[str, Tensor]) -> bool:
     """Whether the matrix that makes logits of states is another than the word table."""
     form = FORMATS[candidate.family.kind]
-    words = tensors.get(
-        WORD_TABLE if candidate.family.kind == "electra" else f"{form.prefix}embeddings.tok_embeddings.weight"
-    )
+    is_electra = candidate.family.kind == "electra"
+    words = tensors.get(WORD_TABLE if is_electra else f"{form.prefix}embeddings.tok_embeddings.weight")
     for name in OUTPUT_MATRICES:
         if name in candidate.weights.shapes and words is not None:
             if candidate.weights.shapes[name] != tuple(words.shape):
                 return True
             return not torch.equal(candidate.weights.floats(name), words)
-    return candidate.config.get("tie_word_embeddings") is False and any(
-        it in tensors for it in ("generator_lm_head.bias", "decoder.bias")
-    )
+    is_untied = candidate.config.get("tie_word_embeddings") is False
+    return is_untied and ("generator_lm_head.bias" in tensors or "decoder.bias" in tensors)
 
 
 def fit_vocabulary(candidate: Candidate, tensors: dict[str, Tensor], tokenizer: Tokenizer, notes: list[str]) -> int:
@@ -503,36 +487,21 @@ def given_tokenizer(path: Path, lowercase: bool | None, notes: list[str]) -> Tok
 def recipe_text(networks: list[Pretrained], notes: list[str]) -> str:
     """The sizes as a recipe to be added to any other: what a run that starts from here needs."""
     main = networks[0].encoder.settings
-    lines = [
-        "# The sizes of an imported network: electra pretrain RECIPE+THIS start=FOLDER data=… run=…",
-        "[encoder]",
-        configuration.to_toml(main),
-    ]
+    what = "# The sizes of an imported network: electra pretrain RECIPE+THIS start=FOLDER data=… run=…"
+    lines = [what, "[encoder]", configuration.to_toml(main)]
     if len(networks) > 1:
         small = networks[1].encoder.settings
         width, depth = small.hidden / main.hidden, small.layers / main.layers
-        if (
-            main.scaled(width, depth).model_copy(
-                update={"dropout": small.dropout, "attention_dropout": small.attention_dropout}
-            )
-            == small
-        ):
-            tied = embeddings_equal(networks)
-            lines += [
-                "[generator]",
-                f"width = {width!r}",
-                f"depth = {depth!r}",
-                f'sharing = "{"tied" if tied else "none"}"',
-                "",
-            ]
-            if not tied:
-                notes.append(
-                    "generator and discriminator have embeddings of their own: recipe.toml says generator.sharing=none."
-                )
+        dropout = {"dropout": small.dropout, "attention_dropout": small.attention_dropout}
+        if main.scaled(width, depth).model_copy(update=dropout) == small:
+            sharing = "tied" if embeddings_equal(networks) else "none"
+            lines += ["[generator]", f"width = {width!r}", f"depth = {depth!r}", f'sharing = "{sharing}"', ""]
+            if sharing == "none":
+                own = "generator and discriminator have embeddings of their own"
+                notes.append(f"{own}: recipe.toml says generator.sharing=none.")
         else:
-            notes.append(
-                "no generator.width and generator.depth make this generator: a run from here begins with a new one (generator.start=fresh)."
-            )
+            none = "no generator.width and generator.depth make this generator"
+            notes.append(f"{none}: a run from here begins with a new one (generator.start=fresh).")
             lines += ["[generator]", 'start = "fresh"', ""]
     return "\n".join(lines)
 
@@ -547,10 +516,8 @@ def grouped(left_out: Mapping[str, str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, why in left_out.items():
         groups.setdefault(why, []).append(name)
-    return [
-        f"{why}: {len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({listed(names)})"
-        for why, names in groups.items()
-    ]
+    counts = {why: f"{len(names)} tensor{'s' * (len(names) > 1)}" for why, names in groups.items()}
+    return [f"{why}: {counts[why]} ({listed(names)})" for why, names in groups.items()]
 
 
 def import_card(title: str, source: str, network: Pretrained, left_out: Mapping[str, str]) -> str:

@@ -127,12 +127,8 @@ def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:
         if not all(np.isfinite(list(lost.values()))):
             raise CorruptError("the int8 graph gives numbers that are not finite. It was not kept.")
         scale = {name: expected[name].abs().max().item() for name in lost}
-        notes["int8"] = {
-            "bytes": len(files[INT8_GRAPH]),
-            "of": len(graph),
-            "largest_difference": lost,
-            "largest": scale,
-        }
+        sizes = {"bytes": len(files[INT8_GRAPH]), "of": len(graph)}
+        notes["int8"] = {**sizes, "largest_difference": lost, "largest": scale}
     return OnnxGraphs(files, notes)
 
 
@@ -187,10 +183,8 @@ def check_shape(batch: Batch, ours: Any, session: OnnxSession) -> dict[str, Any]
     expected = floating(ours(batch), session.outputs)
     found = session_answers(session, batch, expected)
     require_equal(batch, expected, found, f"onnxruntime at {tuple(batch.ids.shape)}")
-    return {
-        "shape": list(batch.ids.shape),
-        "largest_difference": max(largest_differences(batch, expected, found).values()),
-    }
+    largest = max(largest_differences(batch, expected, found).values())
+    return {"shape": list(batch.ids.shape), "largest_difference": largest}
 
 
 def session_answers(session: OnnxSession, batch: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -60,11 +60,8 @@ def checked_files(folder: Path) -> dict[str, int]:
     has_manifest = (folder / FOLDER_MANIFEST).is_file()
     if not has_manifest and not (folder / "config.json").is_file():
         inside = sorted(str(it.parent) for it in folder.glob("*/config.json"))
-        remedy = (
-            f"Push one of {', '.join(inside)}."
-            if inside
-            else 'Give a folder that "electra export" or "electra finetune" wrote.'
-        )
+        remedy = f"Push one of {', '.join(inside)}."
+        remedy = remedy if inside else 'Give a folder that "electra export" or "electra finetune" wrote.'
         raise DataError(f"{folder} is not the folder of one model: it has no config.json. {remedy}")
     paths: list[Path] = []
     if not has_manifest:
@@ -105,13 +102,11 @@ def upload(folder: Path, pushed: Pushed, public: bool) -> str:
                 raise SettingsError(
                     f"{repository} exists already and everybody can read it. Say that it is to be public.", ("public",)
                 )
-        log.info(
-            "%s: %d files, %s bytes to %s", folder, len(pushed.files), f"{sum(pushed.files.values()):,}", repository
-        )
+        size = f"{sum(pushed.files.values()):,}"
+        log.info("%s: %d files, %s bytes to %s", folder, len(pushed.files), size, repository)
         operations = [CommitOperationAdd(name, str(folder / name)) for name in pushed.files]
-        return str(
-            api.create_commit(repository, operations, commit_message="Upload a model folder of electra").commit_url
-        )
+        commit = api.create_commit(repository, operations, commit_message="Upload a model folder of electra")
+        return str(commit.commit_url)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.errors import CorruptError, DataError, ElectraError
-from electra.base.files import read_object, refuse_edited
+from electra.base.files import read_object, refuse_edited, validation_text
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, vocabulary_size
 from electra.interop.formats import (
     FORMATS,
@@ -160,10 +160,6 @@ def checked_number(folder: Path, config: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CorruptError(f"{folder / 'config.json'}: {key} is {value!r}, not a number of tokens.")
     return value
-
-
-def validation_text(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, it['loc']))}: {it['msg']}" for it in error.errors()[:3])
 
 
 def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int, tensors: Mapping[str, Tensor]) -> None:

@@ -86,9 +86,8 @@ class Bundle:
             self.check_bytes(name, self.entries[key])
             if list(self.entries[key].shape) != [len(range(*it)) for it in bounds(name, entry, part)]:
                 raise CorruptError(f"{self.prefix}: a slice of {name} is not of the shape that it is said to have.")
-        if entry.slices and sum(math.prod(self.entries[key].shape) for key in slice_keys(name, entry)) != math.prod(
-            entry.shape
-        ):
+        sizes = [math.prod(self.entries[key].shape) for key in slice_keys(name, entry)]
+        if sizes and sum(sizes) != math.prod(entry.shape):
             raise CorruptError(f"{self.prefix}: the slices of {name} do not make up the whole.")
         if not entry.slices:
             self.check_bytes(name, entry)

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from electra.base.errors import CorruptError, DataError
-from electra.base.files import parse_json, read_bytes, read_object
+from electra.base.files import read_json, read_object
 from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, read_tokenizer
 from electra.interop.weights import inside
 
@@ -39,12 +39,7 @@ def file_vocabulary(path: Path, lowercase: bool | None, notes: list[str]) -> Tok
     """`lowercase` is for a vocab.txt, which does not say it; a tokenizer.json does."""
     if path.suffix != ".json":
         return adopted(path, lowercase, None, True, notes)
-    try:
-        content = parse_json(read_bytes(path))
-    except CorruptError:
-        raise
-    except ValueError as error:
-        raise CorruptError(f"{path} is not a tokenizer.json ({error}). Restore it.") from None
+    content = read_json(path)
     if isinstance(content, dict) and (renamed := with_our_tokens(content)):
         pairs = ", ".join(f"{theirs} {ours}" for theirs, ours in ROBERTA_TOKENS.items())
         notes.append(f"the special tokens have our names now: {pairs}. Pairs of texts have one [SEP] between them.")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from electra.base.errors import CorruptError, DataError
 from electra.base.files import is_plain_name, read_object
+from electra.train.checkpoint import require_floats
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 MOST_TENSORS, MOST_HEADER = 100_000, 1 << 24
@@ -37,16 +38,8 @@ class Weights:
 
     def floats(self, name: str) -> Tensor:
         tensor = self.read(name)
-        if not tensor.is_floating_point():
-            raise CorruptError(
-                f"{self.where}: {name} is {str(tensor.dtype).removeprefix('torch.')}, not floating point."
-            )
-        tensor = tensor.float()
-        if not torch.isfinite(tensor).all():
-            raise CorruptError(
-                f"{self.where}: {name} has NaN or infinity: its numbers are not all finite. Use another."
-            )
-        return tensor
+        require_floats(self.where, {name: tensor})
+        return tensor.float()
 
 
 def inside(folder: Path, name: object) -> Path:
@@ -124,9 +117,7 @@ def open_bin(path: Path) -> Weights:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > path.stat().st_size:
-            raise CorruptError(
-                f"{path} is packed: it would become {unpacked:,} bytes. torch does not write such files."
-            )
+            raise CorruptError(f"{path} is packed: it would be {unpacked:,} bytes. torch does not write such files.")
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise nothing more specific

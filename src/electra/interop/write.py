@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -215,26 +216,33 @@ def check_folder(folder: Path, architecture: str, tokenizer: Tokenizer, expected
     probe = probe_batch(tokenizer, positions)
     ours = expected(probe)
     require_equal(probe, ours, again(probe), "our reader")
-    try:
-        import transformers
-    except ImportError:
+    if not find_spec("transformers"):
         return "electra alone (transformers is not installed)"
     if not architecture:
         return "read back by electra"
-    # transformers reads text, so that its tokenizer is held against ours as well
-    with quiet(transformers), torch.no_grad():
-        their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        network = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()
-        pairs = list(PROBE), list(reversed(PROBE))
-        inputs = their_tokenizer(*pairs, padding=True, truncation=True, max_length=positions, return_tensors="pt")
-        outputs = network(**inputs)
-    segments = inputs.get("token_type_ids", probe.segments)  # ModernBERT has none
-    if not inputs["input_ids"].equal(probe.ids) or not segments.equal(probe.segments):
-        raise CorruptError("transformers' tokenizer reads the probe otherwise than ours. The folder was not kept.")
-    compared = {name: tensor for name, tensor in ours.items() if name in outputs}
-    assert compared, f"no output of {architecture} to compare"
-    require_equal(probe, compared, {name: outputs[name] for name in compared}, "transformers")
+    check_by_transformers(folder, architecture, probe, ours, positions)
     return "electra and transformers"
+
+
+def check_by_transformers(
+    folder: Path, architecture: str, probe: Batch, ours: Mapping[str, Tensor], positions: int
+) -> None:
+    """It reads text, so that its tokenizer is held against ours as well; that alone where there is no `architecture`."""
+    import transformers
+
+    with quiet(transformers), torch.no_grad():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        pairs = list(PROBE), list(reversed(PROBE))
+        inputs = tokenizer(*pairs, padding=True, truncation=True, max_length=positions, return_tensors="pt")
+        segments = inputs.get("token_type_ids", probe.segments)  # ModernBERT has none
+        if not inputs["input_ids"].equal(probe.ids) or not segments.equal(probe.segments):
+            raise CorruptError("transformers' tokenizer reads the probe otherwise than ours. The folder was not kept.")
+        if not architecture:
+            return
+        outputs = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()(**inputs)
+    compared = {name: tensor for name, tensor in ours.items() if name in outputs}
+    assert compared or architecture.endswith("Model"), f"no output of {architecture} to compare"
+    require_equal(probe, compared, {name: outputs[name] for name in compared}, "transformers")
 
 
 def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
@@ -275,37 +283,17 @@ class PretrainedNetwork(nn.Module):
 
 
 def answers_of(network: nn.Module) -> Answers:
-    """`network` takes a batch."""
+    """`network` takes a batch. Without dropout, also in the middle of training, which goes on as it was."""
 
     def answers(batch: Batch) -> dict[str, Tensor]:
-        with without_dropout(network):
-            outputs = network(batch.to(next(network.parameters()).device))
-            return {name: tensor.float().cpu() for name, tensor in outputs.items()}
+        modes = [(part, part.training) for part in network.modules()]
+        with torch.no_grad():
+            outputs = network.eval()(batch.to(next(network.parameters()).device))
+        for part, mode in modes:
+            part.training = mode
+        return {name: tensor.float().cpu() for name, tensor in outputs.items()}
 
     return answers
-
-
-def our_logits(encoder: Encoder, head: nn.Module | None, batch: Batch) -> Tensor:
-    """States where there is no head."""
-    with without_dropout(*(part for part in (encoder, head) if part is not None)):
-        hidden = encode(encoder, batch.to(encoder.embeddings.table.device))
-        if isinstance(head, TokenHead):
-            return head(hidden, encoder).cpu()
-        return (hidden if head is None else head(hidden)).cpu()
-
-
-@contextmanager
-def without_dropout(*modules: nn.Module) -> Iterator[None]:
-    """Also in the middle of training, which goes on as it was."""
-    modes = [module.training for module in modules]
-    for module in modules:
-        module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in zip(modules, modes, strict=True):
-            module.train(training)
 
 
 @contextmanager

@@ -167,19 +167,26 @@ def plot_scores(
 
 @contextmanager
 def panels(out: Path, title: str, labels: Sequence[str], size: tuple[float, float]) -> Iterator[Sequence[Any]]:
-    """Empty axes against the step, side by side; written as a PNG when the caller has drawn."""
+    """Empty axes against the step, side by side."""
+    with picture(out, title, len(labels), size) as axes:
+        yield axes
+        for axis, label in zip(axes, labels, strict=True):
+            axis.set(xlabel="step", ylabel=label)
+            axis.legend(fontsize=8)
+
+
+@contextmanager
+def picture(out: Path, title: str, count: int, size: tuple[float, float], **how: Any) -> Iterator[Sequence[Any]]:
+    """So many axes side by side; written as a PNG when the caller has drawn. `how` is for matplotlib's `subplots`."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(labels), figsize=size, squeeze=False)
+    figure, axes = plt.subplots(1, count, figsize=size, squeeze=False, **how)
     yield axes[0]
-    for axis, label in zip(axes[0], labels, strict=True):
-        axis.set_xlabel("step")
-        axis.set_ylabel(label)
+    for axis in axes[0]:
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
     figure.suptitle(title, fontsize=11)
     figure.tight_layout()
     figure.savefig(out, dpi=110)
