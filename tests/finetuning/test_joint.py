@@ -13,10 +13,9 @@ from electra.base.errors import ElectraError
 from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.joint import JointBatches, JointObjective, JointTask
 from electra.finetuning.plan import MethodSettings
 from electra.finetuning.seeds import build_model, load_start, plan_item, prepare_task, run_seed
-from electra.finetuning.training import Encoded, Finetuned, Prepared, collate
+from electra.finetuning.training import Encoded, Finetuned, JointBatches, JointObjective, JointTask, Prepared, collate
 from helpers import electra
 
 FAST = ("epochs=1", "lr=4e-3", "batch=8", "evaluations=2", "length=24")

@@ -18,8 +18,7 @@ from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, merit, report
 from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
-from electra.finetuning.card import update_cards
-from electra.finetuning.folder import architecture
+from electra.finetuning.folder import architecture, update_cards
 from electra.finetuning.plan import describe_files, file_line, plan_problems, refuse
 from electra.finetuning.search import SEARCH, Search, altered, search
 from electra.finetuning.seeds import (

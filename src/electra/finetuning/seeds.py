@@ -22,11 +22,18 @@ from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
 from electra.finetuning.baselines import run_alarms
-from electra.finetuning.card import task_card
-from electra.finetuning.folder import TASK_FILE, TaskModel, write_task_folder
-from electra.finetuning.joint import JointTask, train_jointly
+from electra.finetuning.folder import TASK_FILE, TaskModel, task_card, write_task_folder
 from electra.finetuning.plan import Plan, make_plan, method_defaults
-from electra.finetuning.training import Encoded, Finetuned, History, Prepared, infer, train_task
+from electra.finetuning.training import (
+    Encoded,
+    Finetuned,
+    History,
+    JointTask,
+    Prepared,
+    infer,
+    train_jointly,
+    train_task,
+)
 from electra.interop.formats import own_tensors
 from electra.interop.read import Pretrained, warn_beyond
 from electra.model import EncoderSettings, encoder_alone, initialise, readable_length
