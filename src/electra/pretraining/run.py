@@ -157,7 +157,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         held.callback(update.captured.graphs.clear)  # NCCL ends only after the graphs that hold its kernels
         is_hidden = settings.objective.kind == "electric" or is_sharded(objective)  # energies are no probabilities
         sampled = () if is_hidden else parts.sampled
-        shown = Shown(folder, load_tokenizer(data), sampled)
+        shown = Shown(objective, folder, load_tokenizer(data), sampled)
         heldout = SampledEvaluation(
             update, parts.heldout, settings.train, signals, from_start=bool(settings.start), shown=shown
         )

@@ -31,8 +31,9 @@ MOST_STEPS = 200  # then every other one goes
 
 @dataclass(frozen=True)
 class Shown:
-    """Rows whose answers are kept in the folder, in words."""
+    """Rows, and the objective whose answers to them are kept in the folder, in words."""
 
+    objective: Objective
     folder: Path
     tokenizer: Tokenizer
     rows: Iterable[Batch]
@@ -47,10 +48,11 @@ class SampledEvaluation(HeldOutEvaluation):
     def measure(self, step: int, earlier: Sequence[Record]) -> dict[str, float]:
         metrics = super().measure(step, earlier)
         if metrics and self.update.execution.ranks.is_first:
-            objective, execution, shown = self.update.objective, self.update.execution, self.shown
-            assert isinstance(objective, Objective)
+            execution, shown = self.update.execution, self.shown
             with torch.no_grad(), autocast(execution.precision, execution.device), kernels(self.update.with_kernels):
-                answers = [played_rows(objective, batch.to(execution.device), shown.tokenizer) for batch in shown.rows]
+                answers = [
+                    played_rows(shown.objective, batch.to(execution.device), shown.tokenizer) for batch in shown.rows
+                ]
             try:
                 keep_step(shown.folder, step, [row for part in answers for row in part])
             except (OSError, ElectraError) as error:
