@@ -1,7 +1,10 @@
 """Ray with a worker that is killed, a store of objects, memory: the same bytes as one process on a disk."""
 
+import multiprocessing
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from electra.base.errors import DataError, MachineError, SettingsError
+from electra.base.jobs import STOPPED
+from electra.base.progress import Progress
 from electra.base.remote import RemotePath, as_place
 from electra.data.plan import PrepareSettings
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
@@ -38,6 +43,36 @@ def expected(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFac
     out = tmp_path_factory.mktemp("expected") / "out"
     prepare([corpus], out, tokenizer, SMALL, workers=1)
     return contents(out)
+
+
+@pytest.mark.parametrize("verb", ["prepare", "prepare-unit"])
+def test_sigterm_ends_with_75_and_the_same_command_goes_on(
+    verb: str,
+    corpus: Path,
+    tokenizer: Path,
+    tmp_path: Path,
+    expected: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, how = tmp_path / "out", ["--tokenizer", tokenizer, "--unit-bytes", 10_000, "--heldout", 0.1]
+    words = ["prepare", out, corpus, *how, "--workers", 1]
+    if verb == "prepare-unit":
+        assert electra("prepare-plan", out, corpus, *how).returncode == 0
+        words = ["prepare-unit", out, "--index", "0/1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        stopped = electra(*words)
+    assert stopped.returncode == 75
+    assert stopped.stderr.strip().splitlines()[-1] == f"electra: {STOPPED}"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and not multiprocessing.active_children()
+    done = list((out / "units").glob("00*.json"))
+    assert done and not (out / "manifest.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+    assert electra(*words).returncode == 0
+    if verb == "prepare-unit":
+        assert electra("prepare-finish", out).returncode == 0
+    assert contents(out) == expected
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items() if path.exists())
 
 
 KILLED_ON_RAY = """

@@ -22,6 +22,7 @@ from electra.base.errors import ElectraError, InterruptedRunError, MachineError,
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+STOPPED = "stopped. What is finished is kept: run the same command again."
 
 
 def cpu_count() -> int:
@@ -62,6 +63,25 @@ class Signals:
         if self.received == signal.SIGPIPE:
             return PipeClosedError(message)
         return PreemptedError(message) if self.received == signal.SIGTERM else InterruptedRunError(message)
+
+
+@contextmanager
+def preemptible() -> Iterator[None]:
+    """For work that leaves nothing but whole files behind: SIGTERM ends it where it is, as Ctrl-C does, and a second one the
+    process. Whoever listens already goes on listening."""
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise PreemptedError(STOPPED)
+
+    listens = threading.current_thread() is threading.main_thread() and not callable(signal.getsignal(signal.SIGTERM))
+    if listens:
+        signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if listens:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def interruptible(function: Callable[..., object], *arguments: Any) -> None:
@@ -159,6 +179,8 @@ def _receive(connection: Any, process: Any) -> Any:
         return connection.recv()
     except (EOFError, ConnectionError):
         process.join(5)
+        if process.exitcode == -signal.SIGTERM:  # as a scheduler sends it to all processes of a job, in any order
+            raise PreemptedError(STOPPED) from None
         raise MachineError(
             f"a worker process died (exit code {process.exitcode}; -9 is mostly for lack of memory). What is finished "
             "is kept: run the same command again, with fewer processes."

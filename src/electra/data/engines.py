@@ -5,6 +5,8 @@ All call the same function on the same units, in whatever order, and only sums c
 
 import logging
 import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -113,7 +115,10 @@ def run_ray(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
         raise MachineError('the engine ray needs Ray. pip install "electra[ray]".') from None
     ours = not ray.is_initialized()
     if ours:
+        listener = signal.getsignal(signal.SIGTERM)
         _join_or_start(workers)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, listener)  # Ray puts its own in the place, which ends with 15
     try:
         task = ray.remote(num_cpus=1, max_retries=_TRIES)(run_unit)
         most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
