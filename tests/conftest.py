@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-from helpers import SETTINGS, electra_forked, write_corpus
+from helpers import SETTINGS, electra_forked, look_forked, write_corpus
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when first imported
@@ -119,6 +119,12 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, prepared: Path, recip
     done = electra_forked("pretrain", recipe, f"data={prepared}", f"run={run}")
     assert done.returncode == 0, done.stderr
     return run
+
+
+@pytest.fixture
+def forked_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that export from Python: as `helpers.electra` does it."""
+    monkeypatch.setattr("electra.inspector.fresh.run_afresh", look_forked)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ IN_ORDER = (
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch):
+def workplace(tmp_path, monkeypatch, forked_looks):
     """A folder with the files that the examples speak of."""
     write_corpus(tmp_path / "my-text.txt", documents=60)
     rows = [f"the barak {'walks' if row % 2 else 'reads'} {row},{1 + row % 2}" for row in range(60)]

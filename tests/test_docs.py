@@ -68,7 +68,7 @@ def test_the_readme_trains_at_the_learning_rate_of_the_recipe():
 
 @pytest.mark.timeout(480)
 def test_every_line_of_the_readme_runs(tmp_path, monkeypatch):
-    """Commands and Python, in the README's order and words, but for six steps of two rows."""
+    """Commands and Python, in the README's order and words, but for six steps of two rows in two layers."""
     write_corpus(tmp_path / "my-text.txt", documents=120)
     write_table(tmp_path / "my-table.csv")
     write_table(tmp_path / "new-table.csv", first=60)
@@ -80,7 +80,7 @@ def test_every_line_of_the_readme_runs(tmp_path, monkeypatch):
         words = ["train.steps=6" if word.startswith("train.minutes=") else word for word in words]
         words = ["2 steps" if word == "2h" else word for word in words]
         if words[0] in ("pretrain", "doctor", "compare"):
-            words.append("train.batch=2")
+            words += ["train.batch=2", "encoder.layers=2"]
         words += ["--seeds", "1"] if words[0] == "compare" else []
         done = electra(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
@@ -330,7 +330,9 @@ def test_the_quickstart_reaches_what_it_promises(tmp_path):
     assert pretrained >= random + 0.03 and pretrained > words_alone
 
 
-def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path):
+def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path, monkeypatch):
+    """On the documentation of two libraries; `make quickstart` and the test before this one have all of them."""
+    monkeypatch.setattr("electra.data.corpus.DOCUMENTED_PACKAGES", ("networkx",))
     first = electra("quickstart", tmp_path / "q", "--steps", 8)
     assert first.returncode == 0, first.stderr
     assert "What to type next" in first.stdout and "ROC-AUC" in first.stdout

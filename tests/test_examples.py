@@ -12,6 +12,7 @@ from electra.data.corpus import Corpus
 from helpers import write_corpus
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+pytestmark = pytest.mark.usefixtures("forked_looks")
 
 
 def story(name):
