@@ -29,7 +29,7 @@ def flops(
     if utilisation <= 0:
         raise SettingsError(f"--utilisation {utilisation} must be above 0 and at most 1.")
     peaks = devices(device, tflops)
-    result = count(recipe, overrides or [], vocab_size) | {"utilisation": utilisation, "devices": peaks}
+    result = recipe_counts(recipe, overrides or [], vocab_size) | {"utilisation": utilisation, "devices": peaks}
     for entry in peaks.values():
         steps_per_second = entry["tflops"] * 1e12 * utilisation / result["step"]
         if "minutes" in result:
@@ -39,7 +39,7 @@ def flops(
     print(json.dumps(result)) if as_json else show(recipe, result)
 
 
-def count(recipe: str, overrides: list[str], vocab_size: int | None) -> dict[str, Any]:
+def recipe_counts(recipe: str, overrides: list[str], vocab_size: int | None) -> dict[str, Any]:
     from pathlib import Path
 
     from electra.base import config

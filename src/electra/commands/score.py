@@ -68,4 +68,4 @@ def text_lines(path: Path) -> Iterator[str]:
     from electra.data import files
 
     with files.opened(path) as source:
-        yield from (line for _, line in files.text_lines(source))
+        yield from (line for _, line in files.decoded_lines(source))

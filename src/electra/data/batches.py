@@ -125,12 +125,12 @@ def place_corpus(
     needed = (int(offsets[-1]) + loader.rows.length) * np.dtype(token_dtype(vocab_size)).itemsize
     free = free_bytes(device)
     if where == "auto" and needed > free // FREE_MEMORY_DIVISOR:
-        sizes = f"{readable(needed)} is more than a quarter of the {readable(free)} free on {device}"
+        sizes = f"{in_bytes(needed)} is more than a quarter of the {in_bytes(free)} free on {device}"
         return loader, f"{rows}, streamed from disk ({sizes})"
     if needed > free:
-        sizes = f"{readable(needed)}, {readable(free)} are free on {device}"
+        sizes = f"{in_bytes(needed)}, {in_bytes(free)} are free on {device}"
         raise MachineError(f"train.corpus=device needs {sizes}. Use train.corpus=stream.")
-    return Resident(loader, offsets, vocab_size, device), f"{rows}, {readable(needed)} on {device}"
+    return Resident(loader, offsets, vocab_size, device), f"{rows}, {in_bytes(needed)} on {device}"
 
 
 class Resident:
@@ -202,5 +202,5 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
-def readable(size: int) -> str:
+def in_bytes(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -295,7 +295,7 @@ def bounded_lines(source: OpenSource) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def text_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
+def decoded_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
     """Without their ends."""
     for number, line in bounded_lines(source):
         try:

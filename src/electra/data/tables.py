@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import json_text, parse_json
 from electra.base.remote import Place
-from electra.data.files import OpenSource, json_lines, open_parquet, opened, text_lines, whole_file
+from electra.data.files import OpenSource, decoded_lines, json_lines, open_parquet, opened, whole_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -375,7 +375,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with open_table(path) as source:
         if source.format not in ("text", "jsonl"):  # a first word may well be "{"
             raise DataError(f"{path} is a table ({source.format}), not a column file.")
-        yield from text_lines(source)
+        yield from decoded_lines(source)
 
 
 # Columns and their values, when nobody named them. A guess is always shown.

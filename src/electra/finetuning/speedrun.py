@@ -51,7 +51,7 @@ RECIPE = "modern-small"
 TIMED_WORDS = ("train.save_every=1000000000", "train.save_minutes=2")
 FIVE = ("cola", "sst2", "mrpc", "stsb", "rte")
 """The tasks of `glue5_median`: small sets that are complete wherever GLUE is."""
-NAMES = {
+TITLES = {
     "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE", "mnli": "MNLI", "qnli": "QNLI",
     "qqp": "QQP", "wnli": "WNLI",
 }  # fmt: skip
@@ -296,7 +296,7 @@ def page(result: Mapping[str, Any]) -> str:
         "Rows whose text (either of two) shares an n-gram of words with the training split: 13 words for texts of at least 13, 8 for "
         "texts of 8 to 12; shorter texts are not judged. `whole text`: every n-gram of a text is in the corpus.",
         *(
-            f"- {NAMES.get(name, name)}: “{it['examples'][0]}”"
+            f"- {TITLES.get(name, name)}: “{it['examples'][0]}”"
             for name, it in result["overlap"].items()
             if it["examples"]
         ),
@@ -315,7 +315,7 @@ def tasks_table(result: Mapping[str, Any]) -> Table:
         wrong = any(entry["official"] is False for entry in task["files"] if entry["split"] in ("train", "dev"))
         spread = f"{task['least']:.1f} – {task['greatest']:.1f}" + (f" (± {task['sd']:.1f})" if "sd" in task else "")
         original = f"{FULLY_TRAINED[name]:.1f}" if name in FULLY_TRAINED else "–"
-        title = NAMES.get(name, name) + "*" * wrong
+        title = TITLES.get(name, name) + "*" * wrong
         rows.append((title, task["metric"], f"{task['median']:.1f}", spread, original))
     if result["glue5_median"] is not None:
         rows.append(("mean of the five", "", f"{result['glue5_median']:.1f}", "", "77.6"))
@@ -327,7 +327,7 @@ def file_lines(result: Mapping[str, Any]) -> list[str]:
     for name, task in result["tasks"].items():
         parts = [f"{it['split']} {it['rows']:,} rows" for it in task["files"] if it["split"] in ("train", "dev")]
         seeds = " ".join(f"{value:.1f}" for value in task["seeds"])
-        lines.append(f"{NAMES.get(name, name)}: {', '.join(parts)}, epochs: {task['epochs']}, seeds: {seeds}")
+        lines.append(f"{TITLES.get(name, name)}: {', '.join(parts)}, epochs: {task['epochs']}, seeds: {seeds}")
     return lines
 
 
@@ -377,7 +377,7 @@ def overlap_table(overlap: Mapping[str, Mapping[str, Any]]) -> Table:
     rows = []
     for name, it in overlap.items():
         shares = (f"{it[key]:,} ({it[key] / max(1, it['rows']):.1%})" for key in ("with_ngram", "whole_text"))
-        rows.append((NAMES.get(name, name), f"{it['rows']:,}", f"{it['rows'] - it['checked']:,}", *shares))
+        rows.append((TITLES.get(name, name), f"{it['rows']:,}", f"{it['rows'] - it['checked']:,}", *shares))
     return Table(("task", "dev rows", "too short", "with an n-gram in the corpus", "whole text"), rows)
 
 
@@ -416,6 +416,6 @@ def draw_scores(axis: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
             there = [place - 0.38, place + 0.38], [FULLY_TRAINED[name]] * 2
             label = "ELECTRA-Small, 4 days on a V100" if not place else None
             axis.plot(*there, color="tab:red", linewidth=2, label=label)
-    axis.set_xticks(range(len(tasks)), [NAMES.get(name, name) for name in tasks])
+    axis.set_xticks(range(len(tasks)), [TITLES.get(name, name) for name in tasks])
     axis.set(ylim=(0, 119), ylabel="dev score")
     axis.legend(fontsize=8, loc="upper center", ncols=3)

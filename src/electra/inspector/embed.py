@@ -18,7 +18,7 @@ from electra.base.config import Settings, short
 from electra.base.errors import DataError, SettingsError
 from electra.base.progress import Progress
 from electra.data import tables
-from electra.data.files import STANDARD_INPUT, OpenSource, open_parquet, opened, text_lines, whole_file
+from electra.data.files import STANDARD_INPUT, OpenSource, decoded_lines, open_parquet, opened, whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import encode_ids
 from electra.inspector.detect import read_windows
@@ -192,7 +192,7 @@ class TextSource:
             with opened(path) as source:
                 size, count = path.stat().st_size if self.size else 0, parquet_rows(source)
                 # a line is a text; a blank one too, so that every line has its vector in the same place
-                lines = ({"text": line} for _, line in text_lines(source))
+                lines = ({"text": line} for _, line in decoded_lines(source))
                 rows = tables.rows_of(source) if has_rows(source) else lines
                 for number, row in enumerate(self._texts(path, rows), 1):
                     if size:
