@@ -11,8 +11,7 @@ from conftest import TINY, make_batch
 from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.finetuning.classification import ClassificationSettings, class_scores, fit, regression_scores
 from electra.finetuning.training import Finetuned, collate
-from electra.interop.formats import encoder_to_transformers
-from electra.interop.names import HEADS, our_names, renamed
+from electra.interop.formats import HEADS, encoder_to_transformers, our_names, renamed
 from electra.model import initialise
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder
 

@@ -31,8 +31,7 @@ from electra.finetuning.questions import (
     token_span,
     true_answers,
 )
-from electra.interop.formats import config_json, encoder_to_transformers
-from electra.interop.names import HEADS, our_names, renamed
+from electra.interop.formats import HEADS, config_json, encoder_to_transformers, our_names, renamed
 from electra.model import initialise, question_head
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 from helpers import write_corpus

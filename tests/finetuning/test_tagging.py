@@ -21,8 +21,7 @@ from electra.data.tables import Row
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, train_tokenizer
 from electra.finetuning import Example, Outputs, Task
 from electra.finetuning.tagging import IGNORED, Span, Tagging, TaggingSettings, from_spans, legal, split_words, to_spans
-from electra.interop.formats import encoder_from_transformers
-from electra.interop.names import HEADS, our_names, renamed_back
+from electra.interop.formats import HEADS, encoder_from_transformers, our_names, renamed_back
 from electra.model import initialise
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 

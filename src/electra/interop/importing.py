@@ -23,8 +23,17 @@ from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import read_object, write_synced
 from electra.base.progress import Progress, literal
 from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
-from electra.interop.formats import FORMATS, network_class
-from electra.interop.names import ELECTRA_ENCODER, HEADS, MODERNBERT_ENCODER, Name, from_google, our_names, rename
+from electra.interop.formats import (
+    ELECTRA_ENCODER,
+    FORMATS,
+    HEADS,
+    MODERNBERT_ENCODER,
+    Name,
+    from_google,
+    network_class,
+    our_names,
+    rename,
+)
 from electra.interop.read import OBJECTIVE, Pretrained, Stored, build_network, checked_settings, refuse_other_shapes
 from electra.interop.tensorflow import read_bundle
 from electra.interop.vocabulary import file_vocabulary, folder_vocabulary, refuse_code
