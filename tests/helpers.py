@@ -92,7 +92,9 @@ def electra(
     out, err = io.StringIO(), io.StringIO()
     is_forked = words[0] == "export" and not afresh
     with (
-        mock.patch("electra.inspector.fresh.run_afresh", look_forked) if is_forked else contextlib.nullcontext(),
+        mock.patch("electra.inspector.fresh.run_afresh", look_forked, create=True)
+        if is_forked
+        else contextlib.nullcontext(),
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
