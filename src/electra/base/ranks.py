@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from electra.base.errors import ElectraError, MachineError, common, is_common
+from electra.base.errors import ElectraError, MachineError, already_said, common, is_common
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -219,29 +219,31 @@ def meet() -> Ranks:
 
 @contextmanager
 def explain_peers(ranks: Ranks) -> Iterator[None]:
-    """As one line: that another process is gone or silent."""
+    """As one line, from one process: that another is gone or silent. Of process 0 itself that is gone, whoever started it tells."""
     try:
         yield
     except RuntimeError as error:
         text = str(error)
         if any(sign in text for sign in GONE):
-            raise PeerError(
+            gone = PeerError(
                 "another process of this run ended. Its own message says why; what is saved is whole: run the same command again."
-            ) from error
+            )
+            raise gone if ranks.is_first else already_said(gone) from error
         if any(sign in text for sign in SILENT):
-            raise PeerError(
-                f"{', '.join(missing_ranks(ranks))} did not answer in time: it hangs, or its machine is gone."
-            ) from error
+            waiting = ranks_that_wait(ranks)
+            silent = [f"process {rank}" for rank in range(ranks.world) if rank not in waiting]
+            names = ", ".join(silent) or "another process"
+            hangs = PeerError(f"{names} did not answer in time: it hangs, or its machine is gone.")
+            raise hangs if ranks.rank == waiting[0] else already_said(hangs) from error
         raise
 
 
-def missing_ranks(ranks: Ranks) -> list[str]:
-    """Those that do not notice that everybody waits."""
-    store, everyone = dist.distributed_c10d._get_default_store(), range(ranks.world)
+def ranks_that_wait(ranks: Ranks) -> list[int]:
+    """Those that notice that others do not answer, this one among them."""
+    store = dist.distributed_c10d._get_default_store()
     store.set(f"waits/{ranks.rank}", "yes")
     time.sleep(1)
-    silent = [f"process {rank}" for rank in everyone if not store.check([f"waits/{rank}"])]
-    return silent or ["another process"]
+    return [rank for rank in range(ranks.world) if rank == ranks.rank or store.check([f"waits/{rank}"])]
 
 
 def attempt(function: Callable[[], Result]) -> tuple[Result | None, ElectraError | OSError | None]:

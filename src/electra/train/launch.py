@@ -18,7 +18,11 @@ def launch(words: Sequence[str], settings: TrainSettings) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # our processes say it in one line
+    for name in (
+        "torch.distributed",
+        "torch.distributed.elastic.agent.server.api",
+    ):  # the second has a level of its own
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # our processes say it in one line
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // settings.processes)))
     config = LaunchConfig(
         min_nodes=1,
