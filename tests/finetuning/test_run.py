@@ -159,14 +159,14 @@ def test_workers_end_with_their_parent(toy_model, table, tmp_path):
     children: list[str] = []
     deadline = time.monotonic() + 180
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while len(children) < 3 and time.monotonic() < deadline:  # two workers and the resource tracker
+    while len(children) < 2 and time.monotonic() < deadline:  # what tracks their resources may be this process's own
         children = path.read_text().split()
         time.sleep(0.2)
     process.kill()
     process.wait()
     while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert len(children) >= 3 and not any(Path(f"/proc/{child}").exists() for child in children)
+    assert len(children) >= 2 and not any(Path(f"/proc/{child}").exists() for child in children)
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv.gz", "jsonl", "json", "parquet", "jsonl.zst"])

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from electra.base.errors import CorruptError, DataError, ElectraError
 from electra.base.files import read_object, refuse_edited, validation_text
@@ -162,6 +163,15 @@ def checked_number(folder: Path, config: Mapping[str, Any], key: str) -> int:
     return value
 
 
+class Undrawn(TorchFunctionMode):
+    """Weights stay as they are allocated. Without a device drawing them computes nothing, but imports torch's compiler: a second or two."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
 def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int, tensors: Mapping[str, Tensor]) -> None:
     """Before a network is built: what config.json says costs nothing to write and may be more than any memory."""
     try:
@@ -171,7 +181,7 @@ def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int,
     words = stored.get("embeddings.words.weight")
     if words is not None and len(words) != vocab_size:
         raise CorruptError(f"config.json: vocab_size is {vocab_size}, {where} has {len(words)} words.")
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         expected = encoder_alone(settings, vocab_size).state_dict()
     for name, tensor in expected.items():
         if name not in stored:
