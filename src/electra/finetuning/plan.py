@@ -117,7 +117,7 @@ class MethodSettings(config.Settings):
 def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
     """What is not set, by the name of the method. "paper" is table 7, by the hidden size (small 256, base 768, large 1024).
     "robust" is for encoders that were trained for minutes and for small tables: rates that grow as networks get narrower, the
-    same for all layers of a narrow one, corrected Adam and enough steps. Such encoders hold little that would be lost, and
+    same for all layers of a narrow one and with corrected Adam, and enough steps. Such encoders hold little that would be lost, and
     weights that were trained at high rates hardly move at the paper's. Nothing in detection trains [CLS], so the mean of
     the tokens is read, where transformers has a class that does. Dropout is the model's own: one that was trained without
     loses by it (docs/evidence/speedrun.md)."""
@@ -131,7 +131,7 @@ def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
             lr * narrow ** (4 / 3 if encoder.kind == "modernbert" else 1), 6
         ),  # post-norm layers collapse sooner
         "layer_decay": decay if narrow == 1 else 1.0,
-        "bias_correction": True,
+        "bias_correction": narrow > 1,
         "min_steps": 250,
         "pooling": "mean" if encoder.kind == "modernbert" else "cls",
     }
