@@ -73,7 +73,7 @@ def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
     task = ClassificationSettings().build(load_tokenizer(toy_model), 24, splits)
     assert [line.partition(" (")[0] for line in map(str, task.problems(splits))] == [
         "train row 2: no text in 'text'. Fill it or remove the row.",
-        "train row 3: no label",
+        "train row 3: no label. Fill it or remove the row.",
         "dev row 2: no text in 'text'. Fill it or remove the row.",
         "train: one class only",
         "dev row 1 is also train row 1",

@@ -424,12 +424,19 @@ def test_problems_of_a_table_are_reported_together_and_nothing_is_written(
         assert part in done.stderr, done.stderr
 
 
-def test_at_most_twenty_problems_are_shown(toy_model, tmp_path):
-    file = write(tmp_path / "t.jsonl", [*GOOD, *({"text": "", "label": "a"} for _ in range(50))])
+def test_problems_that_rows_have_in_common_are_one_line_and_at_most_twenty_are_shown(toy_model, tmp_path):
+    rows = [
+        *GOOD,
+        *({"text": "", "label": "a"} for _ in range(50)),
+        *({"text": f"x{n}", "label": f"{n}c"} for n in range(30)),
+    ]
+    file = write(tmp_path / "t.jsonl", rows)
     dev = write(tmp_path / "d.jsonl", [{**row, "text": f"new {row['text']}"} for row in GOOD])
-    done = electra("finetune", toy_model, file, "--out", tmp_path / "out", "--dev", dev)
-    assert done.returncode == 3 and "train row 41: no text in 'text'" in done.stderr
-    assert done.stderr.count("no text") == 20 and "… and 30 more" in done.stderr
+    words = ('labels=["a", "b"]', "--out", tmp_path / "out", "--dev", dev)
+    done = electra("finetune", toy_model, file, *words)
+    assert done.returncode == 3 and "(80 problems)" in done.stderr
+    assert "train rows 41, 42, 43 and 47 more: no text in 'text'" in done.stderr
+    assert done.stderr.count("is unknown") == 19 and "… and 11 more" in done.stderr
 
 
 @pytest.mark.parametrize(

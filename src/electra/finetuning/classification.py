@@ -189,7 +189,7 @@ class Classification(Task):
             return
         value = read_label(row, column_of(settings.label, row))
         if value is None and settings.kind != "multilabel":
-            yield "no label"
+            yield "no label. Fill it or remove the row."
         elif settings.kind == "regression":
             if number(value) is None:
                 yield f"label {value!r} is not a number"
@@ -197,7 +197,9 @@ class Classification(Task):
             for name in settings.label_names(row):
                 if name not in self.numbers:
                     what = "unknown" if number(name) is None else "a number where a name was expected"
-                    yield f"label {name!r} is {what} (known: {', '.join([*self.labels[:8], '…'][: len(self.labels)])})"
+                    known = ", ".join([*self.labels[:8], "…"][: len(self.labels)])
+                    remedy = " Give train rows of it, or remove such rows." * self.guessed
+                    yield f"label {name!r} is {what} (known: {known}).{remedy}"
 
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
         classes, rows = len(self.labels), len(splits.get("train", ()))

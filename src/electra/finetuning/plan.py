@@ -27,7 +27,7 @@ from electra.train.trackers import Track
 
 log = logging.getLogger(__name__)
 TASKS = "recipes/tasks"
-PROBLEMS_SHOWN = 20
+PROBLEMS_SHOWN, ROWS_NAMED = 20, 3
 SPLIT_PREFIXES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 KINDS = ("classification", "multilabel", "regression", "tagging", "span")
 DEV_SHARE = 10
@@ -400,11 +400,22 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
     return [problem for problem in problems if problem not in shared]
 
 
-def refuse(problems: Sequence[object], remedies: Collection[str] = ()) -> None:
-    """Nothing where there are none. `remedies` are for many of them at once."""
+def refuse(problems: Sequence[Problem], remedies: Collection[str] = ()) -> None:
+    """Nothing where there are none. What is wrong with many rows alike is one line. `remedies` are for many of them at once."""
     if not problems:
         return
-    more = len(problems) - PROBLEMS_SHOWN
-    lines = [*map(str, problems[:PROBLEMS_SHOWN]), *([f"… and {more:,} more"] if more > 0 else []), *remedies]
+    alike: dict[object, list[Problem]] = {}
+    for it in problems:
+        alike.setdefault((it.split, it.text) if it.row and not it.other else it, []).append(it)
+    lines: list[str] = []
+    for group in alike.values():
+        if len(group) <= ROWS_NAMED:
+            lines += map(str, group)
+        else:
+            named = ", ".join(str(it.row) for it in group[:ROWS_NAMED])
+            rows = f"rows {named} and {len(group) - ROWS_NAMED:,} more: {group[0].text}"
+            lines.append(f"{group[0].split} {rows}".lstrip())
+    more = len(lines) - PROBLEMS_SHOWN
+    lines = [*lines[:PROBLEMS_SHOWN], *([f"… and {more:,} more"] if more > 0 else []), *remedies]
     count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
     raise DataError(f"the data cannot be used as it is ({count}):\n  " + "\n  ".join(lines))

@@ -6,6 +6,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from electra.base.errors import SettingsError
 from electra.base.files import lock, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
-from electra.finetuning import IS_ALSO, merit, report
+from electra.finetuning import IS_ALSO, Problem, merit, report
 from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
 from electra.finetuning.folder import architecture, update_cards
 from electra.finetuning.plan import describe_files, file_line, plan_problems, refuse
@@ -59,7 +60,7 @@ def plan_all(items: Sequence[str], overrides: Mapping[str, Any], start: Start) -
     """By the words they were made from. Everything that is wrong with any of the tables is said at once."""
     groups = {item: plan_item(item, overrides, start) for item in items}
     planned = [it for item in items for it in groups[item]]
-    problems: list[str] = []
+    problems: list[Problem] = []
     remedies: dict[str, None] = {}
     names: set[str] = set()
     for it in planned:
@@ -69,7 +70,9 @@ def plan_all(items: Sequence[str], overrides: Mapping[str, Any], start: Start) -
         names.add(name)
         wanted_trackers(it.plan.method.track)
         own = plan_problems(it.plan, it.task)
-        problems += [f"{name}: {problem}" if len(planned) > 1 else str(problem) for problem in own]
+        problems += (
+            [replace(one, split=f"{name}: {one.split}".removesuffix(": ")) for one in own] if len(planned) > 1 else own
+        )
         if any(problem.text == IS_ALSO for problem in own):
             remedies[f"Rows of dev that are in train too: {it.plan.task.shared_rows_remedy}"] = None
     refuse(problems, remedies)
