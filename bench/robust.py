@@ -27,7 +27,7 @@ import torch
 import machine
 from electra.base import config
 from electra.base.errors import ElectraError
-from electra.base.jobs import Signals, cpu_count, run_jobs
+from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import Table, duration
 from electra.data.tables import TableWriter, column_of, read_rows
 from electra.finetuning.run import finetune
@@ -207,7 +207,7 @@ def main() -> None:
                 row["skipped"] = f"left out: {share:.0%} of its pieces are unknown to this vocabulary"
             else:
                 words = {"model": str(model), "table": str(table.resolve()), "overrides": overrides}
-                words |= {"seeds": arguments.seeds, "threads": max(1, cpu_count() // arguments.jobs)}
+                words |= {"seeds": arguments.seeds, "threads": max(1, torch.get_num_threads() // arguments.jobs)}
                 jobs.append((size, name, words | {"out": str((folder / "runs" / name).resolve())}))
             rows[size][name] = row
 
