@@ -86,9 +86,9 @@ def test_a_loss_that_does_not_fall_is_an_alarm_once_there_are_enough_of_them(tok
     assert not alarms_of(task, rows, "abab", noisy[:9]) and not alarms_of(task, rows, "abab", FALLING)
 
 
-def result(median, sd=None, cut=0, metric="accuracy", **levels):
+def result(median, sd=None, cut=0, metric="accuracy", of=100, **levels):
     dev = {name: {metric: level} for name, level in levels.items()}
-    counts = {"metric": metric, "median": median, "sd": sd, "cut": {"dev": (cut, 100)}}
+    counts = {"metric": metric, "median": median, "sd": sd, "cut": {"dev": (cut, of)}}
     return {**counts, "cut_words": "cut", "cut_remedy": "Raise length.", "baselines": {"dev": dev}}
 
 
@@ -102,6 +102,7 @@ def result(median, sd=None, cut=0, metric="accuracy", **levels):
         (result(0.80, majority=0.5, words=0.7), []),
         (result(0.80, cut=1), []),
         (result(0.80, cut=2), ["2 of 100 dev rows cut. Raise length."]),
+        (result(0.80, of=99), ["dev has 99 rows only"]),
         (result(0.40, metric="mse", majority=0.5, words=0.45), []),  # of errors the lower is the better
         (result(0.60, metric="mse", majority=0.5, words=0.7), ["worse than majority 0.5000"]),
     ],

@@ -38,7 +38,9 @@ LOGGED_ENOUGH = 10
 FALLS = 0.97
 """A loss that ends above this share of its start does not fall."""
 CUT_SHARE = 0.01
-TRY = "Train longer (epochs, min_steps), try other rates (lr), or give it more rows."
+ENOUGH_ROWS = 100
+"""Of dev. With fewer, chance moves an accuracy by five points or more."""
+TRY = "Try other rates (lr), more epochs or fewer (keep=best), or give it more rows."
 
 
 def baseline_scores(folder: Path, data_sha256: str, task: Task, train: Rows, others: Splits) -> Scores:
@@ -154,6 +156,8 @@ def result_alarms(result: Mapping[str, Any]) -> list[str]:
     elif ahead.get(WORDS, 0) > 0:
         texts.append(f"worse than {' and '.join(better)}: a count of words does better. {TRY} Or pre-train longer.")
     cut, of = result["cut"].get("dev", (0, 0))
+    if 0 < of < ENOUGH_ROWS:
+        texts.append(f"dev has {of} rows only: differences of a few points are chance. Score it on more rows.")
     if cut > CUT_SHARE * of:
         texts.append(f"{cut:,} of {of:,} dev rows {result['cut_words']}. {result['cut_remedy']}")
     return texts
