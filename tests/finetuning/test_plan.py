@@ -51,3 +51,25 @@ def test_a_folder_of_column_files_says_what_is_missing(tmp_path):
     (tmp_path / "train.conll").write_text("a O\n")
     with pytest.raises(DataError, match="A file with a word a line needs kind=tagging"):
         find_files("x", str(tmp_path), {}, any_file=False)
+
+
+@pytest.mark.parametrize(
+    ("tags", "said"),
+    [
+        (["DET", "NOUN"], "none, a plain tag for each word"),
+        (["S-PER", "O"], "bioes"),
+        (["B-PER", "I-PER"], None),
+        (["O", "O"], None),
+        (["B-PER", "PER"], None),  # a slip, which is refused later, and no other scheme
+    ],
+)
+def test_the_scheme_of_a_table_of_tags_is_guessed_and_said(tmp_path, tags, said):
+    table = tmp_path / "t.jsonl"
+    table.write_text("".join(json.dumps({"tokens": ["a", "b"], "pos": row}) + "\n" for row in (["O", "O"], tags)))
+    for words in ({}, {"kind": "tagging", "label": "pos"}):
+        plan = make_plan(str(table), words, {})
+        assert [note for note in plan.notes if "scheme" in note] == (
+            [f"scheme (guessed from the tags): {said}"] if said else []
+        )
+        assert plan.task.scheme == (said.partition(",")[0] if said else "iob2")
+    assert make_plan(str(table), {"scheme": "iob1"}, {}).task.scheme == "iob1"

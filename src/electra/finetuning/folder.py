@@ -22,7 +22,7 @@ from electra.finetuning import Task, TaskSettings
 from electra.finetuning.classification import PROBLEM_TYPES, ClassificationSettings
 from electra.finetuning.plan import MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.questions import SpanSettings
-from electra.finetuning.tagging import Scheme, TaggingSettings, fits
+from electra.finetuning.tagging import GUESSED, TaggingSettings, fits
 from electra.finetuning.training import Finetuned
 from electra.interop.card import LIMITS, PIPELINES, Card, facts, update_card, usage
 from electra.interop.formats import FORMATS, head_tensors, task_class
@@ -33,7 +33,6 @@ from electra.model import EncoderSettings, readable_length
 TASK_FILE = "task.json"
 LONGEST_ROW = 512
 """Tokens of a row, unless the tokenizer's settings say fewer. More would be of no use to most, and costs memory."""
-SCHEMES: tuple[Scheme, ...] = ("iob2", "bioes")
 CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
@@ -163,7 +162,7 @@ def adopted_settings(stored: Stored, name: str, suffix: str, columns: Mapping[st
     outputs = len(head_tensors(stored.settings, stored.tensors, name).get("label.output.weight", ()))
     labels = labels_of(stored.config, outputs)
     if suffix == "ForTokenClassification":
-        scheme = next((it for it in SCHEMES if all(fits(label, it) for label in labels)), "none")
+        scheme = next((it for it in GUESSED if all(fits(label, it) for label in labels)), "none")
         return {"labels": labels, "scheme": scheme}
     kind = {theirs: ours for ours, theirs in PROBLEM_TYPES.items()}.get(str(stored.config.get("problem_type")))
     kind = kind or ("regression" if outputs == 1 else "classification")

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_l
 from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, nested_layout
-from electra.finetuning.tagging import TaggingSettings, is_texts
+from electra.finetuning.tagging import TaggingSettings, guess_scheme, is_texts
 from electra.model import EncoderSettings
 from electra.train.optimizers import AdamSettings, Beta, OptimizerSettings
 from electra.train.trackers import Track
@@ -28,6 +29,7 @@ from electra.train.trackers import Track
 log = logging.getLogger(__name__)
 TASKS = "recipes/tasks"
 PROBLEMS_SHOWN, ROWS_NAMED = 20, 3
+ROWS_GUESSED_BY = 1000
 SPLIT_PREFIXES = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 KINDS = ("classification", "multilabel", "regression", "tagging", "span")
 DEV_SHARE = 10
@@ -188,6 +190,8 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
 
     # the settings, with what can be guessed from the training file
     notes = guess_shape(tree, files["train"]) if not is_task and kind is None else []
+    if not is_task and tree.get("kind") == "tagging" and "scheme" not in tree and is_table(files["train"]):
+        notes += guess_tags(tree, files["train"])
     contents: dict[str, tuple[list[Row], dict[int, str]]] = {}
     if not is_task and settings_class(tree.get("kind", "classification")).guesses_columns:
         unread: dict[int, str] = {}
@@ -247,6 +251,17 @@ def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:
     if words and tags:
         raise DataError(f"{file}: which of {', '.join(tags)} are the tags of {words}? Say label=NAME.")
     return []
+
+
+def guess_tags(tree: dict[str, Any], file: Path) -> list[str]:
+    """How the first thousand rows write their spans, where that is not the usual way."""
+    column = tree.get("tags", tree.get("label", "tags"))
+    read = (row.get(column) for row in islice(read_rows(file, malformed={}), ROWS_GUESSED_BY))
+    scheme = guess_scheme({tag for tags in read if is_texts(tags) for tag in tags})
+    if scheme == "iob2":
+        return []
+    tree["scheme"] = scheme
+    return [f"scheme (guessed from the tags): {scheme}{', a plain tag for each word' * (scheme == 'none')}"]
 
 
 def place(tree: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettings, MethodSettings]:

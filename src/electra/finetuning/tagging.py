@@ -57,6 +57,7 @@ from electra.model import EncoderSettings, token_label_head
 IGNORED = -100
 REMEMBERED_WORDS = 1 << 18
 Scheme = Literal["iob1", "iob2", "bioes"]
+GUESSED: tuple[Scheme, ...] = ("iob2", "bioes")
 MARKS: dict[Scheme, str] = {"iob1": "BI", "iob2": "BI", "bioes": "BIES"}
 
 
@@ -358,7 +359,7 @@ class Tagging(Task):
         if scheme := settings.spans:
             for place, tag in enumerate(tags):
                 if not fits(tag, scheme):
-                    yield f"{at(place)} is not {described(scheme)}. Correct it, or set scheme."
+                    yield f"{at(place)} is not {described(scheme)}. Correct it, or set scheme (none: plain tags)."
             for place, (tag, right) in enumerate(zip(tags, legal(tags, scheme), strict=True)):
                 if tag != right:
                     after = f"after {tags[place - 1]}" if place else "at the start"
@@ -484,6 +485,13 @@ def fits(tag: str, scheme: Scheme) -> bool:
     """Whether a tag by itself can occur in the scheme."""
     mark, dash, kind = tag.partition("-")
     return tag == "O" or (len(mark) == 1 and mark in MARKS[scheme] and bool(dash) == bool(kind))
+
+
+def guess_scheme(tags: Collection[str]) -> str:
+    """Of spans where any tag is marked as one; tags without marks are parts of speech and the like."""
+    marked = any("-" in tag and fits(tag, "bioes") for tag in tags)
+    fitting = next((it for it in GUESSED if all(fits(tag, it) for tag in tags)), None)
+    return fitting or ("iob2" if marked else "none")
 
 
 def all_tags(types: Iterable[str], scheme: Scheme) -> list[str]:
