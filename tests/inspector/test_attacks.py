@@ -2,6 +2,7 @@
 answers afterwards."""
 
 import contextlib
+import gzip
 import json
 import resource
 import socket
@@ -93,6 +94,33 @@ def test_deep_and_crooked_json_is_refused_in_one_line(served, body):
     assert served.refusal("POST", "/api/detect", body)[0] in (400, 413, 422)
 
 
+def test_headers_that_are_sent_twice_and_packed_bodies_are_not_believed(served):
+    def post(*lines: bytes, body: bytes = QUESTION) -> bytes:
+        head = b"POST /api/detect HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + b"".join(
+            b"%s\r\n" % it for it in lines
+        )
+        return answer_to(served, head + b"content-length: %d\r\n\r\n" % len(body) + body)[9:12]
+
+    own, kind = b"origin: http://localhost", b"content-type: application/json"
+    assert post(kind, own) == b"200"
+    assert post(kind, b"origin: http://evil", own) == b"403"
+    assert post(b"content-type: text/plain", kind) == b"415"
+    bomb = gzip.compress(b"a" * (1 << 24))
+    assert post(kind, b"content-encoding: gzip", body=bomb) == b"415"
+    assert answer_to(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n")[9:12] == b"400"
+
+
+def test_a_head_is_asked_for_without_its_body(served):
+    for path in ("/", "/health", "/api/models", "/page/main.js"):
+        status, headers, body = served.request("HEAD", path)
+        assert status == 200 and body == b"" and int(headers["content-length"]) > 0
+
+
+def test_no_request_is_the_work_of_thousands(served):
+    items = [{"text": "the barak walks " * 30, "places": list(range(64))}] * 5
+    assert served.refusal("POST", "/api/fill", {"items": items}) == (413, "320 places at once; at most 256 are filled.")
+
+
 def test_a_thousand_connections_leave_room_for_nobody_and_then_for_all(served, monkeypatch):
     monkeypatch.setattr(guard, "HEAD_SECONDS", 2.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -121,7 +149,7 @@ def test_clients_that_are_killed_in_the_middle_are_forgotten(served):
     def vanish(number: int) -> None:
         connection = served.socket()
         if number % 2:
-            connection.sendall(b"GET /api/runs/0/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connection.sendall(b"GET /api/events?run=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             connection.recv(100)
         else:
             connection.sendall(HEAD + f"content-length: {len(QUESTION)}\r\n\r\n".encode() + QUESTION)
@@ -144,10 +172,10 @@ def test_listeners_are_counted_and_those_who_do_not_read_let_go(served, monkeypa
     for _ in range(2):
         connection = served.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.sendall(b"GET /api/runs/0/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.sendall(b"GET /api/events?run=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         deaf.append(connection)
     until(lambda: served.desk.listeners == 2)
-    status, headers, _ = served.request("GET", "/api/runs/0/events")
+    status, headers, _ = served.request("GET", "/api/events?run=0")
     assert status == 503 and headers["retry-after"]
     until(lambda: served.desk.listeners == 0, 30)
     for connection in deaf:

@@ -2,11 +2,12 @@
 
 `make test-browser` runs these alone. Without a browser on the machine they are skipped."""
 
+import csv
 import json
 import shutil
 import signal
 import subprocess
-import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from electra.finetuning.run import finetune
 from electra.inspector.report import write_html
 from electra.train.log import METRICS
-from helpers import command, environment
+from helpers import command, electra, environment
 from serving import SCRIPT, serving, until
 
 BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
@@ -29,6 +30,7 @@ FLAGS = (
 )
 TEXT = "The barak walks the lonute, and the lonute walks back."
 WIDTHS = (360, 768, 1280)
+KINDS = {"tags": {"kind": "tagging"}, "questions": {"kind": "span", "max_query_length": 8, "doc_stride": 12}}
 # relative luminance as WCAG defines it, for every element that shows text of its own
 CONTRAST = """
 const lum = (c) => { const [r, g, b] = c.map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
@@ -44,6 +46,11 @@ for (const e of document.querySelectorAll("body *")) {
 }
 return bad;
 """
+FOCUS = """
+const e = document.activeElement;
+if (!e || e === document.body) return null;
+return [e.id || e.className.split(" ")[0] || e.textContent, getComputedStyle(e).outlineStyle];
+"""
 UNNAMED = """
 return [...document.querySelectorAll("button, input, select, textarea, [role=button], a")].filter((e) => e.getClientRects().length
   && !(e.textContent.trim() || e.getAttribute("aria-label") || e.labels?.length)).map((e) => e.outerHTML.slice(0, 80));
@@ -51,8 +58,9 @@ return [...document.querySelectorAll("button, input, select, textarea, [role=but
 
 
 @pytest.fixture(scope="module")
-def folder(finished_run, toy_model, tmp_path_factory):
-    """A run with an alarm, another with other settings, and results; names and labels that a page must not obey."""
+def folder(finished_run, toy_model, prepared, recipe, tmp_path_factory):
+    """A run with an alarm, another with other settings, one of Electric, and fine-tuned models of three kinds; names and labels that a
+    page must not obey."""
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(finished_run, folder / "first")
     shutil.copytree(finished_run, folder / f"other {SCRIPT.replace('/', '')}")
@@ -66,6 +74,19 @@ def folder(finished_run, toy_model, tmp_path_factory):
     (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = {"epochs": 1, "length": 32, "min_steps": 0}
     finetune(toy_model, [str(folder / "table.jsonl")], overrides, folder / "tasks", seeds=2)
+    words = ["the", "barak", "walks", "the", "lonute"]
+    tags = ["B-THING", "I-THING", "B-VERB", "B-THING", "I-THING"]
+    answer = {"text": "barak", "answer_start": 4}
+    questions = [
+        {"id": str(n), "question": "who walks", "context": f"The barak walks {n}.", "answers": [answer]}
+        for n in range(40)
+    ]
+    tables = {"tags": [{"tokens": words, "tags": tags}] * 40, "questions": questions}
+    for name, rows in tables.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        finetune(toy_model, [str(folder / f"{name}.jsonl")], overrides | KINDS[name], folder / name, seeds=1)
+    done = electra("pretrain", f"{recipe}+electric", f"data={prepared}", f"run={folder / 'electric'}", "train.steps=8")
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -148,12 +169,17 @@ def quiet(browser, server):
     browser.require_quiet(server.url, "file:")
 
 
-def choose_model(browser, part):
+def choose_model(browser, part, side="a"):
     value = browser.run(
-        "return [...document.querySelectorAll('#model-a option')].find((o) => o.textContent.includes(arguments[0])).value",
+        "return [...document.querySelectorAll(arguments[1])].find((o) => o.textContent.includes(arguments[0])).value",
         part,
+        f"#model-{side} option",
     )
-    browser.set("#model-a", value)
+    browser.set(f"#model-{side}", value)
+
+
+def number_of(server, part):
+    return next(it["number"] for it in server.get("/api/models")["models"] if part in it["name"])
 
 
 def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
@@ -161,7 +187,8 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
     choose_model(browser, "first")
     browser.set("#input-text", TEXT)
     until(lambda: "".join(browser.texts(".answer .text .token")[:2]) == "Thebarak")
-    (expected,) = server.ask("/api/detect", model=0, texts=[TEXT])
+    first = number_of(server, "first")
+    (expected,) = server.ask("/api/detect", model=first, texts=[TEXT])
     shown = browser.texts(".answer .text .token", "title")
     assert len(shown) == len(expected)
     assert all(f"{100 * it['probability']:.1f} %" in title for it, title in zip(expected, shown, strict=True))
@@ -169,8 +196,8 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
     browser.set("#share", "40")
     browser.click("#corrupt")
     until(lambda: browser.all(".text .was"))
-    first = browser.text(".answer .text")
-    (played,) = server.ask("/api/corrupt", model=0, texts=[TEXT], share=0.4, seed=0)
+    before = browser.text(".answer .text")
+    (played,) = server.ask("/api/corrupt", model=first, texts=[TEXT], share=0.4, seed=0)
     replaced = [it for it in played if it["token"] != it["original"]]
     assert len(browser.all(".text .was")) == len(replaced)
     browser.set("#threshold", "0.01")
@@ -178,7 +205,7 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
     browser.set("#threshold", "0.99")
     assert int(browser.text("#misses")) == sum(it["probability"] < 0.99 for it in replaced)
     browser.click("#another")
-    until(lambda: browser.text(".answer .text") != first)
+    until(lambda: browser.text(".answer .text") != before)
     browser.click("#restore")
     until(lambda: not browser.all(".text .was"))
     # a proposal is chosen by keyboard
@@ -188,7 +215,7 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
     token.send_keys(keys.ARROW_RIGHT)
     browser.driver.switch_to.active_element.send_keys(keys.ENTER)
     until(lambda: len(browser.all("#proposals li")) == 10)
-    ((proposals,),) = server.ask("/api/fill", model=0, items=[{"text": TEXT, "places": [1]}])
+    ((proposals,),) = server.ask("/api/fill", model=first, items=[{"text": TEXT, "places": [1]}])
     assert [it["token"] for it in proposals] == browser.texts("#proposals .bar span:first-child")
     other = next(n for n, it in enumerate(proposals) if it["token"] != "barak")
     browser.run("document.querySelectorAll('#proposals .bar')[arguments[0]].click()", other)
@@ -197,45 +224,111 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
 
 def test_two_models_stand_side_by_side_and_labels_are_text(browser, server):
     browser.open(f"{server.url}#try", ".token")
-    choose_model(browser, "seed-0")
+    choose_model(browser, "tasks/")
     until(lambda: len(browser.all(".answer .bar")) == 2)
     labels = browser.texts(".answer .bar span:first-child")
     assert sorted(labels) == sorted([SCRIPT, "␛[31mred"])
     browser.set("#model-b", browser.run("return document.querySelector('#model-a').value"))
     until(lambda: len(browser.all(".answer")) == 2)
+    # the same replacements in both, each with what it caught
     choose_model(browser, "first")
-    until(lambda: len(browser.all(".answer .text .token")) > 5 and len(browser.all(".answer")) == 2)
+    choose_model(browser, "other", "b")
+    until(lambda: len(browser.all(".answer .text")) == 2)
+    browser.click("#corrupt")
+    until(lambda: browser.all(".answer:last-child .was"))
+    first, second = (browser.texts(f".answer:{place}-child .was") for place in ("first", "last"))
+    assert first == second and len(browser.texts(".answer .outcome")) == 2
+    assert browser.text(".answer .outcome").startswith(f"hits {browser.text('#hits')} ")
 
 
-@pytest.mark.parametrize(
-    "text", ["今天天气很好。", "السلام عليكم the barak", SCRIPT, "\x1b[31m \u202e", " ", "a " * 9000]
-)
-def test_any_text_is_shown_as_text(browser, server, text):
+def test_electric_says_how_well_each_token_fits(browser, server):
+    browser.open(f"{server.url}#try", ".token")
+    choose_model(browser, "electric")
+    browser.set("#input-text", TEXT)
+    (expected,) = server.ask("/api/score", model=number_of(server, "electric"), texts=[TEXT])
+    until(lambda: browser.texts("#likelihood") == [f"{expected['score']:.2f}"])
+    shown = browser.texts(".answer .token", "title")
+    pairs = zip(shown, expected["token_scores"], strict=True)
+    assert all(title.endswith(f"log-likelihood {score:.3f}") for title, score in pairs)
+    # by keyboard, and readable without a pointer
+    browser.run("document.querySelector('.answer .token[tabindex=\"0\"]').focus()")
+    browser.driver.switch_to.active_element.send_keys(webdriver.common.keys.Keys.END)
+    assert browser.run("return document.activeElement.title") == shown[-1] and shown[-1] in browser.text(".answer")
+
+
+def test_tags_stand_in_place_and_answers_are_marked_where_they_were_found(browser, server):
+    browser.open(f"{server.url}#try", ".token")
+    choose_model(browser, "tags/")
+    words = ["the", "barak", "walks", "the", "lonute"]
+    browser.set("#input-tokens", " ".join(words))
+    (answer,) = server.ask("/api/predict", model=number_of(server, "tags/"), rows=[{"tokens": words}])
+    expected = [" ".join(words[it["start"] : it["end"]]) + it["type"] for it in answer["spans"]]
+    assert len(expected) > 1
+    until(lambda: browser.texts("#prediction .tag") == expected)
+    # a character that JavaScript counts twice, and an answer that stands there several times
+    choose_model(browser, "questions/")
+    row = {"question": "who walks", "context": "🙂 The barak walks. The barak walks. The barak walks."}
+    (answer,) = server.ask("/api/predict", model=number_of(server, "questions/"), rows=[row])
+    for name, text in row.items():
+        browser.set(f"#input-{name}", text)
+    until(lambda: browser.texts("#prediction") == [answer["prediction"]] and browser.texts(".answer mark"))
+    before = browser.run("return document.querySelector('.answer mark').previousSibling.textContent")
+    best = answer["n_best"][0]
+    assert browser.text(".answer mark") == best["text"] and before == row["context"][: best["start"]]
+
+
+def test_any_text_is_shown_as_text(browser, server):
     browser.open(f"{server.url}#try", ".token")
     choose_model(browser, "first")
-    browser.set("#input-text", text)
-    wanted = "␛" if text.startswith("\x1b") else text.split()[0][:1] if text.split() else ""
-    until(
-        lambda: (
-            wanted in browser.text(".answer .text")
-            and not browser.run("return document.querySelector('#status').textContent")
+    for text, wanted in {
+        "今天天气很好。": ["今", "天", "天"],
+        "السلام عليكم the barak": None,
+        SCRIPT: ["<"],
+        "🙂👩‍👩‍👧 the barak": None,
+        "\x1b[31m \u202e": None,
+        " ": [],
+        "a " * 9000: ["a", "a"],
+    }.items():
+        browser.set("#input-text", text)
+        shown = text.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩")
+        until(lambda shown=shown: browser.text(".answer .text")[:200] == shown[:200])  # all of it, each character once
+        if wanted is not None:
+            assert browser.texts(".answer .text .token")[: len(wanted)] == wanted
+        assert browser.run("return document.querySelectorAll('.answer script').length") == 0
+        direction = browser.run("return getComputedStyle(document.querySelector('.answer .text')).direction")
+        assert direction == ("rtl" if text.startswith("ا") else "ltr")
+        assert len(browser.all(".answer .text .token")) < 3000  # of a long text what is near
+    browser.set("#input-text", "x " * 60_000)
+    until(lambda: "at most 100,000" in browser.text("[role=alert]"))
+
+
+PLOTS = "return [...document.querySelectorAll('#charts svg.plot')].map((e) => e.getAttribute('aria-label'))"
+
+
+def show_runs(browser, *names):
+    """These, in their order, and no others."""
+    for box in browser.all("#runs input:checked"):
+        browser.run("arguments[0].click()", box)
+    until(lambda: not browser.all("#runs input:checked"))
+    for count, name in enumerate(names, 1):
+        browser.run(
+            "[...document.querySelectorAll('#runs label')].find((l) => l.textContent.startsWith(arguments[0])).querySelector('input').click()",
+            name,
         )
-    )
-    assert browser.run("return document.querySelectorAll('.answer script').length") == 0
-    direction = browser.run("return getComputedStyle(document.querySelector('.answer .text')).direction")
-    assert direction == ("rtl" if text.startswith("ا") else "ltr")
-    assert len(browser.all(".answer .text .token")) < 3000  # of a long text what is near
+        until(lambda count=count: len(browser.all("#runs .swatch[style*=run]")) == count)
 
 
 def test_runs_are_drawn_overlaid_and_told_apart(browser, server):
     browser.open(f"{server.url}#watch", "#charts figure")
-    browser.click("#runs input:not(:checked)")
-    rows = until(lambda: browser.all("#difference tbody tr"))
-    assert len(rows) == 2 and all(it.text.endswith("0.001 0.002") for it in rows)
+    show_runs(browser, "first", "other")
+    rows = until(lambda: browser.texts("#difference tbody tr"))
+    assert len(rows) == 2 and all("lr" in it and it.endswith("0.0020.001") for it in rows)
     titles = browser.texts("#charts figcaption")
     for word in ("MLM", "RTD", "AUC", "Precision", "Replaced", "Learning", "Tokens"):
         assert any(word in title for title in titles), word
-    assert all(it.get_attribute("aria-label") for it in browser.all("#charts svg.plot"))
+    assert all("against steps" in it for it in browser.run(PLOTS))
+    browser.set("#axis", "tokens")
+    assert all("against tokens" in it for it in browser.run(PLOTS))
     # the slider over the evaluations
     assert browser.text("#sample-step") == "step 40" and len(browser.all(".sentences li")) > 5
     last = browser.text(".sentences")
@@ -245,11 +338,7 @@ def test_runs_are_drawn_overlaid_and_told_apart(browser, server):
 
 def test_an_alarm_is_shown_with_its_advice_and_obeyed_by_nobody(browser, server):
     browser.open(f"{server.url}#watch", "#charts figure")
-    for box in browser.all("#runs input:checked"):
-        browser.run("arguments[0].click()", box)
-    until(lambda: not browser.all("#runs input:checked"))
-    name = "return [...document.querySelectorAll('#runs label')].find((l) => l.textContent.startsWith('first')).querySelector('input')"
-    browser.run("arguments[0].click()", browser.run(name))
+    show_runs(browser, "first")
     assert browser.text(".alarm") == f"step 40: test{SCRIPT} ␛[31m⟨U+202E⟩turned"
 
 
@@ -275,16 +364,36 @@ def test_a_run_is_seen_to_go_on_and_to_be_killed(browser, prepared, recipe, tmp_
         process.wait(30)
 
 
-def test_results_are_compared_filtered_and_downloadable(browser, server):
+def test_results_are_compared_filtered_and_downloaded(browser, server):
     browser.open(f"{server.url}#compare", "#summary tbody tr")
-    assert len(browser.all(".group svg.dots circle")) == 2
-    assert browser.all(".group table.matrix tbody tr")
+    value = browser.run("return [...document.querySelectorAll('#result option')].find((o) => o.text == 'tasks').value")
+    browser.set("#result", value)
+    until(lambda: len(browser.all(".group svg.dots circle")) == 2)
+    (group,) = server.get(f"/api/results/{value}")["groups"]
+    cells = browser.run(
+        "return [...document.querySelectorAll('.matrix tbody tr')].map((r) => [...r.querySelectorAll('td')].map((c) => +c.textContent))"
+    )
+    assert cells == group["confusion"] and sum(map(sum, cells)) > 1
     browser.run("document.querySelector('details.wrong').open = true")
-    rows = until(lambda: browser.all(".wrong-rows tbody tr"))
-    sure = [float(it.text.split()[0]) for it in rows]
-    assert sure == sorted(sure, reverse=True)
-    browser.set("input[type=search]", "reads 3 ")
-    assert len(browser.all(".wrong-rows tbody tr")) < len(rows) or len(rows) == 0
+    rows = server.get(f"/api/results/{value}/wrong/0")["rows"]
+    shown = until(lambda: browser.texts(".wrong-rows tbody tr"))
+    sure = [float(it.split("%")[0]) for it in shown]
+    assert len(shown) == len(rows) > 1 and sure == sorted(sure, reverse=True)
+    # by text, by class, and what is left is what is downloaded
+    text = next(iter(rows[0]["input"].values()))
+    browser.set("input[type=search]", text)
+    assert len(browser.all(".wrong-rows tbody tr")) == sum(text in it["input"]["text"] for it in rows)
+    browser.run(
+        "URL.createObjectURL = (blob) => { blob.text().then((it) => { window.saved = it; }); return ''; };"
+        "HTMLAnchorElement.prototype.click = () => {}"
+    )
+    browser.click(".wrong button:nth-of-type(2)")
+    saved = until(lambda: browser.run("return window.saved"))
+    assert json.loads(saved) == [it for it in rows if text in it["input"]["text"]]
+    browser.run("window.saved = ''")
+    browser.click(".wrong button:nth-of-type(1)")
+    table = list(csv.DictReader(until(lambda: browser.run("return window.saved")).splitlines()))
+    assert [it["text"] for it in table] == [it["input"]["text"] for it in json.loads(saved)]
     browser.set("input[type=search]", "nothing has this")
     assert not browser.all(".wrong-rows tbody tr")
 
@@ -296,28 +405,55 @@ def test_the_api_describes_itself(browser, server):
         assert path in text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
     "view, shows", [("try", ".token"), ("watch", "#sentences"), ("compare", "#summary tr"), ("api", "pre")]
 )
-def test_every_view_fits_every_width_can_be_read_and_has_names(browser, server, view, shows, scheme):
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+def test_every_view_fits_every_width_can_be_read_and_has_names(browser, server, view, shows):
     for width in WIDTHS:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        browser.open(f"{server.url}#{view}", shows)
-        time.sleep(0.3)
+        browser.open(f"{server.url}#{view}", "h1")
+        if view == "watch":
+            show_runs(browser, "first")
+        browser.wait(shows)
         assert browser.run("return document.documentElement.scrollWidth") <= width
-        assert browser.run(CONTRAST) == []
+        for scheme in ("light", "dark"):
+            media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+            browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+            assert browser.run(CONTRAST) == [], scheme
         assert browser.run(UNNAMED) == []
         assert len(browser.all("h1")) == 1 and browser.all("main") and browser.all("nav [aria-current]")
     browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_the_keyboard_reaches_everything_in_the_order_of_the_page_and_shows_where_it_is(browser, server):
+    browser.open(f"{server.url}#try", ".token")
+    choose_model(browser, "first")
+    browser.wait("#threshold")
+    browser.run("document.activeElement.blur()")
+    keys, places = webdriver.common.keys.Keys, []
+    for _ in range(40):
+        browser.driver.switch_to.active_element.send_keys(keys.TAB)
+        place = browser.run(FOCUS)
+        if place is None or place in places:
+            break
+        places.append(place)
+    names = [name for name, _ in places]
+    for one, next_one in pairwise(
+        ["skip", "Watch", "model-a", "model-b", "input-text", "token", "threshold", "share", "seed", "corrupt"]
+    ):
+        assert names.index(one) < names.index(next_one), names
+    assert all(ring != "none" for _, ring in places), places
+    media = {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    assert browser.run("return document.getAnimations().length") == 0
+
+
 def test_a_report_opens_from_disk(browser, server, folder, tmp_path):
     path = write_html(folder, tmp_path / "report.html")
     browser.open(Path(path).as_uri(), "#charts figure")
+    show_runs(browser, "first")
     assert browser.text("nav") == "WatchCompare" and browser.all("#sentences")
+    assert SCRIPT in browser.text(".alarm")
     browser.open(f"{Path(path).as_uri()}#compare", "#summary tbody tr")
     assert browser.all(".group svg.dots circle")

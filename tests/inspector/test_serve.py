@@ -263,6 +263,34 @@ def test_a_group_is_computed_a_few_of_like_length_at_a_time_and_answered_in_orde
     assert [n for part in seen for n in part] == sorted(map(len, items)) and max(map(len, seen)) == batching.AT_ONCE
 
 
+def test_clients_that_come_back_one_after_the_other_are_answered_in_halves(monkeypatch):
+    """Not one of them alone, and then all others."""
+    monkeypatch.setattr(batching, "LINGER", 1.0)
+    sizes = []
+
+    def answer(items):
+        time.sleep(0.1)
+        return list(items)
+
+    monkeypatch.setattr(
+        batching, "answer_group", lambda group: sizes.append(len(group)) or [answer(it.items) for it in group]
+    )
+
+    async def client(batcher, number):
+        for _ in range(3):
+            await batcher.ask("key", [number], 1, answer)
+            await asyncio.sleep(0.004 * number)
+
+    async def check():
+        batcher = Batcher()
+        batcher.start()
+        await asyncio.gather(*(client(batcher, number) for number in range(10)))
+        await batcher.stop()
+
+    asyncio.run(check())
+    assert sum(sizes) == 30 and min(sizes[:-2]) >= 2, sizes
+
+
 def test_a_full_queue_says_when_to_come_again(served, monkeypatch):
     monkeypatch.setattr(batching, "MOST_WAITING", 2)
     gate, run = threading.Event(), number_of(served, "run")

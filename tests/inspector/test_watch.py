@@ -13,7 +13,7 @@ import torch
 from electra.base.files import read_object
 from electra.inspector.report import bundled, page_text, write_html
 from electra.inspector.results import result_view
-from electra.inspector.watch import MOST_RECORDS, News, Tail, run_settings, run_state, run_view, thinned
+from electra.inspector.watch import MOST_RECORDS, News, Tail, last_records, run_settings, run_state, run_view, thinned
 from electra.pretraining.load import load_run
 from electra.pretraining.run import build_heldout
 from electra.pretraining.samples import MOST_STEPS, ROWS_SHOWN, SAMPLES, TOKENS_SHOWN, keep_step, read_samples
@@ -48,6 +48,34 @@ def test_long_runs_are_thinned_and_keep_their_end():
     kept = thinned(records)
     assert MOST_RECORDS // 2 < len(kept) <= MOST_RECORDS + 1
     assert kept[-1]["step"] == 25_000 and {"kind": "alarm", "step": 7} in kept
+
+
+def test_of_a_long_file_few_lines_are_parsed_and_none_but_training_is_left_out(tmp_path, monkeypatch):
+    parsed = []
+    monkeypatch.setattr("electra.inspector.watch.parse_json", lambda line: parsed.append(line) or json.loads(line))
+    other = b'{"kind": "heldout", "step": 7}\n{"kind": "alarm", "step": 8}\n'
+    (tmp_path / METRICS).write_bytes(b"".join(map(record, range(50_000))) + other + record(50_000))
+    records, _ = Tail(tmp_path).read()
+    assert len(parsed) < 5 * MOST_RECORDS and records[-1]["step"] == 50_000
+    assert [it["step"] for it in records if it["kind"] != "train"] == [7, 8]
+    assert [it["step"] for it in last_records(tmp_path)][-1] == 50_000 and len(last_records(tmp_path)) < 2000
+
+
+def test_whatever_a_file_of_metrics_has_in_it_is_answered_with_json(finished_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    with serving([run]) as server, server.socket() as connection:
+        for content in (
+            b'{"kind": "alarm", "step": 1, "alarm": "\\ud800", "text": "\\udfff"}\n',
+            b'{"kind": "train", "step": 1, "loss": NaN, "mlm_loss": Infinity, "seconds": "x"}\n' * 3,
+            b'{"kind": "train", "step": 1e308}\n{"kind": "train", "step": -5}\n{"kind": "alarm", "step": 3}\n',
+            bytes(range(256)) * 9 + b"[" * 9000 + b"\n",
+        ):
+            (run / METRICS).unlink()
+            (run / METRICS).write_bytes(content)
+            assert server.get("/api/runs")["runs"] and server.get("/api/runs/0")["name"]
+        connection.sendall(b"GET /api/events?run=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert events_of(connection, {"history", "state", "samples"})["history"] == []
 
 
 def test_a_run_says_how_far_it_is_and_what_became_of_it(finished_run, tmp_path):
@@ -151,7 +179,7 @@ def test_a_run_is_followed_while_it_trains_and_seen_to_be_killed(prepared, recip
         until(lambda: (run / METRICS).is_file() and (run / METRICS).stat().st_size > 200, 120)
         with serving([run]) as server:
             with server.socket() as connection:
-                connection.sendall(b"GET /api/runs/0/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                connection.sendall(b"GET /api/events?run=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 found = events_of(connection, {"history", "records", "state"})
                 assert found["state"]["state"] == "running" and found["state"]["planned_steps"] == 100_000
                 assert found["records"][-1]["step"] > found["history"][-1]["step"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
@@ -24,10 +24,14 @@ from electra.inspector.batching import Batcher, BusyError, characters_of
 from electra.inspector.gallery import Gallery, describe_model, is_finetuned
 from electra.inspector.guard import HEAD_SECONDS, MOST_HEAD, Guard, GuardedProtocol, listen, token_for
 from electra.inspector.results import result_view, wrong_rows
-from electra.inspector.watch import follow, run_records, run_state, run_view
+from electra.inspector.watch import follow, last_records, run_state, run_view
 
 MOST_TEXTS, LONGEST_QUESTION = 256, 100_000
-MOST_LISTENERS = 32
+MOST_LISTENERS, MOST_FOLLOWED = 32, 8  # pages, and runs on each
+MOST_READERS, MOST_PLACES = (
+    2,
+    256,
+)  # folders at a time; masked tokens of a request, each of which is a pass of the generator
 ANSWER_SECONDS = 120.0
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -98,12 +102,18 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 class Desk:
-    """Takes questions to models and waits for the answers."""
+    """Takes questions to models and folders, and waits for the answers."""
 
     def __init__(self, gallery: Gallery):
         self.gallery, self.batcher, self.listeners = gallery, Batcher(), 0
+        self.readers = asyncio.Semaphore(MOST_READERS)
         self.statuses: Counter[tuple[str, int]] = Counter()
         self.is_over: Callable[[], bool] = lambda: False
+
+    async def read(self, content: Callable[[], dict[str, Any]]) -> Response:
+        """What takes a look at folders, few at a time: the metrics of a long run are large."""
+        async with self.readers:
+            return as_json(await asyncio.to_thread(content))
 
     async def ask(
         self, number: int, items: Sequence[Any], options: tuple[Any, ...], answer: Callable[[Model, Sequence[Any]], Any]
@@ -155,14 +165,15 @@ def build_app(desk: Desk) -> FastAPI:
     # models
 
     @app.get("/api/models")
-    def models() -> Response:
+    async def models() -> Response:
         """Every model with its number."""
-        gallery.look()
-        entries = [
-            {"number": number, "name": it.name, "is_finetuned": is_finetuned(it)}
-            for number, it in enumerate(gallery.models)
-        ]
-        return as_json({"models": entries})
+
+        def entries() -> dict[str, Any]:
+            gallery.look()
+            numbered = enumerate(gallery.models)
+            return {"models": [{"number": n, "name": it.name, "is_finetuned": is_finetuned(it)} for n, it in numbered]}
+
+        return await desk.read(entries)
 
     @app.get("/api/models/{number}")
     async def model(number: Number) -> Response:
@@ -214,6 +225,8 @@ def build_app(desk: Desk) -> FastAPI:
     @app.post("/api/fill")
     async def fill(question: FillQuestion) -> Response:
         """What the generator would put at some places of a text."""
+        if (places := sum(len(item.places) for item in question.items)) > MOST_PLACES:
+            return failure(413, f"{places:,} places at once; at most {MOST_PLACES} are filled.")
         return await desk.ask(
             question.model,
             [item.model_dump() for item in question.items],
@@ -254,32 +267,33 @@ def build_app(desk: Desk) -> FastAPI:
     # runs and results
 
     @app.get("/api/runs")
-    def runs() -> Response:
+    async def runs() -> Response:
         """Every pre-training run with its number and how far it is."""
-        gallery.look()
-        entries = [
-            {"number": number, "name": it.name, **run_state(it.path, run_records(it.path))}
-            for number, it in enumerate(gallery.runs)
-        ]
-        return as_json({"runs": entries})
+
+        def entries() -> dict[str, Any]:
+            gallery.look()
+            states = [{"name": it.name, **run_state(it.path, last_records(it.path))} for it in gallery.runs]
+            return {"runs": [{"number": number, **state} for number, state in enumerate(states)]}
+
+        return await desk.read(entries)
 
     @app.get("/api/runs/{number}")
-    def run(number: Number) -> Response:
+    async def run(number: Number) -> Response:
         """Metrics, alarms, settings, and what both networks did with a few held-out rows at every evaluation."""
         found = gallery.at("runs", number)
-        return as_json({"name": found.name, **run_view(found.path)})
+        return await desk.read(lambda: {"name": found.name, **run_view(found.path)})
 
-    @app.get("/api/runs/{number}/events")
-    async def events(number: Number) -> Response:
-        """The same as it happens: server-sent events history, records, state, samples."""
-        found = gallery.at("runs", number)
+    @app.get("/api/events")
+    async def events(run: Annotated[list[Number], Query(min_length=1, max_length=MOST_FOLLOWED)]) -> Response:
+        """Runs as they go on: server-sent events history, records, state, samples, each with the number of its run as id."""
+        folders = {number: gallery.at("runs", number).path for number in run}
         if desk.listeners >= MOST_LISTENERS:
             return failure(503, f"{MOST_LISTENERS} pages listen already.", {"retry-after": "30"})
 
         async def listened() -> AsyncIterator[bytes]:
             desk.listeners += 1
             try:
-                async for event in follow(found.path, desk.is_over):
+                async for event in follow(folders, desk.is_over):
                     yield event
             finally:
                 desk.listeners -= 1
@@ -287,30 +301,35 @@ def build_app(desk: Desk) -> FastAPI:
         return StreamingResponse(listened(), media_type="text/event-stream")
 
     @app.get("/api/results")
-    def results() -> Response:
+    async def results() -> Response:
         """Every finished fine-tuning, comparison and speed-run with its number."""
-        gallery.look()
-        return as_json({"results": [{"number": n, "name": it.name} for n, it in enumerate(gallery.results)]})
+
+        def entries() -> dict[str, Any]:
+            gallery.look()
+            return {"results": [{"number": n, "name": it.name} for n, it in enumerate(gallery.results)]}
+
+        return await desk.read(entries)
 
     @app.get("/api/results/{number}")
-    def result(number: Number) -> Response:
+    async def result(number: Number) -> Response:
         """Scores of all seeds, confusion matrices, alarms."""
         found = gallery.at("results", number)
-        return as_json({"name": found.name, **result_view(found.path)})
+        return await desk.read(lambda: {"name": found.name, **result_view(found.path)})
 
     @app.get("/api/results/{number}/wrong/{task}")
-    def wrong(number: Number, task: Number) -> Response:
+    async def wrong(number: Number, task: Number) -> Response:
         """The dev rows that the ensemble of a task, by its number, got wrong, the surest first."""
-        return as_json({"rows": wrong_rows(gallery.at("results", number).path, task)})
+        folder = gallery.at("results", number).path
+        return await desk.read(lambda: {"rows": wrong_rows(folder, task)})
 
     # for machines
 
     @app.get("/health")
-    def health() -> Response:
+    async def health() -> Response:
         return as_json({"status": "ok", "version": electra.__version__})
 
     @app.get("/metrics", include_in_schema=False)
-    def metrics() -> Response:
+    async def metrics() -> Response:
         return Response(prometheus(desk), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
@@ -414,7 +433,9 @@ def build_server(paths: Sequence[Path], address: Address) -> Running:
             http=GuardedProtocol,
             ws="none",
             log_config=None,
+            log_level="error",
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             h11_max_incomplete_event_size=MOST_HEAD,

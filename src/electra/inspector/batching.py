@@ -16,7 +16,10 @@ MOST_WAITING, QUEUED_CHARACTERS = 256, 1 << 23  # requests, and the characters o
 GROUP_ITEMS, GROUP_CHARACTERS = 128, 1 << 18
 AT_ONCE = 8  # so many of like length keep a processor busy, and hardly any of them is padding
 LONGEST_RETRY = 60
-LINGER = 0.003  # seconds for which a small group waits for more while others are about to ask
+LINGER, LINGER_SHARE = (
+    0.05,
+    0.1,
+)  # a small group waits so many seconds for more, or so much of the time that the last one took
 
 
 class BusyError(Exception):
@@ -57,7 +60,8 @@ class Served:
 class Batcher:
     counts: Served = field(default_factory=Served)
     waiting: list[Waiting] = field(default_factory=list)
-    last_group: int = 0
+    last_groups: tuple[int, int] = (0, 0)
+    last_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.wake = asyncio.Event()
@@ -101,22 +105,29 @@ class Batcher:
             if not self.waiting:
                 self.wake.clear()
                 await self.wake.wait()
-            if sum(len(it.items) for it in self.waiting) < self.last_group:  # they come back one after the other
-                await asyncio.sleep(LINGER)
+            await self.linger()
             group = self.take()
             if not group:
                 continue
             began = time.monotonic()
             answers = await loop.run_in_executor(self.thread, answer_group, group)
-            self.counts.seconds += time.monotonic() - began
+            self.last_seconds = time.monotonic() - began
+            self.counts.seconds += self.last_seconds
             self.counts.groups += 1
             self.counts.requests += len(group)
             self.counts.items += (count := sum(len(it.items) for it in group))
-            self.last_group = count // 2
+            self.last_groups = self.last_groups[1], count
             for it, result in zip(group, answers, strict=True):
                 if it.future.done():  # its client went away
                     continue
                 it.future.set_exception(result) if isinstance(result, Exception) else it.future.set_result(result)
+
+    async def linger(self) -> None:
+        """Clients that were answered together come back one after the other. Whoever is first would be computed alone while the
+        others wait for it; with half of them, the next group gathers while this one is computed."""
+        end = time.monotonic() + min(LINGER, LINGER_SHARE * self.last_seconds)
+        while sum(len(it.items) for it in self.waiting) < max(self.last_groups) // 2 and time.monotonic() < end:
+            await asyncio.sleep(0.001)
 
     def take(self) -> list[Waiting]:
         """The oldest request and, of those that ask the same, the ones nearest to it in length: little of a batch is padding."""

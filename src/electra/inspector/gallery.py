@@ -48,7 +48,7 @@ class Gallery:
 
     def __post_init__(self) -> None:
         self.loaded: OrderedDict[tuple[int, str], Model] = OrderedDict()
-        self.lock, self.looked = threading.Lock(), 0.0
+        self.lock, self.reading, self.looked = threading.Lock(), threading.Lock(), 0.0
         for path in self.paths:
             if not path.is_dir():
                 raise DataError(f"{path} is no folder. Give runs, exports, fine-tuned folders, or folders of them.")
@@ -86,7 +86,7 @@ class Gallery:
         path = self.at("models", number).path
         checkpoints = checkpoint_folders(path / "checkpoints") if (path / CONFIG).is_file() else []
         key = number, checkpoints[-1].name if checkpoints else ""
-        with self.lock:
+        with self.reading:
             if key not in self.loaded:
                 for older in [other for other in self.loaded if other[0] == number]:
                     del self.loaded[older]

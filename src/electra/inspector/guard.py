@@ -113,12 +113,14 @@ class Guard:
             await refuse(send, 401, "a token is needed: open the address that the server printed.")
         elif method == "GET" and self.token and scope["path"] == "/" and scope["query_string"]:
             await self.keep_token(send)
-        elif method != "POST":
-            await self.application(scope, receive, send)
+        elif method != "POST":  # the body of an answer to HEAD is left out below us
+            await self.application(scope if method == "GET" else scope | {"method": "GET"}, receive, send)
         elif not self.is_own_page(headers):
             await refuse(send, 403, "the request comes from a page of another site.")
         elif headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             await refuse(send, 415, "send JSON, with content-type: application/json.")
+        elif "content-encoding" in headers:
+            await refuse(send, 415, "send the JSON as it is, not compressed.")
         else:
             body = await read_body(headers, receive, send)
             if body is not None:
@@ -169,7 +171,12 @@ class Guard:
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    """One that is sent twice is one list, as HTTP has it: two origins are not our own, whichever comes last."""
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers
 
 
 def name_of(host: str) -> str:

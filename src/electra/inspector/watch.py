@@ -6,30 +6,31 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from electra.base import config
 from electra.base.errors import ElectraError
-from electra.base.files import parse_json, read_object
+from electra.base.files import json_text, parse_json, read_object
 from electra.pretraining.load import load_settings
 from electra.pretraining.samples import SAMPLES, read_samples
 from electra.train.log import METRICS, RUN_STATE, Record, is_record
 
 MOST_RECORDS = 1000  # of each kind: more than a screen has points
-MOST_BYTES = 1 << 26
+MOST_BYTES, LAST_BYTES = 1 << 26, 1 << 15
 SECONDS_BETWEEN_READS, SECONDS_OF_SILENCE = 1.0, 15.0
 RATE_OVER = 10  # records, for the time that is left
+TRAIN_LINE = b'{"kind": "train"'
 
 
 class Tail:
     """The records of metrics.jsonl as they are added. A run that is resumed writes the file anew, without the steps that it is
     about to do again."""
 
-    def __init__(self, folder: Path):
-        self.path, self.place, self.inode = folder / METRICS, 0, 0
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES):
+        self.path, self.place, self.inode, self.most_bytes = folder / METRICS, 0, 0, most_bytes
 
     def read(self) -> tuple[list[Record], bool]:
         """What is new, and whether it is everything from the beginning."""
@@ -38,9 +39,9 @@ class Tail:
                 status = os.fstat(file.fileno())
                 is_other = status.st_ino != self.inode or status.st_size < self.place
                 if is_other:
-                    self.inode, self.place = status.st_ino, max(0, status.st_size - MOST_BYTES)
+                    self.inode, self.place = status.st_ino, max(0, status.st_size - self.most_bytes)
                 file.seek(self.place)
-                data = file.read(MOST_BYTES)
+                data = file.read(self.most_bytes)
         except FileNotFoundError:
             is_other, self.inode, self.place = self.inode != 0, 0, 0
             return [], is_other
@@ -50,7 +51,17 @@ class Tail:
 
 
 def records_in(data: bytes) -> Iterable[Record]:
-    for line in data.split(b"\n"):
+    """Of a long run not every line of training is parsed: that takes far longer than to read it, and most would be thinned out."""
+    lines = data.split(b"\n")
+    stride = len(lines) // (4 * MOST_RECORDS)
+    if stride > 1:
+        ends = len(lines) - RATE_OVER - 1
+        lines = [
+            line
+            for number, line in enumerate(lines)
+            if number % stride == 0 or number > ends or not line.startswith(TRAIN_LINE)
+        ]
+    for line in lines:
         with suppress(ValueError):
             record = parse_json(line)
             if isinstance(record, dict) and is_record(record):
@@ -67,6 +78,11 @@ def thinned(records: Sequence[Record]) -> list[Record]:
         stride = -(-len(own) // MOST_RECORDS)
         kept += own[(len(own) - 1) % stride :: stride]
     return sorted(kept, key=lambda record: record["step"])
+
+
+def last_records(folder: Path) -> list[Record]:
+    """The newest few: enough to say how far a run is."""
+    return Tail(folder, LAST_BYTES).read()[0]
 
 
 def run_records(folder: Path) -> list[Record]:
@@ -175,13 +191,14 @@ class News:
         return events
 
 
-async def follow(folder: Path, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Server-sent events, for as long as somebody listens and the server goes on."""
-    news, spoken = News(folder), time.monotonic()
+async def follow(folders: Mapping[int, Path], is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Server-sent events of runs, by number, for as long as somebody listens and the server goes on."""
+    news, spoken = {number: News(folder) for number, folder in folders.items()}, time.monotonic()
     while not is_over():
-        for name, content in await asyncio.to_thread(news.read):
-            yield f"event: {name}\ndata: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
-            spoken = time.monotonic()
+        for number, own in news.items():
+            for name, content in await asyncio.to_thread(own.read):
+                yield f"event: {name}\nid: {number}\ndata: {json_text(content)}\n\n".encode()
+                spoken = time.monotonic()
         if time.monotonic() - spoken > SECONDS_OF_SILENCE:  # finds out whether the listener is still there
             yield b": nothing new\n\n"
             spoken = time.monotonic()

@@ -37,7 +37,7 @@ function summary(result) {
 
 function groupPanel(result, group, place, value) {
   return h("section", { class: "panel stack group", "aria-label": visible(group.name) },
-    h("div", { class: "row spread" }, h("h2", {}, visible(group.name)), h("span", { class: "tiny" }, `${visible(group.metric)}, ${group.is_loss ? "lower" : "higher"} is better`)),
+    h("div", { class: "row spread" }, h("h2", {}, visible(group.name)), h("span", { class: "tiny" }, `${group.metric === group.name ? "" : `${visible(group.metric)}, `}${group.is_loss ? "lower" : "higher"} is better`)),
     (group.alarms || []).map((text) => h("div", { class: "alarm" }, visible(text))),
     dots(group.name, group.rows, group.levels || {}),
     group.confusion?.length ? h("div", {}, h("h3", {}, "Confusion matrix: rows are the true classes, columns the answers"), matrix(group.labels, group.confusion)) : null,
@@ -57,7 +57,11 @@ function perClass(entries) {
     h("tbody", {}, entries.map((it) => h("tr", {}, h("td", {}, visible(it.label)), ["precision", "recall", "f1", "rows"].map((key) => h("td", { class: "number" }, number(it[key]))))))));
 }
 
-const words = (value) => (Array.isArray(value) ? value.join(" ") : typeof value === "number" ? number(value) : String(value ?? ""));
+const words = (value, row) => (isTagged(value, row) ? value.map((tag, place) => (tag === "O" ? "" : `${tagged(row)[place]} ${tag}`)).filter(Boolean).join(", ") || "–" : Array.isArray(value) ? value.join(" ") : typeof value === "number" ? number(value) : String(value ?? ""));
+
+/** The words of a row that has a tag for each. */
+const tagged = (row) => Object.values(row.input).find(Array.isArray);
+const isTagged = (value, row) => Array.isArray(value) && row && tagged(row)?.length === value.length;
 
 function wrongRows(value, place, group) {
   const holder = h("div", { class: "stack" });
@@ -73,19 +77,19 @@ function wrongRows(value, place, group) {
 
 function table(holder, rows, name) {
   const search = h("input", { type: "search", id: `search-${name}` }), truth = h("select"), said = h("select"), body = h("tbody"), count = h("span", { class: "small" }), more = h("button", {}, "More");
-  const kinds = (key) => [...new Set(rows.map((it) => words(it[key])))].filter((it) => it.length < 40).slice(0, 100).sort();
+  const kinds = (key) => [...new Set(rows.map((it) => words(it[key], it)))].filter((it) => it.length < 40).slice(0, 100).sort();
   options(truth, [["", "any"], ...kinds("true").map((it) => [it, it])], "");
   options(said, [["", "any"], ...kinds("answer").map((it) => [it, it])], "");
   let limit = SHOWN;
   const found = () => {
     const wanted = search.value.toLowerCase();
-    return rows.filter((it) => (!truth.value || words(it.true) === truth.value) && (!said.value || words(it.answer) === said.value)
+    return rows.filter((it) => (!truth.value || words(it.true, it) === truth.value) && (!said.value || words(it.answer, it) === said.value)
       && (!wanted || Object.values(it.input).some((text) => words(text).toLowerCase().includes(wanted))));
   };
   const show = () => {
     const all = found();
     count.textContent = `${number(all.length)} of ${number(rows.length)} rows`;
-    fill(body, all.slice(0, limit).map((it) => h("tr", {}, h("td", { class: "number" }, percent(it.confidence)), h("td", {}, visible(words(it.true))), h("td", {}, visible(words(it.answer))),
+    fill(body, all.slice(0, limit).map((it) => h("tr", {}, h("td", { class: "number" }, percent(it.confidence)), h("td", {}, visible(words(it.true, it))), h("td", {}, visible(words(it.answer, it))),
       h("td", { dir: "auto" }, Object.values(it.input).map((text) => h("div", {}, visible(words(text))))))));
     more.hidden = all.length <= limit;
   };

@@ -17,7 +17,7 @@ async function show() {
   leave = () => {};
   fill(document.getElementById("nav"), Object.entries(VIEWS).map(([key, [title]]) => h("a", { href: `#${key}`, "aria-current": key === name ? "page" : undefined }, title)));
   const page = h("div", { class: "view" });
-  fill(view, h("p", { class: "note" }, "…"));
+  fill(view, h("p", { class: "note", role: "status" }, "Loading …"));
   try {
     const left = await VIEWS[name][1](page);
     if (own !== turn) { left(); return; }

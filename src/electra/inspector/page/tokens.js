@@ -3,13 +3,13 @@ import { add, h, percent, visible } from "./dom.js";
 
 const BLOCK = 250;
 
-/** tokens: [{start, end, heat, label, classes, text, was}]. `pick` is told which one was chosen. Returns the element. */
-export function tokenText(text, tokens, { pick = null, compact = false, label = "tokens" } = {}) {
+/** tokens: [{start, end, heat, label, classes, text, was}]. `pick` is told which one was chosen. A text that is not `compact` has a
+ * line below it for the value of the token that is pointed at, touched or reached by keyboard. */
+export function tokenText(text, tokens, { pick = null, compact = false, label = "tokens", first: current = 0 } = {}) {
   const box = h("div", { class: `text${compact ? " compact" : ""}${pick ? "" : " static"}`, dir: "auto", role: "group", "aria-label": label });
   const blocks = [];
   for (let first = 0; first < Math.max(1, tokens.length); first += BLOCK) blocks.push([first, Math.min(first + BLOCK, tokens.length)]);
   const elements = [];
-  let current = 0;
 
   const build = ([first, last], holder) => {
     if (holder.firstChild) return;
@@ -19,8 +19,9 @@ export function tokenText(text, tokens, { pick = null, compact = false, label = 
       const token = tokens[number];
       if (token.start > shown) holder.append(visible(text.slice(shown, token.start)));
       const classes = `token ${token.classes || ""}`.trim();
-      const element = h("span", { class: classes, style: { "--p": token.heat.toFixed(3) }, title: token.label, "aria-label": token.label, "data-number": number,
-        role: pick ? "button" : "img", tabindex: pick ? (number === current ? 0 : -1) : undefined }, visible(token.text ?? text.slice(Math.max(shown, token.start), token.end)));
+      const element = h("span", { class: classes, style: { "--p": token.heat.toFixed(3) }, title: visible(token.label), "data-number": number,
+        "aria-label": compact && token.classes === "quiet" ? undefined : visible(token.label), role: pick ? "button" : compact && token.classes === "quiet" ? undefined : "img",
+        tabindex: compact ? undefined : number === current ? 0 : -1 }, visible(token.text ?? text.slice(Math.max(shown, token.start), token.end)));
       elements[number] = element;
       holder.append(element);
       if (token.was) holder.append(h("span", { class: "was", "aria-hidden": "true" }, visible(token.was)));
@@ -52,25 +53,28 @@ export function tokenText(text, tokens, { pick = null, compact = false, label = 
     elements[current].setAttribute("tabindex", "0");
     elements[current].focus();
   };
-  if (pick) {
-    const chosen = (event) => {
-      const element = event.target.closest(".token");
-      if (!element) return;
-      box.querySelector("[aria-pressed]")?.removeAttribute("aria-pressed");
-      element.setAttribute("aria-pressed", "true");
-      current = Number(element.dataset.number);
-      pick(current);
-    };
-    box.addEventListener("click", chosen);
-    box.addEventListener("keydown", (event) => {
-      const back = getComputedStyle(box).direction === "rtl" ? "ArrowRight" : "ArrowLeft";
-      if (["ArrowLeft", "ArrowRight"].includes(event.key)) { event.preventDefault(); move(current + (event.key === back ? -1 : 1)); }
-      else if (event.key === "Home") { event.preventDefault(); move(0); }
-      else if (event.key === "End") { event.preventDefault(); move(tokens.length - 1); }
-      else if (event.key === "Enter" || event.key === " ") { event.preventDefault(); chosen(event); }
-    });
-  }
-  return box;
+  if (compact) return box;
+
+  const hint = "Point at a token, or move with the arrow keys, to read its value.", readout = h("p", { class: "tiny", "aria-hidden": "true" }, hint);
+  const chosen = (event) => {
+    const element = event.target.closest(".token");
+    if (!element || !pick) return;
+    box.querySelector("[aria-pressed]")?.removeAttribute("aria-pressed");
+    element.setAttribute("aria-pressed", "true");
+    elements[current]?.setAttribute("tabindex", "-1");
+    element.setAttribute("tabindex", "0");
+    current = Number(element.dataset.number);
+    pick(current);
+  };
+  for (const name of ["pointerover", "focusin"]) box.addEventListener(name, (event) => { readout.textContent = event.target.closest(".token")?.title || hint; });
+  box.addEventListener("click", chosen);
+  box.addEventListener("keydown", (event) => {
+    const back = getComputedStyle(box).direction === "rtl" ? "ArrowRight" : "ArrowLeft";
+    const to = { ArrowLeft: current + (back === "ArrowLeft" ? -1 : 1), ArrowRight: current + (back === "ArrowRight" ? -1 : 1), Home: 0, End: tokens.length - 1 }[event.key];
+    if (to !== undefined) { event.preventDefault(); move(to); }
+    else if (event.key === "Enter" || event.key === " ") { event.preventDefault(); chosen(event); }
+  });
+  return [box, readout];
 }
 
 /** What a token is called on its own: "##ing" continues a word, "▁the" begins one. */
@@ -87,6 +91,8 @@ export function outcomeCounts(tokens, threshold) {
   for (const token of tokens) counts[outcome(token, threshold)] += 1;
   return counts;
 }
+
+export const outcomeWords = (counts) => `hits ${counts.hit} · misses ${counts.miss} · false alarms ${counts.false}`;
 
 export const OUTCOMES = { hit: "hit: replaced and caught", miss: "miss: replaced, not caught", false: "false alarm", quiet: "" };
 
@@ -108,5 +114,5 @@ export function outcomeLegend() {
 }
 
 export function countsList(entries, small = false) {
-  return h("dl", { class: `counts${small ? " small" : ""}` }, entries.map(([name, value, id]) => h("div", {}, h("dt", {}, name), h("dd", { id }, value))));
+  return h("dl", { class: `counts${small ? " close" : ""}` }, entries.map(([name, value, id]) => h("div", {}, h("dt", {}, name), h("dd", { id }, value))));
 }

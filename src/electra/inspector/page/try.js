@@ -1,9 +1,18 @@
 // Try it: type, and see what the networks make of it.
 import { ask, get } from "./api.js";
-import { field, fill, h, later, number, options, percent, say, visible } from "./dom.js";
-import { countsList, outcomeCounts, outcomeLegend, plain, playedText, tokenText } from "./tokens.js";
+import { field, fill, h, later, number, options, percent, placed, say, visible } from "./dom.js";
+import { colour } from "./plot.js";
+import { countsList, outcomeCounts, outcomeLegend, outcomeWords, plain, playedText, tokenText } from "./tokens.js";
 
 const EXAMPLE = "Return the sum of the elements over the given axis. If the axis is None, all of the values in the array are added together.";
+const LEADS = {
+  discriminator: "Type a text. Every token is coloured by how probably it was replaced; choose one to see what the generator would put there.",
+  electric: "Type a text. Every token is coloured by how badly it fits the others.",
+  tagging: "Type words with spaces between them. Every span that the model finds is marked with its type.",
+  span: "Type a question and a passage. The answer is marked where it stands.",
+  other: "Type what the model reads, and see its answer.",
+};
+const LONGEST = 100_000; // characters
 const LOOKS = 350; // milliseconds after the last key
 
 export async function tryView(view) {
@@ -19,12 +28,13 @@ export async function tryView(view) {
   options(chooseB, [["", "none"], ...models.map((it) => [it.number, it.name])], "");
   const inputs = h("div", { class: "stack" }), facts = h("p", { class: "tiny", id: "facts" });
   const answers = h("div", { class: "columns" }), side = h("div", { class: "stack" }), controls = h("div", { class: "stack" });
+  const lead = h("p", { class: "lead" });
   let layout;
   const sides = {}; // number -> what the model is
 
   fill(view,
     h("h1", {}, "Try it"),
-    h("p", { class: "lead" }, "Type a text. Every token is coloured by how probably it was replaced; choose one to see what the generator would put there."),
+    lead,
     layout = h("div", { class: "columns side" },
       h("div", { class: "stack" },
         h("section", { class: "panel stack", "aria-label": "Question" },
@@ -46,7 +56,7 @@ export async function tryView(view) {
       const area = h("textarea", { id: `input-${column}`, dir: "auto", spellcheck: "false", rows: columns.length > 1 ? 2 : 4 });
       area.value = state.rows[column] ?? (column === columns.at(-1) ? state.text : "");
       state.rows[column] = area.value;
-      area.addEventListener("input", () => { state.rows[column] = area.value; state.text = area.value; state.replacements = {}; state.place = null; look(); });
+      area.addEventListener("input", () => { state.rows[column] = area.value; state.text = area.value; state.replacements = {}; state.place = null; state.asked += 1; look(); });
       return field(a.columns.length ? visible(column) : "Text", area);
     });
     fill(inputs, texts);
@@ -85,27 +95,30 @@ export async function tryView(view) {
     }));
   };
 
-  const asked = async (value, model, other) => {
+  const asked = async (value, model, other, row) => {
     const number_ = Number(value);
-    if (model.columns.length) return (await ask("/api/predict", { model: number_, rows: [question(model)] }))[0];
-    if (model.kind === "electric") return (await ask("/api/score", { model: number_, texts: [state.text] }))[0];
-    if (model.kind !== "discriminator") return null;
-    if (!Object.keys(state.replacements).length) return (await ask("/api/replace", { model: number_, items: [{ text: state.text, replacements: {} }] }))[0];
-    if (!other || other.tokenizer === model.tokenizer) return (await ask("/api/replace", { model: number_, items: [{ text: state.text, replacements: state.replacements }] }))[0];
-    return null;
+    if (model.columns.length) return (await ask("/api/predict", { model: number_, rows: [row] }))[0];
+    if (!["discriminator", "electric"].includes(model.kind)) return null;
+    const isReplaced = model.kind === "discriminator" && Object.keys(state.replacements).length > 0;
+    if (isReplaced && other && other.tokenizer !== model.tokenizer) return null;
+    return (await ask("/api/replace", { model: number_, items: [{ text: row, replacements: isReplaced ? state.replacements : {} }] }))[0];
   };
 
   let results = [];
   const ask_now = async () => {
     const turn = ++state.asked;
+    const slow = setTimeout(() => answers.setAttribute("aria-busy", "true"), 400);
     try {
+      if (state.text.length > LONGEST) throw new Error(`${number(state.text.length)} characters; at most ${number(LONGEST)} are read at once.`);
       const values = [chooseA.value, chooseB.value].filter((it) => it !== "");
       const known = await Promise.all(values.map(describe));
-      const found = await Promise.all(values.map((value, place) => asked(value, known[place], place ? known[0] : null)));
+      const rows = known.map(question); // as they are now: somebody goes on typing
+      const found = await Promise.all(values.map((value, place) => asked(value, known[place], place ? known[0] : null, rows[place])));
       if (turn !== state.asked) return; // a newer question is on its way
-      results = values.map((value, place) => ({ value, model: known[place], answer: found[place] }));
+      results = values.map((value, place) => ({ value, model: known[place], answer: found[place], row: rows[place] }));
       show();
-    } catch (error) { if (turn === state.asked) say(error.message); }
+    } catch (error) { if (turn === state.asked) fill(answers, h("p", { class: "alarm", role: "alert" }, visible(error.message))); }
+    finally { clearTimeout(slow); if (turn === state.asked) answers.removeAttribute("aria-busy"); }
   };
   const look = later(ask_now, LOOKS);
 
@@ -120,7 +133,7 @@ export async function tryView(view) {
       fill(side);
       await ask_now();
       const counts = outcomeCounts(tokens, state.threshold);
-      say(`seed ${seed}: ${counts.hit} hits, ${counts.miss} misses, ${counts.false} false alarms`);
+      say(`seed ${seed} · ${outcomeWords(counts)}`);
     } catch (error) { say(error.message); }
   };
 
@@ -154,11 +167,12 @@ export async function tryView(view) {
   };
 
   const body = (result, isFirst) => {
-    const { model, answer } = result;
-    if (model.columns.length) return prediction(model, answer, question(model));
-    if (model.kind === "electric") return energies(state.text, answer);
+    const { model, answer, row } = result;
+    if (model.columns.length) return prediction(model, answer, row);
+    if (model.kind === "electric") return energies(row, placed(row, answer));
     if (model.kind === "discriminator" && answer) {
-      return [playedText(state.text, answer, state.threshold, { pick: isFirst ? propose : null, label: "Tokens; arrow keys move, Enter shows proposals" }), outcomeLegend()];
+      return [playedText(row, placed(row, answer), state.threshold, { pick: isFirst ? propose : null, first: isFirst ? state.place ?? 0 : 0, label: "Tokens; arrow keys move, Enter shows proposals" }),
+        results.length > 1 ? h("p", { class: "small outcome" }, outcomeWords(outcomeCounts(answer, state.threshold))) : null, outcomeLegend()];
     }
     if (model.kind === "discriminator") return h("p", { class: "small" }, "Its tokens are others than those of the first model, so the same replacements cannot be put there.");
     return h("p", { class: "small" }, `A network of kind ${model.kind} neither detects, scores nor predicts. It embeds: POST /api/embed.`);
@@ -171,6 +185,7 @@ export async function tryView(view) {
       fill(side);
       buildInputs(a);
       buildControls(a);
+      fill(lead, LEADS[a.kind] || LEADS.other);
       fill(facts, `${a.encoder} · ${number(a.parameters)} parameters · ${number(a.vocabulary)} tokens in the vocabulary · reads ${number(a.positions)} at once`);
       await ask_now();
     } catch (error) { fill(answers, h("p", { class: "alarm", role: "alert" }, visible(error.message))); }
@@ -185,23 +200,17 @@ const name = (models, value) => models.find((it) => String(it.number) === String
 const headline = (model) => ({ discriminator: "What the discriminator says", electric: "How well each token fits", classification: "Label", multilabel: "Labels",
   regression: "Value", tagging: "Tags", span: "Answer" })[model.kind] || visible(model.kind);
 
-function energies(text, answer) {
-  let place = 0;
-  const tokens = answer.tokens.map((token, number_) => {
-    const own = plain(token), at = text.toLowerCase().indexOf(own.toLowerCase(), place);
-    const start = at < 0 ? place : at, end = at < 0 ? place : at + own.length;
-    place = end;
-    const score = answer.token_scores[number_];
-    return { start, end, heat: Math.min(1, Math.max(0, -score / 12)), label: `${own} · log-likelihood ${score.toFixed(3)}` };
-  });
-  return [countsList([["pseudo-log-likelihood", answer.score.toFixed(2)], ["per token", (answer.score / Math.max(1, tokens.length)).toFixed(3)]]),
-    tokenText(text, tokens), h("p", { class: "tiny" }, "The stronger the colour, the less a token fits the others.")];
+function energies(text, tokens) {
+  const total = tokens.reduce((sum, it) => sum + it.score, 0);
+  return [countsList([["pseudo-log-likelihood", total.toFixed(2), "likelihood"], ["per token", (total / Math.max(1, tokens.length)).toFixed(3)], ["tokens", tokens.length]]),
+    tokenText(text, tokens.map((it) => ({ start: it.start, end: it.end, heat: Math.min(1, Math.max(0, -it.score / 12)), label: `${plain(it.token)} · log-likelihood ${it.score.toFixed(3)}` }))),
+    h("p", { class: "tiny" }, "The stronger the colour, the less a token fits the others.")];
 }
 
 /** Labels with probabilities, tags in place, or the answer in the passage: whatever the answer has. */
 function prediction(model, answer, row) {
   if (answer.n_best || answer.span !== undefined) return spanAnswer(answer, row);
-  if (Array.isArray(answer.probabilities)) return taggedWords(answer, Object.values(row)[0]);
+  if (Array.isArray(answer.probabilities)) return taggedWords(model, answer, Object.values(row)[0]);
   const shares = Object.entries(answer).filter(([key]) => key.startsWith("probability_")).map(([key, value]) => [key.slice(12), value]).sort((a, b) => b[1] - a[1]);
   if (!shares.length) return h("p", { class: "text", id: "prediction" }, visible(typeof answer.prediction === "number" ? number(answer.prediction) : answer.prediction));
   const chosen = [answer.prediction].flat();
@@ -209,18 +218,26 @@ function prediction(model, answer, row) {
     h("ul", { class: "bars" }, shares.map(([label, share]) => h("li", {}, h("div", { class: `bar${chosen.includes(label) ? " best" : ""}`, style: { "--p": share } }, h("span", {}, visible(label)), h("span", {}, percent(share))))))];
 }
 
-function taggedWords(answer, words) {
-  return h("p", { class: "text", dir: "auto", id: "prediction" }, words.map((word, place) => {
-    const tag = answer.prediction[place], share = answer.probabilities[place]?.[tag];
-    const title = share === undefined ? tag : `${tag} · ${percent(share)}`;
-    return [tag === "O" ? h("span", { title: visible(title) }, visible(word)) : h("span", { class: "tag", title: visible(title) }, visible(word), h("small", {}, visible(tag))), " "];
-  }));
+/** A span that goes over several words is one box; the words of a plain tagger have one each. */
+function taggedWords(model, answer, words) {
+  const spans = answer.spans || answer.prediction.map((tag, place) => ({ type: tag, start: place, end: place + 1 })).filter((it) => it.type !== "O");
+  const types = [...new Set(model.labels.map((it) => (answer.spans ? it.replace(/^[A-Z]-/, "") : it)))];
+  const word = (place) => { const tag = answer.prediction[place], share = answer.probabilities[place]?.[tag]; return h("span", { title: visible(share === undefined ? tag : `${tag} · ${percent(share)}`) }, visible(words[place])); };
+  const run = (from, to) => Array.from({ length: to - from }, (_, n) => [n ? " " : "", word(from + n)]);
+  const made = [];
+  let at = 0;
+  for (const span of spans) {
+    if (span.start > at) made.push(run(at, span.start), " ");
+    made.push(h("span", { class: "tag", style: { "--c": colour(types.indexOf(span.type)) } }, run(span.start, span.end), h("small", {}, visible(span.type))), " ");
+    at = span.end;
+  }
+  return [h("p", { class: "text", dir: "auto", id: "prediction" }, made, run(at, words.length)),
+    spans.length ? null : h("p", { class: "small" }, "No word has a tag.")];
 }
 
 function spanAnswer(answer, row) {
-  const passage = row.context ?? Object.values(row).at(-1), found = answer.prediction, at = found ? passage.indexOf(found) : -1;
-  const list = (answer.n_best || []).slice(0, 5);
-  return [h("p", { id: "prediction" }, h("strong", {}, found ? visible(found) : "no answer")),
-    h("p", { class: "text compact", dir: "auto" }, at < 0 ? visible(passage) : [visible(passage.slice(0, at)), h("mark", {}, visible(found)), visible(passage.slice(at + found.length))]),
-    list.length ? h("ul", { class: "bars" }, list.map((it) => h("li", {}, h("div", { class: "bar", style: { "--p": it.probability ?? 0 } }, h("span", {}, visible(it.text || "no answer")), h("span", {}, percent(it.probability ?? 0)))))) : null];
+  const passage = row.context ?? Object.values(row).at(-1), list = (answer.n_best || []).slice(0, 5), [best] = answer.prediction ? placed(passage, list.slice(0, 1)) : [];
+  return [h("p", { id: "prediction" }, h("strong", { dir: "auto" }, answer.prediction ? visible(answer.prediction) : "no answer")),
+    h("p", { class: "text compact", dir: "auto" }, best ? [visible(passage.slice(0, best.start)), h("mark", {}, visible(passage.slice(best.start, best.end))), visible(passage.slice(best.end))] : visible(passage)),
+    list.length ? h("ul", { class: "bars", "aria-label": "The likeliest answers" }, list.map((it) => h("li", {}, h("div", { class: "bar", style: { "--p": it.probability ?? 0 } }, h("span", {}, visible(it.text || "no answer")), h("span", {}, percent(it.probability ?? 0)))))) : null];
 }

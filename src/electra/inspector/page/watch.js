@@ -1,6 +1,6 @@
 // Watch: runs as they go on.
 import { get, isReport, listen } from "./api.js";
-import { duration, fill, h, number, percent, say, visible } from "./dom.js";
+import { duration, field, fill, h, number, options, percent, say, visible } from "./dom.js";
 import { colour, curves } from "./plot.js";
 import { countsList, outcomeCounts, outcomeLegend, plain, playedText } from "./tokens.js";
 
@@ -16,7 +16,9 @@ const PANELS = [
   ["GPU memory in GiB", [["gpu_memory", ""]]],
   ["Loss of the objective", [["recovery_loss", "recovery"], ["span_loss", "span"], ["energy_variance", "variance of energies"]]],
 ];
-const MOST_RUNS = 6;
+const MOST_RUNS = 6, MOST_RECORDS = 4000;
+/** What a run is drawn against; held-out records have no clock of their own and take that of the training step beside them. */
+const AXES = { step: "steps", tokens: "tokens", training_seconds: "hours of training" };
 const STATES = { running: "running", finished: "finished", killed: "killed", failed: "failed", diverged: "diverged", interrupted: "interrupted", preempted: "preempted", unknown: "unknown" };
 
 export async function watchView(view) {
@@ -28,12 +30,13 @@ export async function watchView(view) {
   const seen = new Map(); // number of a run -> {name, state, records, settings, samples, stop, place}
   const list = h("ul", { class: "runs", id: "runs" }), facts = h("div", { class: "stack" }), charts = h("div", { class: "charts", id: "charts" });
   const sentences = h("div"), difference = h("div");
+  const axis = options(h("select", { id: "axis", onchange: () => showCharts() }), Object.entries(AXES), "step");
   const shown = { step: null, threshold: 0.5, isLast: true };
   fill(view, h("h1", {}, "Watch"),
     h("p", { class: "lead" }, isReport ? "A pre-training run from its first step to its last." : "Pre-training runs as they go on, also those of another process or of a machine that shares this disk."),
     h("div", { class: "stack" },
       h("div", { class: runs.length > 1 ? "columns side" : "stack" }, facts, runs.length > 1 ? h("section", { class: "panel", "aria-label": "Runs" }, h("h2", {}, "Runs"), list) : null),
-      h("p", { class: "tiny" }, "Thin lines are training, lines with dots held-out documents."), charts, difference, sentences));
+      h("div", { class: "row spread" }, h("p", { class: "tiny" }, "Thin lines are training, lines with dots held-out documents."), field("Drawn against", axis)), charts, difference, sentences));
 
   const chosen = () => [...seen.keys()];
   const main = () => seen.get(chosen()[0]);
@@ -55,18 +58,19 @@ export async function watchView(view) {
       state.reason ? h("p", { class: "small" }, visible(state.reason)) : null,
       old ? h("p", { class: "small" }, `no news for ${duration(state.seconds_since_news)}`) : null,
       countsList(entries, true),
-      alarms.map((it) => h("div", { class: "alarm", role: "alert" }, h("b", {}, `step ${number(it.step)}: ${visible(it.alarm)}`), visible(it.text)))));
+      alarms.map((it) => h("div", { class: "alarm" }, h("b", {}, `step ${number(it.step)}: ${visible(it.alarm)}`), visible(it.text)))));
   };
 
   const series = (key, part, dash) => chosen().flatMap((number_) => {
     const run = seen.get(number_), name = [chosen().length > 1 ? run.name : "", part].filter(Boolean).join(", ");
-    const of = (kind) => run.records.filter((it) => it.kind === kind && it[key] !== null && it[key] !== undefined).map((it) => [it.step, key === "gpu_memory" ? it[key] / 2 ** 30 : it[key]]);
+    const at = places(run.records, axis.value);
+    const of = (kind) => run.records.filter((it) => it.kind === kind && Number.isFinite(it[key])).map((it) => [at(it), key === "gpu_memory" ? it[key] / 2 ** 30 : it[key]]);
     const place = chosen().length > 1 ? run.place : dash;
     const heldout = of("heldout"), train = of("train"), both = heldout.length && train.length && chosen().length === 1;
     return [{ name: [name, both ? "training" : ""].filter(Boolean).join(", ") || "training", place, dash: chosen().length > 1 ? dash : 0, style: heldout.length ? "thin" : "line", points: train },
       { name: [name, both ? "held-out" : ""].filter(Boolean).join(", ") || "held-out", place, dash: chosen().length > 1 ? dash : 0, style: "dots", points: heldout }];
   });
-  const showCharts = () => fill(charts, PANELS.map(([title, keys]) => curves(title, keys.flatMap(([key, part], dash) => series(key, part, dash)))).filter(Boolean));
+  const showCharts = () => fill(charts, PANELS.map(([title, keys]) => curves(title, keys.flatMap(([key, part], dash) => series(key, part, dash)), AXES[axis.value])).filter(Boolean));
 
   const showDifference = () => {
     const all = chosen().map((it) => seen.get(it));
@@ -81,7 +85,7 @@ export async function watchView(view) {
   // the same held-out sentences at every evaluation
 
   const showSentences = () => {
-    const run = main(), steps = run?.samples.steps || [];
+    const run = chosen().map((it) => seen.get(it)).find((it) => it.samples.steps.length) || main(), steps = run?.samples.steps || [];
     if (!steps.length) {
       return fill(sentences, run ? h("p", { class: "note" }, "Nothing is stored of what the networks did with held-out sentences: the run is older than that, has no discriminator, or is not yet evaluated.") : null);
     }
@@ -101,10 +105,12 @@ export async function watchView(view) {
     slider.addEventListener("input", () => { shown.step = Number(slider.value); shown.isLast = shown.step === steps.length - 1; draw(); });
     threshold.addEventListener("input", () => { shown.threshold = Number(threshold.value); limit.textContent = percent(shown.threshold, 0); draw(); });
     draw();
+    const focused = document.activeElement?.id;
     fill(sentences, h("section", { class: "panel stack", "aria-label": "Held-out sentences", id: "sentences" },
       h("div", { class: "row spread" }, h("h2", {}, "The same held-out sentences at every evaluation"), title),
-      h("p", { class: "small" }, "What the generator wrote and what the discriminator said of it. Move the slider to see detection take off."),
+      h("p", { class: "small" }, chosen().length > 1 ? `${visible(run.name)}: what` : "What", " the generator wrote and what the discriminator said of it. Move the slider to see detection take off."),
       h("div", { class: "columns two" }, h("label", {}, `Evaluation, of ${steps.length}`, slider), h("label", {}, h("span", {}, "Flagged as replaced from ", limit), threshold)), counts, outcomeLegend(), list_));
+    if (["steps", "sample-threshold"].includes(focused)) document.getElementById(focused)?.focus();
   };
 
   const showAll = () => { showFacts(); showCharts(); showDifference(); showSentences(); };
@@ -116,16 +122,24 @@ export async function watchView(view) {
   const join = async (number_) => {
     const run = await get(`/api/runs/${number_}`);
     const place = [0, 1, 2, 3, 4, 5].find((it) => [...seen.values()].every((one) => one.place !== it));
-    seen.set(number_, { ...run, place, stop: () => {} });
-    const own = seen.get(number_);
-    own.stop = listen(`/api/runs/${number_}/events`, {
-      history: (records) => { own.records = records; soon(); },
-      records: (records) => { own.records.push(...records); soon(); },
-      state: (state) => { own.state = state; soon(); pills(); },
-      samples: (samples) => { own.samples = samples; if (own === main()) showSentences(); },
+    seen.set(number_, { ...run, place });
+  };
+  let stop = () => {};
+  const follow = () => {
+    stop();
+    const of = (handler) => (content, number_) => { const own = seen.get(number_); if (own) handler(own, content); };
+    stop = listen(chosen(), {
+      history: of((own, records) => { own.records = records; soon(); }),
+      records: of((own, records) => {
+        for (const it of records.filter((one) => one.kind === "alarm")) say(`${own.name}, step ${number(it.step)}: ${it.text}`);
+        own.records = thin([...own.records, ...records]);
+        soon();
+      }),
+      state: of((own, state) => { own.state = state; soon(); pills(); }),
+      samples: of((own, samples) => { own.samples = samples; showSentences(); }),
+      error: () => say("the server does not answer; trying again"),
     });
   };
-  const leave = (number_) => { seen.get(number_)?.stop(); seen.delete(number_); };
   const pills = () => { for (const [number_, run] of seen) { const pill = list.querySelector(`[data-pill="${number_}"]`); if (pill) { pill.className = `pill ${STATES[run.state.state] || "unknown"}`; pill.textContent = run.state.state; } } };
   const showList = () => fill(list, runs.map((run) => h("li", {}, h("label", {},
     h("input", { type: "checkbox", checked: seen.has(run.number), value: run.number, onchange: (event) => toggle(run.number, event.target) }),
@@ -133,7 +147,8 @@ export async function watchView(view) {
     h("span", { class: "name" }, visible(run.name)), h("span", { class: `pill ${STATES[run.state] || "unknown"}`, "data-pill": run.number }, visible(run.state))))));
   const toggle = async (number_, box) => {
     if (box.checked && seen.size >= MOST_RUNS) { box.checked = false; say(`at most ${MOST_RUNS} runs are shown at once`); return; }
-    try { if (box.checked) await join(number_); else leave(number_); } catch (error) { say(error.message); }
+    try { if (box.checked) await join(number_); else seen.delete(number_); } catch (error) { say(error.message); }
+    follow();
     showList();
     list.querySelector(`input[value="${number_}"]`)?.focus();
     showAll();
@@ -143,7 +158,18 @@ export async function watchView(view) {
   await join(first.number);
   showList();
   showAll();
-  return () => { for (const number_ of chosen()) leave(number_); };
+  follow();
+  return () => stop();
+}
+
+/** Every other of the older training records goes where a page has been open for days. */
+const thin = (records) => (records.length < MOST_RECORDS ? records : records.filter((it, place) => it.kind !== "train" || place % 2 || place > records.length - 200));
+
+/** Where a record stands on the axis. */
+function places(records, key) {
+  if (key === "step") return (it) => it.step;
+  const train = records.filter((it) => it.kind === "train" && Number.isFinite(it[key])), scale = key === "training_seconds" ? 3600 : 1;
+  return (it) => (it[key] ?? train.findLast((one) => one.step <= it.step)?.[key] ?? 0) / scale;
 }
 
 /** A stored row as text with tokens: pieces of a word are joined again. */
