@@ -90,6 +90,15 @@ def inputs_for(vocabulary: int, encoder=TINY, generator=None, masking=None, samp
     )
 
 
+def noisy(module: torch.nn.Module) -> torch.nn.Module:
+    """Every weight random, LayerNorm and biases too: zeros and ones hide mistakes."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return module.eval()
+
+
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token shards of a small corpus: made once, read by many."""

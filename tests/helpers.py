@@ -198,6 +198,26 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "electra", *map(str, words)]
 
 
+def write_table(path: Path, rows: list[dict]) -> Path:
+    from electra.data.tables import TableWriter
+
+    with TableWriter(path) as writer:
+        writer.write(rows)
+    return path
+
+
+def decoded(folder: Path, split: str) -> list[str]:
+    """The documents of prepared shards, as text."""
+    import numpy as np
+
+    from electra.data.shards import open_data
+    from electra.data.tokenizer import load_tokenizer
+
+    tokenizer, shards = load_tokenizer(folder), open_data(folder, split).shards
+    documents = (part for shard in shards for part in np.split(shard.tokens, shard.documents[:-1]))
+    return [tokenizer.decode(document.tolist()) for document in documents]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder but its lock."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}

@@ -333,14 +333,14 @@ def test_the_quickstart_reaches_what_it_promises(tmp_path):
 def test_a_short_quickstart_runs_through_and_again_changes_nothing(tmp_path, monkeypatch):
     """On the documentation of two libraries; `make quickstart` and the test before this one have all of them."""
     monkeypatch.setattr("electra.data.corpus.DOCUMENTED_PACKAGES", ("networkx",))
-    first = electra("quickstart", tmp_path / "q", "--steps", 8)
+    first = electra("quickstart", tmp_path / "q", "--steps", 2)
     assert first.returncode == 0, first.stderr
     assert "What to type next" in first.stdout and "ROC-AUC" in first.stdout
     assert "the pre-trained encoder" in first.stdout and "the same network, untrained" in first.stdout
     weights = sorted((tmp_path / "q" / "run" / "checkpoints").rglob("model.safetensors"))[-1:]
     weights += (tmp_path / "q" / "finetune").rglob("model.safetensors")
     before = {path: path.stat().st_mtime_ns for path in weights}
-    again = electra("quickstart", tmp_path / "q", "--steps", 8)
+    again = electra("quickstart", tmp_path / "q", "--steps", 2)
     assert again.returncode == 0 and len(before) == 1 + 4
     assert before == {path: path.stat().st_mtime_ns for path in weights}
 

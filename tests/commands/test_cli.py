@@ -314,7 +314,7 @@ def test_the_library_names_no_flag_of_the_command_line():
 
 
 def test_debug_shows_the_traceback(tmp_path):
-    assert "Traceback" in electra_process("--debug", "evaluate", "nowhere", cwd=tmp_path).stderr
+    assert "Traceback" in electra_process("--debug", "tokenizer", "out", "nowhere", cwd=tmp_path).stderr
 
 
 def test_a_wrong_option_is_a_usage_error(tmp_path):

@@ -23,9 +23,8 @@ from electra.data.filters import (
 )
 from electra.data.plan import PrepareSettings, text_hash
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
-from electra.data.shards import open_data, verify_shards
-from electra.data.tokenizer import load_tokenizer
-from helpers import electra
+from electra.data.shards import verify_shards
+from helpers import decoded, electra
 
 WORDS = [f"{a}{b}" for a in ("bar", "lon", "tim", "gor", "sel") for b in ("ak", "ute", "in", "owa", "e")]
 
@@ -33,13 +32,6 @@ WORDS = [f"{a}{b}" for a in ("bar", "lon", "tim", "gor", "sel") for b in ("ak", 
 @pytest.fixture(scope="module")
 def tokenizer(prepared: Path) -> Path:
     return prepared / "tokenizer.json"
-
-
-def decoded(folder: Path, split) -> list[str]:
-    encoder = load_tokenizer(folder)
-    shards = open_data(folder, split).shards
-    documents = (part for shard in shards for part in np.split(shard.tokens, shard.documents[:-1]))
-    return [encoder.decode(document.tolist()) for document in documents]
 
 
 def jaccard(first: str, second: str) -> float:

@@ -26,15 +26,9 @@ from electra.data import prepare as prepare_module
 from electra.data.corpus import Corpus, CorpusSettings, unify_lines
 from electra.data.prepare import PrepareSettings, prepare
 from electra.data.shards import open_data, verify_shards
-from electra.data.tokenizer import (
-    SPECIAL_TOKENS,
-    TokenizerSettings,
-    adopt_vocabulary,
-    load_tokenizer,
-    save_tokenizer,
-    train_tokenizer,
-)
+from electra.data.tokenizer import SPECIAL_TOKENS, TokenizerSettings, adopt_vocabulary, save_tokenizer, train_tokenizer
 from electra.data.units import WordCache, words_are_independent
+from helpers import decoded
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SMALL_UNITS = PrepareSettings(unit_bytes=20_000, heldout_share=0.1)
@@ -69,13 +63,6 @@ def expected(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFac
     prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1)
     assert verify_shards(out) == []
     return contents(out)
-
-
-def decoded(folder: Path, split: Any) -> list[str]:
-    encoder = load_tokenizer(folder)
-    shards = open_data(folder, split).shards
-    documents = (part for shard in shards for part in np.split(shard.tokens, shard.documents[:-1]))
-    return [encoder.decode(document.tolist()) for document in documents]
 
 
 def refused(kind: type[ElectraError], exit_code: int, *arguments: Any, **named: Any) -> str:

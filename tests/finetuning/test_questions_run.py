@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from electra.data.tables import TableWriter, read_rows
+from electra.data.tables import read_rows
 from electra.finetuning.folder import load_task_folder
 from electra.finetuning.plan import make_plan
 from electra.finetuning.questions import squad1
-from helpers import electra
+from helpers import electra, write_table
 
 FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=40", "max_query_length=8", "doc_stride=12")
 NOUNS = ("barak", "lonute", "timin", "gorowa")
@@ -44,12 +44,6 @@ def nested(rows: list[dict]) -> dict:
 def write_json(path: Path, content: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
-    return path
-
-
-def write_table(path: Path, rows: list[dict]) -> Path:
-    with TableWriter(path) as writer:
-        writer.write(rows)
     return path
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from electra.data.tables import TableWriter, read_rows
+from electra.data.tables import read_rows
 from electra.finetuning.folder import load_task_folder
-from helpers import Forked, electra, electra_forked, electra_process
+from helpers import Forked, electra, electra_forked, electra_process, write_table
 
 FAST = ("epochs=6", "lr=4e-3", "batch=16", "evaluations=2", "length=24")
 
@@ -31,15 +31,9 @@ def rows(count: int = 160, seed: int = 0) -> list[dict]:
     return made
 
 
-def write(path: Path, content: list[dict]) -> Path:
-    with TableWriter(path) as writer:
-        writer.write(content)
-    return path
-
-
 @pytest.fixture(scope="module")
 def table(tmp_path_factory) -> Path:
-    return write(tmp_path_factory.mktemp("table") / "my.csv", rows())
+    return write_table(tmp_path_factory.mktemp("table") / "my.csv", rows())
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +106,7 @@ def test_a_folder_with_other_settings_is_refused_with_the_difference(finished, t
 
 
 def test_other_data_under_the_same_name_is_refused(finished, toy_model, tmp_path):
-    other = write(tmp_path / "my.csv", rows(seed=9))
+    other = write_table(tmp_path / "my.csv", rows(seed=9))
     done = electra("finetune", toy_model, other, *FAST, "--out", finished)
     assert done.returncode == 2 and "files.train.sha256" in done.stderr
 
@@ -172,7 +166,7 @@ def test_workers_end_with_their_parent(toy_model, table, tmp_path):
 @pytest.mark.parametrize("kind", ["csv", "tsv.gz", "jsonl", "json", "parquet", "jsonl.zst"])
 def test_predictions_come_in_the_format_of_the_file(finished, tmp_path, kind):
     sample = [{key: row[key] for key in ("id", "review")} for row in rows(30, seed=3)]
-    file = write(tmp_path / f"new.{kind}", sample)
+    file = write_table(tmp_path / f"new.{kind}", sample)
     done = electra("predict", finished / "my" / "seed-0", file, "--probabilities", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = list(read_rows(tmp_path / f"new.predictions.{kind}"))
@@ -188,7 +182,7 @@ def test_predictions_do_not_depend_on_chunks_and_other_columns_can_be_named(fini
     from electra.finetuning import predict
 
     sample = [{"words": row["review"]} for row in rows(25, seed=4)]
-    file = write(tmp_path / "new.jsonl", sample)
+    file = write_table(tmp_path / "new.jsonl", sample)
     model = finished / "my" / "seed-0"
     whole = predict.predict_file(model, file, tmp_path / "a.jsonl", True, {"text": ["words"]})
     monkeypatch.setattr(predict, "CHUNK", 7)
@@ -203,7 +197,7 @@ def test_predictions_do_not_depend_on_chunks_and_other_columns_can_be_named(fini
 
 def test_predictions_lie_beside_the_file_and_are_overwritten_by_force_alone(finished, tmp_path):
     model = finished / "my" / "seed-0"
-    file = write(tmp_path / "deep" / "new.csv", rows(5, seed=3))
+    file = write_table(tmp_path / "deep" / "new.csv", rows(5, seed=3))
     (tmp_path / "elsewhere").mkdir()
     assert electra("predict", model, file, cwd=tmp_path / "elsewhere").returncode == 0
     written = tmp_path / "deep" / "new.predictions.csv"
@@ -218,7 +212,7 @@ def test_predictions_lie_beside_the_file_and_are_overwritten_by_force_alone(fini
 def test_a_text_and_lines_of_standard_input_are_answered_on_standard_output(finished, tmp_path):
     model = finished / "my" / "seed-0"
     sample = [row["review"] for row in rows(4, seed=3)]
-    file = write(tmp_path / "new.jsonl", [{"review": text} for text in sample])
+    file = write_table(tmp_path / "new.jsonl", [{"review": text} for text in sample])
     assert electra("predict", model, file, "--probabilities").returncode == 0
     expected = list(read_rows(tmp_path / "new.predictions.jsonl"))
     said = electra("predict", model, stdin="\n".join(sample))
@@ -247,7 +241,7 @@ def test_a_folder_of_seeds_answers_by_their_mean(finished, table, tmp_path):
 
 
 def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, tmp_path):
-    file = write(tmp_path / "new.parquet", rows(60, seed=6))
+    file = write_table(tmp_path / "new.parquet", rows(60, seed=6))
     done = electra("evaluate", finished / "my" / "seed-0", file, "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -274,9 +268,9 @@ def pairs(count: int, seed: int) -> list[dict]:
 
 def test_a_toml_file_is_a_task_whose_partial_files_are_named_as_such(toy_model, tmp_path):
     data = tmp_path / "data"
-    write(data / "train_part.jsonl", pairs(40, 1))
-    write(data / "dev_matched.csv", pairs(20, 2))
-    write(data / "test.tsv", [{"a": row["a"], "b": row["b"]} for row in pairs(10, 3)])
+    write_table(data / "train_part.jsonl", pairs(40, 1))
+    write_table(data / "dev_matched.csv", pairs(20, 2))
+    write_table(data / "test.tsv", [{"a": row["a"], "b": row["b"]} for row in pairs(10, 3)])
     toml = task_toml(tmp_path)
     toml.write_text(toml.read_text() + '\n[rows]\ntrain = 900\ndev = 20\n[submission]\ntest = "Mine.tsv"\n')
     out = tmp_path / "out"
@@ -292,9 +286,9 @@ def test_a_toml_file_is_a_task_whose_partial_files_are_named_as_such(toy_model, 
 
 
 def test_of_several_dev_files_none_is_chosen_in_silence(toy_model, tmp_path):
-    write(tmp_path / "d" / "train.csv", pairs(20, 1))
-    write(tmp_path / "d" / "dev_a.csv", pairs(9, 2))
-    write(tmp_path / "d" / "dev_b.csv", pairs(9, 3))
+    write_table(tmp_path / "d" / "train.csv", pairs(20, 1))
+    write_table(tmp_path / "d" / "dev_a.csv", pairs(9, 2))
+    write_table(tmp_path / "d" / "dev_b.csv", pairs(9, 3))
     words = ("finetune", toy_model, task_toml(tmp_path), f"data={tmp_path / 'd'}", "--out", tmp_path / "out")
     done = electra(*words)
     assert done.returncode == 3 and "which of dev_a.csv, dev_b.csv is dev? Say files.dev=NAME" in done.stderr
@@ -347,7 +341,7 @@ def test_numbers_and_several_labels_from_tables(toy_model, tmp_path, kind):
         {"text": row["review"], "label": {"bar": 4.5, "lon": 1.0}[row["stars"]] if kind == "regression" else [row["stars"], "x"]}
         for row in rows(60)
     ]  # fmt: skip
-    file = write(tmp_path / "t.jsonl", made)
+    file = write_table(tmp_path / "t.jsonl", made)
     done = electra("finetune", toy_model, file, *FAST, "head=linear", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert f"kind (guessed from the labels): {kind}" in done.stderr
@@ -415,8 +409,8 @@ def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
 def test_problems_of_a_table_are_reported_together_and_nothing_is_written(
     toy_model, tmp_path, table, dev, words, parts
 ):
-    file = write(tmp_path / "t.jsonl", table)
-    more = ("--dev", write(tmp_path / "dev.jsonl", dev)) if dev else ()
+    file = write_table(tmp_path / "t.jsonl", table)
+    more = ("--dev", write_table(tmp_path / "dev.jsonl", dev)) if dev else ()
     done = electra("finetune", toy_model, file, *more, *words, "--out", tmp_path / "out")
     assert done.returncode == (2 if "metric=pearson" in words else 3), done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
@@ -430,8 +424,8 @@ def test_problems_that_rows_have_in_common_are_one_line_and_at_most_twenty_are_s
         *({"text": "", "label": "a"} for _ in range(50)),
         *({"text": f"x{n}", "label": f"{n}c"} for n in range(30)),
     ]
-    file = write(tmp_path / "t.jsonl", rows)
-    dev = write(tmp_path / "d.jsonl", [{**row, "text": f"new {row['text']}"} for row in GOOD])
+    file = write_table(tmp_path / "t.jsonl", rows)
+    dev = write_table(tmp_path / "d.jsonl", [{**row, "text": f"new {row['text']}"} for row in GOOD])
     words = ('labels=["a", "b"]', "--out", tmp_path / "out", "--dev", dev)
     done = electra("finetune", toy_model, file, *words)
     assert done.returncode == 3 and "(80 problems)" in done.stderr

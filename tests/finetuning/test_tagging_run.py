@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from electra.base.errors import DataError
-from electra.data.tables import TableWriter, read_conll, read_rows
+from electra.data.tables import read_conll, read_rows
 from electra.finetuning.plan import guess_shape
-from helpers import electra
+from helpers import electra, write_table
 
 FAST = ("epochs=8", "lr=4e-3", "batch=16", "evaluations=2", "length=40")
 NOUNS = {"barak": "PER", "lonute": "LOC"}
@@ -31,12 +31,6 @@ def sentences(count: int, seed: int) -> list[dict]:
                 tags.append(f"I-{NOUNS[word]}")
         made.append({"id": number, "tokens": [*tokens, str(seed * 1000 + number)], "tags": [*tags, "O"]})
     return made
-
-
-def write_table(path: Path, rows: list[dict]) -> Path:
-    with TableWriter(path) as writer:
-        writer.write(rows)
-    return path
 
 
 def write_columns(path: Path, rows: list[dict]) -> Path:

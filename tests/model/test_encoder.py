@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from conftest import SPECIAL, TINY, VOCABULARY, make_batch
+from conftest import SPECIAL, TINY, VOCABULARY, make_batch, noisy
 from electra.interop import formats
 from electra.interop.formats import network_tensors
 from electra.model import initialise
@@ -18,15 +18,6 @@ SAME_WIDTH = TINY.model_copy(update={"embedding": TINY.hidden})
 def hf_config(settings: ElectraEncoderSettings, kind: formats.NetworkKind) -> "transformers.ElectraConfig":
     config = formats.config_json(settings, VOCABULARY, SPECIAL, kind)
     return transformers.ElectraConfig(**{key: value for key, value in config.items() if key != "model_type"})
-
-
-def noisy(module: torch.nn.Module) -> torch.nn.Module:
-    """Every weight random, LayerNorm and biases too: zeros and ones hide mistakes."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return module.eval()
 
 
 def our_encoder(settings: ElectraEncoderSettings) -> ElectraEncoder:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import SPECIAL, TINY, VOCABULARY, inputs_for, make_batch
+from conftest import SPECIAL, TINY, VOCABULARY, inputs_for, make_batch, noisy
 from electra.interop import formats as export
 from electra.interop.formats import network_tensors
 from electra.model import (
@@ -60,15 +60,6 @@ SETTINGS = pytest.mark.parametrize(
         "the last is global",
     ],
 )
-
-
-def noisy(module: torch.nn.Module) -> torch.nn.Module:
-    """Every weight random, norms too: ones hide mistakes."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return module.eval()
 
 
 def ours(settings: ModernEncoderSettings) -> ModernEncoder:
