@@ -149,7 +149,7 @@ def pretrain(
         folder = Path(settings.run)
         if settings.train.processes > 1 and not is_launched():
             launch(command, settings.train)
-            metrics = next(record for record in reversed(read_metrics(folder)) if record["kind"] == "heldout")
+            metrics = (read_metrics(folder, "heldout") or [{}])[-1]
         else:
             metrics = train(settings, shlex.join(["electra", *command]))
             ranks.first(lambda: plot_run(folder, folder / "curves.png"))

@@ -1,4 +1,4 @@
-"""What test_fast_step.py runs, each in a process of its own: python fast_steps.py CASE [DEVICE]. Compiled code does without the
+"""What test_fast_step.py runs in processes of its own: python fast_steps.py CASE[+CASE…] [DEVICE]. Compiled code does without the
 checks of shapes that the tests install, and a cap on the device's memory would hold for all tests after it."""
 
 import logging
@@ -225,10 +225,11 @@ def leaves_its_graphs_when_memory_is_short() -> None:
 
 
 def takes_recipe() -> None:
-    """`tiny` joined with the recipe named by the third word: compiled in one piece and captured, with the plain step's
+    """`tiny` joined with the recipe named by the next word: compiled in one piece and captured, with the plain step's
     losses (float32, no dropout) over the first steps."""
-    words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", *words_of(sys.argv[3])]
-    settings, _ = resolve(f"tiny+{sys.argv[3]}", words)
+    recipe = sys.argv.pop(3)
+    words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", *words_of(recipe)]
+    settings, _ = resolve(f"tiny+{recipe}", words)
     inputs = ObjectiveInputs(
         encoder=settings.encoder,
         generator=settings.generator,
@@ -273,4 +274,6 @@ def goes_on_where_nothing_can_be_captured() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    for case in sys.argv[1].split("+"):
+        torch._dynamo.reset()
+        globals()[case]()

@@ -51,12 +51,8 @@ def test_every_recipe_takes_the_fast_step(recipe):
     run("takes_recipe", "cuda", recipe)
 
 
-@pytest.mark.parametrize("recipe", ["modernbert", "selection"])
-def test_a_recipe_is_compiled_in_one_piece(recipe):
-    run("takes_recipe", "cpu", recipe)
-
-
-@pytest.mark.parametrize("case", ["shapes_take_turns", "compiles_once", "temperature_is_not_frozen"])
-def test_the_compiled_step_on_the_cpu(case):
-    """Without inductor, so without a C compiler: what is traced, and how often."""
-    run(case, "cpu")
+def test_the_compiled_step_on_the_cpu():
+    """Without inductor, so without a C compiler: what is traced, and how often; recipes in one piece. In one process, whose start takes
+    longer than any of them."""
+    cases = "shapes_take_turns", "compiles_once", "temperature_is_not_frozen", "takes_recipe", "takes_recipe"
+    run("+".join(cases), "cpu", "modernbert", "selection")

@@ -39,7 +39,7 @@ from electra.finetuning.report import GLUE, SETTINGS
 from electra.finetuning.run import finetune
 from electra.pretraining.run import environment, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
-from electra.pretraining.trial import count_flops, device_peak, paper_flops
+from electra.pretraining.trial import device_peak, paper_flops, step_flops
 from electra.train.device import choose_device
 from electra.train.log import RUN_STATE, Record, picture, plot_run, read_metrics
 from electra.train.settings import ScheduleSettings
@@ -245,7 +245,7 @@ def measurements(settings: PretrainSettings, heldout: Mapping[str, float]) -> di
     state, vocab_size = read_object(run / RUN_STATE), read_manifest(Path(settings.data)).vocab_size
     steps, seconds = state["step"], state["seconds"]["train"]
     done = settings.model_copy(update={"train": train.model_copy(update={"steps": steps})})
-    flops = sum(count_flops(settings, vocab_size).values()) * steps * train.batch * settings.rows.length
+    flops = steps * step_flops(settings, vocab_size)
     peak = device_peak(choose_device(train))
     return {
         "tokens": state["tokens"],
@@ -255,7 +255,7 @@ def measurements(settings: PretrainSettings, heldout: Mapping[str, float]) -> di
         "flops": flops,
         "paper_flops": paper_flops(done, vocab_size),
         "heldout": {key: value for key, value in heldout.items() if key not in ("kind", "step")},
-        "alarms": [record["text"] for record in read_metrics(run) if record["kind"] == "alarm"],
+        "alarms": [record["text"] for record in read_metrics(run, "alarm")],
         "pretraining_seed": settings.seed,
         "pretraining": config.dump(settings),
     }

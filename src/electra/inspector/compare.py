@@ -53,7 +53,7 @@ from electra.interop.read import Pretrained
 from electra.pretraining.load import CONFIG, load_network, load_settings
 from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
-from electra.pretraining.trial import flops_per_token, paper_flops, try_step
+from electra.pretraining.trial import paper_flops, step_flops, try_step
 from electra.train.device import choose_device
 from electra.train.log import picture
 from electra.train.step import Execution, build_step
@@ -276,7 +276,7 @@ def run_job(job: Job) -> ComparedRun:
     own = f"seed={job.seed}", f'run="{job.folder / "run"}"'
     settings, _ = resolve(job.variant.recipe, [*job.variant.overrides, *own])
     vocab_size = read_manifest(Path(settings.data)).vocab_size
-    flops = flops_per_token(settings, vocab_size) * settings.train.batch * settings.rows.length
+    flops = step_flops(settings, vocab_size)
     paper = paper_flops(with_steps(settings, 1), vocab_size)
     settings = with_steps(settings, plan_steps(job, settings, flops, paper))
 

@@ -34,7 +34,7 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
     """Of the network at the step of `metrics`, held-out ones, or at the end."""
     environment = read_environment(run)
     data: dict[str, int] = environment["data"]
-    train = [record for record in read_metrics(run) if record["kind"] == "train"]
+    train = read_metrics(run, "train")
     last = next((it for it in reversed(train) if it["step"] <= metrics.get("step", it["step"])), {})
     step, tokens = last.get("step", 0), last.get("tokens") or 0
     software = ", ".join(f"{it} {environment[it]}" for it in ("electra", "torch", "python") if environment.get(it))

@@ -143,7 +143,7 @@ def tensors_of(network: Pretrained) -> Iterator[torch.Tensor]:
 
 def export_run(run: Path, out: Path, publication: Publication = UNSAID, manner: Manner = PLAIN) -> list[Exported]:
     settings, objective = load_run(run)
-    heldout = [record for record in read_metrics(run) if record["kind"] == "heldout"]
+    heldout = read_metrics(run, "heldout")
     return export_networks(
         settings, objective.networks(), run, out, heldout[-1] if heldout else {}, publication, manner
     )

@@ -213,7 +213,7 @@ def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled
 
 def before_and_after(run: Path) -> Table | None:
     """What the run has changed, on held-out text: the metrics of the weights it began with beside its last ones."""
-    records = [record for record in read_metrics(run) if record["kind"] == "heldout"]
+    records = read_metrics(run, "heldout")
     if len(records) < 2 or records[0]["step"] != 0:
         return None
     first, last = records[0], records[-1]

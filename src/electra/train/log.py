@@ -86,12 +86,12 @@ class RunLog:
             self.trackers.close()
 
 
-def read_metrics(folder: Path) -> list[Record]:
-    """Every record of a run. A last line cut off by a kill is left out, and so are damaged ones, which is said."""
+def read_metrics(folder: Path, kind: str = "") -> list[Record]:
+    """Every record of a run, or those of a kind. A last line cut off by a kill is left out, and so are damaged ones, which is said."""
     records, damaged = read_records(folder)
     if damaged:
         log.warning("%s has %d damaged lines, which are left out.", folder / METRICS, len(damaged))
-    return records
+    return [record for record in records if kind in ("", record["kind"])]
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[bytes]]:
