@@ -64,7 +64,7 @@ def run_afresh(folder: Path, expected: Path) -> "subprocess.CompletedProcess[str
     places = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     how = {"capture_output": True, "text": True, "timeout": LONGEST_LOOK, "check": False}
-    return subprocess.run(words, cwd=expected.parent, env=env, **how)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(words, cwd=expected.parent, env=env, **how)  # type: ignore[call-overload]
 
 
 def look(folder: Path, expected: Mapping[str, Tensor]) -> None:
