@@ -40,6 +40,7 @@ FALLS = 0.97
 CUT_SHARE = 0.01
 ENOUGH_ROWS = 100
 """Of dev. With fewer, chance moves an accuracy by five points or more."""
+LONGER = "Train longer (epochs, min_steps), try other rates (lr), or give it more rows."
 TRY = "Try other rates (lr), more epochs or fewer (keep=best), or give it more rows."
 
 
@@ -130,12 +131,12 @@ def run_alarms(
     answer = task.one_answer(rows, predictions)
     metric, score = next(iter(scores.items()))
     if answer and score != (0 if metric in LOWER_IS_BETTER else 1):
-        texts.append(f"the answer to every dev row is {answer}: nothing was learned that tells rows apart. {TRY}")
+        texts.append(f"the answer to every dev row is {answer}: nothing was learned that tells rows apart. {LONGER}")
     if len(losses) >= LOGGED_ENOUGH:
         fifth = len(losses) // 5
         first, last = statistics.fmean(losses[:fifth]), statistics.fmean(losses[-fifth:])
         if last > FALLS * first:
-            texts.append(f"the loss does not fall ({first:.3f} at first, {last:.3f} at last). {TRY}")
+            texts.append(f"the loss does not fall ({first:.3f} at first, {last:.3f} at last). {LONGER}")
     return texts
 
 
