@@ -240,7 +240,7 @@ def test_a_folder_of_seeds_answers_by_their_mean(finished, table, tmp_path):
     assert json.loads(done.stdout)["scores"]["accuracy"] == pytest.approx(sum(right) / 160)
 
 
-def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, tmp_path):
+def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, table, tmp_path):
     file = write_table(tmp_path / "new.parquet", rows(60, seed=6))
     done = electra("evaluate", finished / "my" / "seed-0", file, "--json")
     assert done.returncode == 0, done.stderr
@@ -248,7 +248,8 @@ def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, tmp_path):
     matrix = figures["confusion"]
     assert figures["scores"]["accuracy"] == pytest.approx((matrix[0][0] + matrix[1][1]) / 60)
     shown = electra("evaluate", finished / "my" / "seed-0", file)
-    assert "each class" in shown.stdout and "true class (down)" in shown.stdout
+    assert "each class" in shown.stdout and "true class (down)" in shown.stdout and "trained on" not in shown.stderr
+    assert "is the table it was trained on" in electra("evaluate", finished / "my" / "seed-0", table).stderr
     assert electra("evaluate", finished / "my" / "seed-0").returncode == 2
 
 

@@ -295,7 +295,8 @@ def write_seed(
     card = task_card(plan, task, start.path, start.settings, result["seed"], scores)
     more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
     more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
-    note = {"model": start.path, "seed": result["seed"], "scores": scores}
+    trained_on = planned.settings["files"]["train"]["sha256"]
+    note = {"model": start.path, "seed": result["seed"], "scores": scores, "train_sha256": trained_on}
     if "together" in planned.settings:
         note["together"] = list(planned.settings["together"])
     trained = TaskModel(model.cpu(), task, plan.method, start.network.tokenizer, note, start.network.length)
