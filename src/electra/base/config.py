@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import annotated_types
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from electra.base.errors import CorruptError, SettingsError
+from electra.base.errors import CorruptError, MachineError, SettingsError
 from electra.base.files import read_bytes
 
 MOST_TOML, MOST_SECTIONS, LARGEST = 1 << 22, 8, 10**15
@@ -74,10 +74,14 @@ def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
         raise SettingsError(f"no recipe {short(name)}: it is neither a TOML file nor a shipped recipe. {hint}")
     path = resources.files("electra") / folder / f"{name}.toml" if name in known else Path(name)
     try:
-        text = path.read_text("utf-8") if name in known else read_bytes(Path(name), MOST_TOML).decode("utf-8")
+        text = path.read_text("utf-8") if name in known else read_bytes(Path(name), MOST_TOML).decode("utf-8-sig")
         return parse_toml(text)
-    except (OSError, UnicodeDecodeError, CorruptError) as error:
-        raise SettingsError(f"recipe {name} cannot be read: {error}.") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"recipe {name} cannot be read: byte {error.start} is not UTF-8. Convert it.") from None
+    except (OSError, CorruptError) as error:
+        raise SettingsError(f"recipe {name} cannot be read: {str(error).rstrip('.')}.") from None
+    except MachineError:
+        raise
     except ValueError as error:
         raise SettingsError(f"recipe {name} is not valid TOML: {error}.") from None
 

@@ -45,6 +45,10 @@ class DiskFullError(MachineError):
     """Of all that a machine can lack, the disk: whoever writes in parts may say more about what is kept."""
 
 
+class ForbiddenError(MachineError):
+    """What this user may not read: nothing is known of it, so it is neither damaged nor absent."""
+
+
 class DivergedError(ElectraError):
     exit_code = 6  # training produced numbers that are not finite
 

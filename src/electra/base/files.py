@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from electra.base.errors import CorruptError, DiskFullError, MachineError
+from electra.base.errors import CorruptError, DiskFullError, ElectraError, ForbiddenError, MachineError, SettingsError
 from electra.base.remote import Place, RemotePath
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,13 @@ FOLDER_FILES = (
     "model.onnx",
 )
 """What is read of a model folder, so that its manifest must name it."""
+FOLDER_KINDS = {
+    "config.toml": "a run",
+    "manifest.json": "prepared shards",
+    "config.json": "a model",
+    "comparison.json": "a comparison",
+}
+"""The file by which a folder of ours is known, and what it then is."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 _MACHINE = os.urandom(3).hex()
@@ -96,6 +104,7 @@ def write_atomically(path: Place, data: bytes) -> None:
     """The file is there whole or not at all, also after a power cut."""
     if isinstance(path, RemotePath):
         return path.write_bytes(data)
+    refuse_to_replace(path)
     temporary = temporary_name(path)
     try:
         write_synced(temporary, data)
@@ -105,6 +114,12 @@ def write_atomically(path: Place, data: bytes) -> None:
     except MachineError as error:
         temporary.unlink(missing_ok=True)
         raise type(error)(str(error).replace(str(temporary), str(path))) from None
+
+
+def refuse_to_replace(path: Path) -> None:
+    """A device, a pipe or a folder that is given as the place of a file would be gone, /dev/null for everybody."""
+    if path.exists() and not path.is_file():
+        raise MachineError(f"{path} is a folder, a pipe or a device, not a file. Choose another place.")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -164,7 +179,12 @@ def read_bytes(path: Place, most: int = MOST_JSON) -> bytes:
     except FileNotFoundError:
         raise CorruptError(f"{path} is missing. Restore it.") from None
     except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Place, error: OSError) -> MachineError:
+    kind = ForbiddenError if isinstance(error, PermissionError) else MachineError
+    return kind(f"{path} cannot be read: {error.strerror}.")
 
 
 def parse_json(data: bytes | str, halves: bool = False) -> Any:
@@ -172,7 +192,11 @@ def parse_json(data: bytes | str, halves: bool = False) -> Any:
     caller to find."""
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-        content = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_integer)
+        if text.startswith("\ufeff"):
+            raise ValueError("it begins with a byte order mark: save it as UTF-8 without one")
+        content = json.loads(
+            text, parse_constant=_refuse, parse_float=_finite, parse_int=_integer, object_pairs_hook=_once
+        )
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except RecursionError:
@@ -185,6 +209,14 @@ def parse_json(data: bytes | str, halves: bool = False) -> Any:
         except UnicodeEncodeError as error:
             half = error.object[error.start]
             raise ValueError(f"half a character (\\u{ord(half):04x})") from None
+    return content
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values under one key every reader would choose its own."""
+    if len(content := dict(pairs)) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice[:60]!r} is there twice")
     return content
 
 
@@ -218,7 +250,7 @@ def _parts(whole: Any) -> Collection[Any]:
 def read_json(path: Place, remedy: str = "restore it, or remove it") -> Any:
     try:
         return parse_json(read_bytes(path))
-    except CorruptError:
+    except ElectraError:
         raise
     except ValueError as error:
         raise CorruptError(f"{path} cannot be read: {error}. It was cut or edited: {remedy}.") from None
@@ -313,6 +345,8 @@ def file_problem(path: Place, size: Any, sha256: str) -> str | None:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return "is missing"
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return None if digest == sha256 else f"has sha256 {digest[:12]}…, not {sha256[:12]}…"
@@ -325,8 +359,10 @@ def folder_problems(folder: Path) -> list[str]:
         return []
     try:
         manifest = read_object(path)
+    except ForbiddenError:
+        raise
     except (CorruptError, MachineError) as error:
-        return [str(error)]
+        return [str(error).rstrip(".")]
     required = [name for name in FOLDER_FILES if (folder / name).exists()]
     required += [path.name for path in folder.glob("model-*.safetensors")]
     return list(manifest_problems(folder, manifest, required))
@@ -339,6 +375,14 @@ def refuse_edited(folder: Path) -> None:
         return
     remedy = f'Restore it, or trust it as it is; "electra verify {folder}" says what differs'
     distrust(f"{folder} was damaged or edited: {'; '.join(problems[:3])}", remedy)
+
+
+def refuse_other_kind(folder: Path, own: str) -> None:
+    """What is written there is `own`, the mark of its kind: not into shards, not onto the model that it is made of."""
+    if own in FOLDER_KINDS and (folder / own).exists():
+        return
+    if other := next((kind for mark, kind in FOLDER_KINDS.items() if (folder / mark).exists()), ""):
+        raise SettingsError(f"{folder} holds {other}. Choose another folder.")
 
 
 def distrust(problem: str, remedy: str) -> None:

@@ -38,15 +38,18 @@ def peak_memory() -> int:
 
 
 class Signals:
-    """SIGTERM and SIGINT ask for a stop at the next safe point; a second one ends the process at once. So does a reader of
-    our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it likes."""
+    """SIGTERM, SIGINT and, unless nohup has it ignored, SIGHUP ask for a stop at the next safe point; a second one ends the
+    process at once. So does a reader of our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it
+    likes."""
 
     def __init__(self) -> None:
         self.received: int | None = None
 
     def __enter__(self) -> "Signals":
         listens = threading.current_thread() is threading.main_thread()  # python lets no other thread listen
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE) if listens else ()
+        numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGPIPE] if listens else []
+        if listens and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         self.previous = {number: signal.signal(number, self.handle) for number in numbers}
         return self
 
@@ -56,13 +59,13 @@ class Signals:
 
     def handle(self, number: int, _: FrameType | None) -> None:
         if self.received is not None and number != signal.SIGPIPE:
-            os._exit(130 if number == signal.SIGINT else 143)
+            os._exit(128 + number)
         self.received = self.received or number
 
     def stop(self, message: str) -> ElectraError:
         if self.received == signal.SIGPIPE:
             return PipeClosedError(message)
-        return PreemptedError(message) if self.received == signal.SIGTERM else InterruptedRunError(message)
+        return InterruptedRunError(message) if self.received == signal.SIGINT else PreemptedError(message)
 
 
 @contextmanager

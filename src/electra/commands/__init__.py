@@ -18,7 +18,15 @@ import typer
 from typer.core import TyperGroup
 
 import electra
-from electra.base.errors import DataError, ElectraError, PipeClosedError, is_first_process, is_said, shortened
+from electra.base.errors import (
+    DataError,
+    ElectraError,
+    MachineError,
+    PipeClosedError,
+    is_first_process,
+    is_said,
+    shortened,
+)
 from electra.base.files import trusting
 from electra.base.jobs import stop_at_closed_pipe
 from electra.base.progress import show_live_bars, visible
@@ -128,6 +136,8 @@ class Messages(logging.Handler):
         except BrokenPipeError:
             close_output()
             stop_at_closed_pipe()
+        except OSError:  # a terminal that is gone, a log on a full disk: what is at work is worth more than its log
+            pass
 
 
 def configure_logging() -> None:
@@ -140,12 +150,17 @@ def configure_logging() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Errors meant for people are one line and an exit code; everything else is a bug, whose traceback --debug shows."""
     words = sys.argv[1:] if arguments is None else arguments
+    open_closed_streams()
     configure_logging()
     usage_error: Any = typer.BadParameter.__mro__[2]  # click's, or that of the copy of it inside newer typers
     try:
         for word in words:
             if any("\ud800" <= character <= "\udfff" for character in word):
                 raise DataError(f"{word[:60]!r} has bytes that are not UTF-8. Convert it, or rename the file.")
+        try:
+            Path.cwd()  # libraries below end the process where there is none
+        except FileNotFoundError:
+            raise MachineError("the folder that this command was started in is gone. Change to another.") from None
         with trusting("--trust" in words):
             result: Any = app(words, standalone_mode=False, obj=words)
         sys.stdout.flush()
@@ -176,7 +191,8 @@ def main(arguments: list[str] | None = None) -> None:
         close_output()
         sys.exit(0)
     except OSError as error:  # no permission, a folder that vanished
-        fail(words, f"{error}.", 5)
+        give_up_full_output()
+        fail(words, f"{error if error.filename else f'standard output cannot be written: {error.strerror}'}.", 5)
     except MemoryError:
         fail(words, "out of memory. Close other programs, or use smaller files or settings.", 7)
     except Exception as error:
@@ -186,19 +202,39 @@ def main(arguments: list[str] | None = None) -> None:
         fail(words, f"{type(error).__name__} at {place}: {reason} A bug of ours: electra --debug … shows all of it.", 1)
 
 
+def open_closed_streams() -> None:
+    """After `>&-` there is no stream, and the next file that is opened would get its number and all that is written to it.
+    Characters that the terminal's encoding lacks are spelt out."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    nowhere = Path(os.devnull).open("r+")  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = (it or nowhere for it in (sys.stdin, sys.stdout, sys.stderr))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def fail(words: list[str], message: object, code: int) -> None:
     if "--debug" in words:
         raise
     who = "electra" if is_first_process() else f"electra, process {os.environ['RANK']}"
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         print(visible(f"{who}: {message}"), file=sys.stderr, flush=True)
     sys.exit(code)
 
 
-def close_output() -> None:
+def give_up_full_output() -> None:
+    """Standard output on a full disk would fail once more at the very end, with an exit code of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        close_output(1)
+
+
+def close_output(*numbers: int) -> None:
     """Nobody reads it any more: what is still said, also by the interpreter at its end, goes nowhere."""
-    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    nowhere = Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stdout, sys.stderr = nowhere, sys.stderr if numbers else nowhere
     with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
+        for number in numbers or (1, 2):
+            os.dup2(nowhere.fileno(), number)

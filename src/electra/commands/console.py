@@ -46,6 +46,7 @@ Long = Annotated[
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="read model folders that were edited since they were written")]
 
+MOST_TEXT = 1 << 28
 NEEDS_ANOTHER_COMMAND = (1, 2, 3, 4, 6, 7)
 """Exit codes of bugs, wrong settings, wrong data, damage, divergence and lack of memory: the same command would end the same
 way."""
@@ -96,16 +97,23 @@ def say_json(content: object) -> None:
 def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
     """A file's lines if `text` names one, `text` itself if not, standard input if it is absent. `keep_blank`: so that every
     line has its answer in the same place."""
+    from electra.data.files import NUL
+
     if text is None:
-        where, data = "standard input", sys.stdin.buffer.read()
+        where, data = "standard input", sys.stdin.buffer.read(MOST_TEXT + 1)
     elif os.path.isfile(text):  # noqa: PTH113  (False, not an error, where text is too long for a path)
-        where, data = text, Path(text).read_bytes()
+        with Path(text).open("rb") as file:
+            where, data = text, file.read(MOST_TEXT + 1)
     else:
         where, data = "the text", text.encode("utf-8", "surrogateescape")
+    if len(data) > MOST_TEXT:
+        raise DataError(f"{where} has more than {MOST_TEXT >> 20} MiB. Split it into several.")
     try:
         content = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{where} has bytes that are not UTF-8 (byte {error.start}). Convert it first.") from None
+    if "\0" in content:
+        raise DataError(f"{where} {NUL}.")
     if lines := [line for line in content.splitlines() if line.strip()]:
         return content.splitlines() if keep_blank else lines
     raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")

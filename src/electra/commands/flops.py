@@ -19,7 +19,8 @@ def flops(
     tflops: Annotated[float | None, typer.Option(help="peak of a device in TFLOP/s, instead of ours", min=1e-6)] = None,
     utilisation: Annotated[float, typer.Option(help="share of the peak that is reached", max=1)] = 0.4,
     vocab_size: Annotated[
-        int | None, typer.Option(help="tokens", show_default="that of data=…, else the paper's 30522", min=1)
+        int | None,
+        typer.Option(help="tokens", show_default="that of data=…, else the paper's 30522", min=1, max=1 << 24),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="numbers for machines")] = False,
 ) -> None:

@@ -94,7 +94,7 @@ def prepare_unit_command(
     from electra.data.prepare import run_share
 
     number, _, count = index.partition("/")
-    if not (number.isdecimal() and count.isdecimal()):
+    if not (number.isdecimal() and count.isdecimal() and len(index) < 40):
         raise SettingsError(f"{index} is no share of the units. Give --index I/N, such as 0/8.")
     units = run_share(as_place(out), int(number), int(count))
     say(f"{out}: {units:,} unit{'s' * (units != 1)} done")

@@ -1,8 +1,6 @@
 """electra score, electra rerank: pseudo-log-likelihoods of texts from an Electric model."""
 
-import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +8,7 @@ from typing import Annotated
 import typer
 
 from electra.base.errors import DataError, SettingsError
+from electra.base.files import json_text
 from electra.commands.console import TextInput, Trust, read_lines, say, say_json
 
 ElectricModel = Annotated[Path, typer.Argument(help='a run folder whose objective is "electric", or its export')]
@@ -49,17 +48,20 @@ def rerank_command(
     from electra.inspector.detect import rerank
 
     if not lists.is_file():
-        raise DataError(f"{lists} does not exist.")
+        raise DataError(f"{lists} is not a file. Check the path.")
+    if out is not None and out.exists() and out.samefile(lists):
+        raise SettingsError(f"{out} is the input itself. Choose another --out.")
     if not math.isfinite(weight):
         raise SettingsError(f"--weight {weight} is not a finite number.")
     score = load(model).score
     score([])  # a model that cannot says so before anything is written
-    ranked = (json.dumps(record, ensure_ascii=False) + "\n" for record in rerank(text_lines(lists), score, weight))
+    ranked = rerank(text_lines(lists), score, weight)
     if out is None:
-        sys.stdout.writelines(ranked)
+        for record in ranked:
+            say_json(record)
         return
     with whole_file(out) as file:
-        file.writelines(line.encode() for line in ranked)
+        file.writelines(f"{json_text(record)}\n".encode() for record in ranked)
     say(out)
 
 

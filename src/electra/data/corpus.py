@@ -177,7 +177,7 @@ class Reading:
         key, malformed = self.settings.text_key, dict[int, str]()
         if not file.stream.peek(1).strip():
             return
-        for number, row in enumerate(rows_of(file, malformed=malformed), 1):
+        for number, row in enumerate(rows_of(file, malformed=malformed, nul=True), 1):
             self.bytes_in_this_file = file.raw.tell()
             if key not in row:
                 raise no_column(file.path, key, list(row))

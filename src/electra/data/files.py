@@ -18,13 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from electra.base.errors import DataError, MachineError
+from electra.base.errors import DataError
 from electra.base.files import (
     parse_json,
     read_bytes,
+    refuse_to_replace,
     remove_leftovers,
     sync_folder,
     temporary_name,
+    unreadable,
     unwritable,
     writing,
 )
@@ -42,6 +44,7 @@ LONGEST_LINE = 1 << 28
 STANDARD_INPUT = Path("-")
 LONGEST_SEARCH = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+NUL = "has a NUL character. If it is UTF-16, convert it; else repair it"
 
 
 class Source(NamedTuple):
@@ -134,7 +137,7 @@ def _walk(folder: Path, visited: set[Path]) -> Iterator[Path]:
         place = folder.resolve()
         entries = [(entry, entry.is_dir()) for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)]
     except OSError as error:
-        raise MachineError(f"{folder} cannot be read: {error.strerror}.") from None
+        raise unreadable(folder, error) from None
     if place in visited:
         return
     visited.add(place)
@@ -170,7 +173,7 @@ def opened(path: Place, begin: int = 0, end: int | None = None) -> Iterator[Open
     try:
         raw = io.BufferedReader(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb")  # type: ignore[arg-type,type-var]
     except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
     try:
         with raw, _decompressed(raw) as stream:
             head = stream.peek(4096)
@@ -276,9 +279,10 @@ class SourceLine(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        before = 0
+        before, left = 0, self.source.start
+        if left <= len(_BYTE_ORDER_MARK):  # standard input cannot even be opened again
+            return f"{self.source.path}:{self.number}"
         with self.source.path.open("rb") as raw:
-            left = self.source.start if self.source.start > len(_BYTE_ORDER_MARK) else 0
             while left and (block := raw.read(min(left, 1 << 20))):
                 before, left = before + block.count(b"\n"), left - len(block)
         return f"{self.source.path}:{before + self.number}"
@@ -299,10 +303,13 @@ def decoded_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
     """Without their ends."""
     for number, line in bounded_lines(source):
         try:
-            yield number, line.decode("utf-8").rstrip("\r\n")
+            text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             where = f"{SourceLine(source, number)} has bytes that are not UTF-8 ({error.reason})"
             raise DataError(f"{where}. Convert it.") from None
+        if "\0" in text:
+            raise DataError(f"{SourceLine(source, number)} {NUL}.")
+        yield number, text
 
 
 def json_lines(
@@ -335,6 +342,8 @@ def open_parquet(source: OpenSource) -> "pq.ParquetFile":
 @contextmanager
 def whole_file(path: Path) -> Iterator[Any]:
     """A stream of bytes, compressed as the name says; the file gets its name when the last byte is on the disk."""
+    path = path.resolve() if path.is_symlink() else path
+    refuse_to_replace(path)
     temporary = temporary_name(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

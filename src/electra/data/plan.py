@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 from urllib.parse import quote, unquote
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from electra.base.config import Settings, dump
 from electra.base.errors import CorruptError, DataError
@@ -66,10 +66,17 @@ class PreparePlan(Settings):
     settings: PrepareSettings
     tokenizer_sha256: str
     vocab_size: int = Field(ge=1, le=MOST_TOKENS)
-    threshold: str
+    threshold: str = Field(pattern=r"^[0-9]{1,20}$")
     inputs: tuple[str, ...]
     sources: tuple[PlannedSource, ...]
     units: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    @model_validator(mode="after")
+    def units_are_of_the_sources(self) -> "PreparePlan":
+        for source, begin, end in (section for unit in self.units for section in unit):
+            if not (0 <= source < len(self.sources) and 0 <= begin <= end <= self.sources[source].size):
+                raise ValueError(f"source {source} has no bytes {begin} to {end}")
+        return self
 
     @cached_property
     def files(self) -> tuple[Source, ...]:
@@ -129,12 +136,12 @@ class Unit:
 def plan_corpus(corpus: Corpus, settings: PrepareSettings, tokenizer_sha256: str, vocab_size: int) -> PreparePlan:
     step = settings.unit_bytes
     units: list[list[tuple[int, int, int]]] = []
-    size = step
+    size = 0
     for number, source in enumerate(corpus.sources):
         divided = source.size > step and divides(source.path, settings.corpus)
         for begin in range(0, source.size, step) if divided else (0,):
             end = min(begin + step, source.size) if divided else source.size
-            if size + end - begin > step:
+            if not units or size + end - begin > step:
                 units.append([])
                 size = 0
             units[-1].append((number, begin, end))

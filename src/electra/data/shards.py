@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ElectraError, MachineError
-from electra.base.files import parse_json, read_bytes, validation_text
+from electra.base.files import parse_json, read_bytes, unreadable, validation_text
 from electra.base.remote import Place
 
 MANIFEST = "manifest.json"
@@ -180,7 +180,7 @@ def _open_shard(folder: Path, entry: ShardEntry, manifest: Manifest, verify: boo
     except FileNotFoundError:
         raise _damaged(path, "the file is missing") from None
     except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
     if verify and (digest := hashlib.sha256(data.data).hexdigest()) != entry.sha256:
         raise _damaged(path, f"expected sha256 {entry.sha256}, found {digest}")
     shard = _parse(path, entry, data, manifest.dtype)
@@ -193,7 +193,9 @@ def _check_tokenizer(folder: Path, manifest: Manifest) -> None:
     path = folder / TOKENIZER
     try:
         digest = json_hash(read_bytes(path).decode("utf-8"))
-    except ValueError as error:  # an ElectraError is one
+    except MachineError:
+        raise
+    except ValueError as error:  # a CorruptError is one
         raise CorruptError(f'{path} cannot be used ({error}). Run "electra prepare" again.') from None
     if digest != manifest.tokenizer_sha256:
         what = f"is not the tokenizer of these shards: expected {manifest.tokenizer_sha256}, found {digest}"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import json_text, parse_json
 from electra.base.remote import Place
-from electra.data.files import OpenSource, decoded_lines, json_lines, open_parquet, opened, whole_file
+from electra.data.files import NUL, OpenSource, decoded_lines, json_lines, open_parquet, opened, whole_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,15 +65,24 @@ def read_rows(
 
 
 def rows_of(
-    source: OpenSource, header: Sequence[str] = (), malformed: dict[int, str] | None = None
+    source: OpenSource, header: Sequence[str] = (), malformed: dict[int, str] | None = None, nul: bool = False
 ) -> Iterator[dict[str, Any]]:
-    path = source.path
+    """`nul` allows NUL characters, which the caller looks for: in a table they are what UTF-16 looks like."""
 
     def refuse(number: int, problem: str) -> None:
         if malformed is None:
-            raise DataError(f"{path} row {number} {problem}")
+            raise DataError(f"{source.path} row {number} {problem}")
         malformed[number] = problem
 
+    for number, row in enumerate(_rows_of(source, header, refuse), 1):
+        has_nul = not nul and any("\0" in part for pair in row.items() for part in pair if isinstance(part, str))
+        if has_nul:
+            refuse(number, f"{NUL}.")
+        yield dict.fromkeys(row) if has_nul else row
+
+
+def _rows_of(source: OpenSource, header: Sequence[str], refuse: "Refuse") -> Iterator[dict[str, Any]]:
+    path = source.path
     match content_format(source):
         case "csv":
             try:

@@ -12,6 +12,7 @@ import os
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -23,7 +24,7 @@ from safetensors.numpy import load, save
 from tokenizers import Tokenizer
 
 from electra.base.config import Settings
-from electra.base.errors import CorruptError, DataError
+from electra.base.errors import CorruptError, DataError, ForbiddenError
 from electra.base.files import file_problem, read_bytes, read_object, write_atomically
 from electra.base.remote import Place
 from electra.data.corpus import Reading, cut_at_whitespace
@@ -163,7 +164,10 @@ def run_part(unit: Unit, part: TextPart) -> tuple[PartEntry, int]:
 
 def read_unit_entry(unit: Unit) -> UnitEntry | str:
     """What was made of it, or why that cannot be used."""
-    return _entry(UnitEntry, unit_path(unit), unit.key)
+    entry = _entry(UnitEntry, unit_path(unit), unit.key)
+    if isinstance(entry, UnitEntry) and not set(entry.empty) <= set(range(len(unit.sections))):
+        return "has a damaged entry"
+    return entry
 
 
 def damage(out: Place, shards: list[ShardEntry]) -> str | None:
@@ -178,8 +182,12 @@ def fingerprints(unit: Unit, entry: UnitEntry, split: Split) -> Iterator[np.ndar
         if isinstance(part, str):
             raise CorruptError(f"{part_path(unit, number)} {part}. Remove it, and do the unit again.")
         if split in part.shards:
-            rows = np.frombuffer(b64decode(part.fingerprints[split]), "<u8")
-            yield rows.reshape(part.shards[split].documents, -1)
+            documents, rows = part.shards[split].documents, np.frombuffer(b"")
+            with suppress(ValueError):
+                rows = np.frombuffer(b64decode(part.fingerprints.get(split, ""), validate=True), "<u8")
+            if not len(rows) or len(rows) % documents:
+                raise CorruptError(f"{part_path(unit, number)} is damaged. Remove it, and do the unit again.")
+            yield rows.reshape(documents, -1)
 
 
 def without(out: Place, shard: ShardEntry, copies: np.ndarray) -> ShardEntry | None:
@@ -216,6 +224,8 @@ AnEntry = TypeVar("AnEntry", PartEntry, UnitEntry)
 def _entry(kind: type[AnEntry], path: Place, key: str) -> AnEntry | str:
     try:
         entry = kind.model_validate(read_object(path))
+    except ForbiddenError:
+        raise
     except ValueError:
         return "has a damaged entry" if path.exists() else "is missing"
     return entry if entry.key == key else "is of another plan"

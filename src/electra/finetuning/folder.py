@@ -6,6 +6,7 @@ too: what task.json says of ours is taken from config.json, labels and their ord
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ TASK_FILE = "task.json"
 LONGEST_ROW = 512
 """Tokens of a row, unless the tokenizer's settings say fewer. More would be of no use to most, and costs memory."""
 CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_SEED = re.compile(r"seed-(0|[1-9]\d{0,9})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes],
     if not folder.architecture:
         return f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({readers})"
     return f"same ids and same logits as ours, read back by {readers}"
+
+
+def seed_folders(folder: Path, holding: str = TASK_FILE) -> dict[int, Path]:
+    """The finished runs of a task, by their seeds in order; copies that people made beside them have other names."""
+    found = ((_SEED.fullmatch(path.parent.name), path.parent) for path in folder.glob(f"seed-*/{holding}"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def load_task_folder(folder: Path) -> TaskModel:

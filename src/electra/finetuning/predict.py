@@ -18,7 +18,7 @@ from electra.data.files import whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
-from electra.finetuning.folder import TASK_FILE, TaskModel, adopt_classifier, load_task_folder
+from electra.finetuning.folder import TASK_FILE, TaskModel, adopt_classifier, load_task_folder, seed_folders
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id
 from electra.finetuning.report import file_sha256
@@ -64,9 +64,8 @@ class Predictor:
 
 def load_predictor(folder: Path, columns: Mapping[str, Any] | None = None) -> Predictor:
     """A fine-tuned folder, or the folder of a task, in which every seed has one."""
-    seeds = sorted(path.parent for path in folder.glob(f"seed-*/{TASK_FILE}"))
-    models = [load_task_folder(it) for it in seeds] if seeds else [load_classifier(folder, columns or {})]
-    return Predictor(*models, columns=columns)
+    models = [load_task_folder(it) for it in seed_folders(folder).values()]
+    return Predictor(*(models or [load_classifier(folder, columns or {})]), columns=columns)
 
 
 def load_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:

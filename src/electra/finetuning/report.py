@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from electra.base import config
@@ -18,6 +19,7 @@ from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter, column_of
 from electra.finetuning import Mistake, Outputs, Rows, Task, merit
 from electra.finetuning.baselines import BASELINES, Scores, label_alarms, result_alarms
+from electra.finetuning.folder import seed_folders
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
@@ -27,6 +29,7 @@ RESULT = "result.json"
 WRONG, MOST_WRONG = "wrong.jsonl", 1000
 """The dev rows that the ensemble got wrong, the surest first: to be looked at."""
 SETTINGS = "settings.json"
+AGAIN = "Restore it, or remove the folder to train that seed again"
 SEARCHED = ("lr", "epochs", "layer_decay", "pooling")
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 """The eight of the paper's mean: WNLI is left out."""
@@ -94,6 +97,8 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
     for name in (key.removesuffix(".values") for key in packed if key.endswith(".values")):
         shapes = packed[f"{name}.shapes"]
         ends = np.cumsum(shapes.prod(1))
+        if (shapes < 0).any() or ends[-1] != len(packed[f"{name}.values"]):
+            raise ValueError(f"the shapes of {name} are not those of its values")
         outputs = outputs or [{} for _ in shapes]
         for output, values, shape in zip(outputs, np.split(packed[f"{name}.values"], ends[:-1]), shapes, strict=True):
             output[name] = values.reshape(shape)
@@ -103,24 +108,51 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
 # Results
 
 
+def read_result(folder: Path) -> dict[str, Any]:
+    """What a finished run says of itself."""
+    content = read_object(folder / RESULT, AGAIN.lower())
+    scores = content.get("scores")
+    splits = scores.values() if isinstance(scores, dict) else ()
+    has_scores = all(
+        isinstance(it, dict) and all(isinstance(value, int | float) for value in it.values()) for it in splits
+    )
+    kinds = {"seconds": int | float, "cut": dict, "curve": list}
+    odd = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
+    if odd or not has_scores or not isinstance(scores, dict) or not scores.get("dev"):
+        raise CorruptError(f"{folder / RESULT} has no {odd[0] if odd else 'scores'} that can be read. {AGAIN}.")
+    return content
+
+
+def read_outputs(folder: Path, split: str, rows: int) -> list[Outputs]:
+    path = folder / f"outputs-{split}.safetensors"
+    try:
+        outputs = unpack(load_file(path))
+    except FileNotFoundError:
+        raise CorruptError(f"{path} is missing. {AGAIN}.") from None
+    except (SafetensorError, KeyError, ValueError, IndexError) as error:
+        raise CorruptError(f"{path} cannot be read ({error}). {AGAIN}.") from None
+    if len(outputs) != rows:
+        raise CorruptError(f"{path} has outputs of {len(outputs)} rows, not {rows}. {AGAIN}.")
+    return outputs
+
+
 def task_result(
     out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded], model: str, baselines: Scores
 ) -> dict[str, Any]:
     """Over all finished seeds of a task: scores, those of the ensemble, submissions. `others` are the splits that
     were not trained on, dev the first. `best` was chosen on the dev set that it is a score of."""
-    seeds = sorted(int(path.parent.name[5:]) for path in (out / plan.name).glob(f"seed-*/{RESULT}"))
-    folders = {seed: run_folder(out, plan.name, seed) for seed in seeds}
+    folders = seed_folders(out / plan.name, RESULT)
     for folder in folders.values():
         if problems := [it for it in folder_problems(folder) if it.startswith((RESULT, "outputs-", "its manifest"))]:
-            raise CorruptError(f"{folder}: {problems[0]}. Restore it, or remove the folder to train that seed again.")
-    runs = {seed: read_object(folder / RESULT) for seed, folder in folders.items()}
-    first = runs[seeds[0]]
+            raise CorruptError(f"{folder}: {problems[0]}. {AGAIN}.")
+    runs = {seed: read_result(folder) for seed, folder in folders.items()}
+    seeds, first = list(runs), next(iter(runs.values()))
     scores: dict[str, dict[str, Any]] = {
         split: {f"seed {seed}": run["scores"][split] for seed, run in runs.items()} for split in first["scores"]
     }
     tables: dict[str, Any] = {}
     for split, part in others.items():
-        outputs = [unpack(load_file(folder / f"outputs-{split}.safetensors")) for folder in folders.values()]
+        outputs = [read_outputs(folder, split, len(part.examples)) for folder in folders.values()]
         predictions = task.ensemble(part.rows, part.examples, outputs)
         if split in scores:
             scores[split]["ensemble"] = task.scores(part.rows, predictions)
@@ -205,8 +237,8 @@ def baselines_of(result: Mapping[str, Any], split: str = "dev") -> dict[str, dic
 def plot_task(folder: Path, result: Mapping[str, Any]) -> None:
     """The dev score of every seed against the steps, with the baselines as levels."""
     metric = result["metric"]
-    runs = {int(path.parent.name[5:]): read_object(path) for path in folder.glob(f"seed-*/{RESULT}")}
-    curves = {f"seed {seed}": runs[seed]["curve"] for seed in sorted(runs)}
+    runs = {seed: read_result(it) for seed, it in seed_folders(folder, RESULT).items()}
+    curves = {f"seed {seed}": run["curve"] for seed, run in runs.items()}
     levels = {name: scores[metric] for name, scores in baselines_of(result).items()}
     plot_scores(curves, levels, metric, f"{folder.name}: dev {metric}", folder / "curves.png")
 
@@ -235,7 +267,7 @@ def unofficial(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def results_page(whole: Mapping[str, Any]) -> str:
     model, results, glue = whole["model"], whole["tasks"], whole["glue"]
-    paragraphs = [f"# Fine-tuning {model}", summary_table(results).markdown(), *baseline_lines(results)]
+    paragraphs = [f"# Fine-tuning {literal(model)}", summary_table(results).markdown(), *baseline_lines(results)]
     if any(map(unofficial, results.values())):
         paragraphs.append("\\* not the official files: see below which and how many rows.")
     if glue:
@@ -243,12 +275,12 @@ def results_page(whole: Mapping[str, Any]) -> str:
         if glue["not_official"]:
             paragraphs.append(f"Not comparable with published means: {'; '.join(glue['not_official'])}.")
     for name, result in results.items():
-        lines = [f"**look out**: {text}" for text in result.get("alarms", ())]
-        lines += [f"started from {result['model']}"] if result["model"] != model else []
+        alarms = [f"- **look out**: {literal(text)}" for text in result.get("alarms", ())]
+        lines = [f"started from {result['model']}"] if result["model"] != model else []
         lines += [*map(file_line, result["files"]), *result["notes"]]
         for split, (count, of) in result["cut"].items():
             lines += [f"{split}: {count:,} of {of:,} rows {result['cut_words']}"] if count else []
-        paragraphs += [f"## {name}", "\n".join(f"- {line}" for line in lines)]
+        paragraphs += [f"## {name}", "\n".join([*alarms, *(f"- {literal(line)}" for line in lines)])]
         if "search" in result:
             table = search_table(result["search"])
             paragraphs += [f"{table.title}:", table.markdown()]

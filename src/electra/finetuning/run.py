@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from electra.base.errors import SettingsError
-from electra.base.files import lock, remove_leftovers, write_json
+from electra.base.files import lock, refuse_other_kind, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, Problem, merit, report
@@ -92,6 +92,7 @@ def finetune(
     """Every task with every seed; returns what results.json holds. Nothing is written before all tables are known to be
     fine. With `untrained` the same network from random weights stands beside the result. `start` of the overrides is a
     task whose fine-tuned encoder the others start from. So many `trials` are searched for better settings first."""
+    refuse_other_kind(out, "results of fine-tuning")
     base = load_start(model)
     words = {key: value for key, value in overrides.items() if key != "start"}
     groups = plan_all(items, words, base)

@@ -120,7 +120,7 @@ def run_trial(planned: PlannedTask, prepared: Prepared, job: "Round", folder: Pa
     changed = altered(planned, job.words)
     path, sha256 = folder / changed.fingerprint[:16] / "trial.json", changed.fingerprint
     stored = read_or_set_aside(path)
-    if stored and stored.get("settings_sha256") == sha256:
+    if stored and stored.get("settings_sha256") == sha256 and is_trial(stored):
         return {**stored, "trial": job.trial}
     run = seed_run(path.parent, job.title, 0, sha256)
     data = replace(prepared, task=changed.task)
@@ -135,6 +135,11 @@ def run_trial(planned: PlannedTask, prepared: Prepared, job: "Round", folder: Pa
     write_json(path, {**result, "seconds": round(time.monotonic() - began, 1)})
     shutil.rmtree(run.checkpoints, ignore_errors=True)
     return {**result, "trial": job.trial}
+
+
+def is_trial(stored: Mapping[str, Any]) -> bool:
+    """Whether it has what a search asks of it; a trial that diverged has no score."""
+    return isinstance(stored.get("metric"), str) and isinstance(stored.get("score", ""), int | float | None)
 
 
 class Round(NamedTuple):

@@ -22,7 +22,7 @@ from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
 from electra.finetuning.baselines import run_alarms
-from electra.finetuning.folder import TASK_FILE, TaskModel, task_card, write_task_folder
+from electra.finetuning.folder import TASK_FILE, TaskModel, seed_folders, task_card, write_task_folder
 from electra.finetuning.plan import Plan, make_plan, method_defaults
 from electra.finetuning.training import (
     Encoded,
@@ -80,8 +80,7 @@ def intermediate_start(word: str, out: Path, base: Start) -> Start:
     """start=mnli: the encoder that was fine-tuned on that task in the same folder of results; or that of any fine-tuned folder.
     Of several seeds it is the first."""
     folder = next((it for it in (out / word, Path(word)) if it.is_dir()), out / word)
-    seeds = sorted(folder.glob(f"seed-*/{TASK_FILE}"), key=lambda path: (len(path.parent.name), path.parent.name))
-    chosen = seeds[0].parent if seeds else folder
+    chosen = next(iter(seed_folders(folder).values()), folder)
     if not (chosen / TASK_FILE).is_file():
         remedy = f"Fine-tune on {word} first, with the same out, or give the path of a fine-tuned folder."
         raise DataError(f"start={word}: {folder} holds no fine-tuned model. {remedy}")

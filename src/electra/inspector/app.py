@@ -1,6 +1,7 @@
 """The server: every route asks one public function, and the page is one user of the routes among others."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -417,6 +418,10 @@ class Running:
 
 def build_server(paths: Sequence[Path], address: Address) -> Running:
     """Bound to its port, with everything found that it shows."""
+    if not address.host:
+        raise SettingsError("an empty host is every address there is: say 0.0.0.0, or 127.0.0.1.", ("host",))
+    if address.origin and not re.fullmatch(r"https?://[^/\s]+", address.origin):
+        raise SettingsError(f"{address.origin!r} is no origin, which is https://NAME and no more.", ("allow_origin",))
     desk, token = Desk(Gallery(paths)), token_for(address.host, address.token)
     application: Any = Guard(build_app(desk), address.host, token, address.origin, desk.statuses)  # type: ignore[arg-type]
     try:

@@ -31,11 +31,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from electra.base import config
-from electra.base.errors import DataError, DivergedError, SettingsError
+from electra.base.errors import CorruptError, DataError, DivergedError, SettingsError
 from electra.base.files import (
     LONGEST_NAME,
     read_object,
     read_or_set_aside,
+    refuse_other_kind,
     remove_leftovers,
     set_aside_file,
     write_atomically,
@@ -133,8 +134,6 @@ class Variant(NamedTuple):
 def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, vary: str = "") -> list[Variant]:
     """Each recipe, or each recipe with each of the values of `vary` ("generator.width=0.25,0.5,1"), with each of the budgets
     ("1e15 flops, 2e15 flops")."""
-    if len(set(recipes)) < len(recipes):
-        raise SettingsError("a recipe is named twice. More seeds train each of them several times.")
     key, equals, values = vary.partition("=")
     if vary and not equals:
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
@@ -145,6 +144,10 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
         series = " ".join((recipe, *words))
         name = series if len(texts) == 1 else f"{series}, {text}"
         made.append(Variant(name, recipe, (*overrides, *words), parse_budget(text), series))
+    if len({(it.series, it.budget) for it in made}) < len(made):
+        raise SettingsError(
+            "a recipe, a value or a budget is named twice. More seeds train each of them several times."
+        )
     return made
 
 
@@ -233,7 +236,11 @@ def folder_names(names: Sequence[str]) -> dict[str, str]:
 def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
     """A folder holds one comparison: more seeds and more variants may join it, another budget, table or setting may not."""
     remedy = "restore it, or remove it if its runs are those of this command"
+    refuse_other_kind(path.parent, path.name)
     before = read_object(path, remedy) if path.is_file() else {}
+    variants = (value for name, value in before.items() if name not in ("table", "tasks", "budget"))
+    if before and not all(isinstance(value, str) and len(value) == 64 for value in variants):
+        raise CorruptError(f"{path} is not of a comparison: {remedy}.")
     if clash := [name for name, value in plan.items() if before.get(name, value) != value]:
         raise SettingsError(
             f"{path.parent} holds another comparison (not the same: {', '.join(clash)}). Use another folder."

@@ -5,6 +5,7 @@ In ELECTRA's game tokens are replaced as ids, as in pre-training: text that was 
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -164,12 +165,15 @@ def read_hypotheses(number: int, line: str) -> dict[str, Any]:
     try:
         record = parse_json(line)
         are_texts = (isinstance(it.get("text"), str) for it in record["hypotheses"])
-        are_scores = (isinstance(it.get("score", 0), int | float) for it in record["hypotheses"])
+        are_scores = (
+            isinstance(it.get("score", 0), int | float) and math.isfinite(it.get("score", 0))
+            for it in record["hypotheses"]
+        )
         if isinstance(record["hypotheses"], list) and all(are_texts) and all(are_scores):
             return record
     except (KeyError, TypeError, AttributeError):
         pass
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         reason = f" ({error})"
     example = '{"hypotheses": [{"text": "…", "score": -1.5}, …]}'
     raise DataError(f"line {number} is not a list of hypotheses{reason}. Each line must look like {example}.")

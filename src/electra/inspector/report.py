@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from electra.base.errors import DataError
-from electra.base.files import write_atomically
+from electra.base.errors import DataError, SettingsError
+from electra.data.files import whole_file
 from electra.inspector.gallery import Gallery
 from electra.inspector.results import result_view, wrong_rows
 from electra.inspector.watch import run_records, run_state, run_view
@@ -22,14 +22,17 @@ EXPORT = re.compile(r"^export (?=const|function|async)", re.MULTILINE)
 
 
 def write_html(path: Path, out: Path) -> Path:
-    """`path` is a run, results, or a folder of them."""
+    """`path` is a run, results, or a folder of them. A page that is there is written anew, and nothing else ever."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise SettingsError(f"{out}: a report is a .html file. Choose another out.")
     gallery = Gallery([path])
     if not gallery.runs and not gallery.results:
         raise DataError(
             f"{path} has neither a run nor results: there is nothing to report. A model alone is for electra serve."
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, report_page(path.resolve().name, report_content(gallery)).encode())
+    page = report_page(path.resolve().name, report_content(gallery)).encode()
+    with whole_file(out) as file:
+        file.write(page)
     return out
 
 

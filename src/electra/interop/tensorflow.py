@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from electra.base.errors import CorruptError
+from electra.base.errors import CorruptError, ElectraError
 from electra.base.files import read_bytes
 from electra.interop.weights import MOST_TENSORS, Weights, inside
 
@@ -61,7 +61,7 @@ def read_bundle(prefix: Path) -> Weights:
         for name in shapes:
             bundle.check(name, named[name])
     except (ValueError, IndexError, struct.error, OverflowError) as error:
-        raise error if isinstance(error, CorruptError) else CorruptError(f"{index} is damaged: {error}.") from None
+        raise error if isinstance(error, ElectraError) else CorruptError(f"{index} is damaged: {error}.") from None
     return Weights(index, shapes, lambda name: bundle.read(name))
 
 

@@ -17,7 +17,14 @@ import electra
 from electra.base import config
 from electra.base.batch import SpecialIds
 from electra.base.errors import CorruptError, SettingsError, common
-from electra.base.files import lock, read_or_set_aside, remove_leftovers, write_atomically, write_json
+from electra.base.files import (
+    lock,
+    read_or_set_aside,
+    refuse_other_kind,
+    remove_leftovers,
+    write_atomically,
+    write_json,
+)
 from electra.base.jobs import Signals
 from electra.base.ranks import ALONE, Ranks, join
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
@@ -125,6 +132,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         refuse_others(ranks, settings, device, fingerprint)
 
         def open_folder() -> tuple[PretrainSettings, bool]:
+            refuse_other_kind(folder, CONFIG)
             held.enter_context(lock(folder))
             remove_leftovers(folder)
             fresh = not checkpoint.checkpoint_folders(folder / "checkpoints")

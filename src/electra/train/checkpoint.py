@@ -21,13 +21,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from electra.base.errors import CorruptError, DiskFullError, MachineError
+from electra.base.config import short
+from electra.base.errors import CorruptError, DiskFullError, ForbiddenError, MachineError
 from electra.base.files import file_problem, manifest_problems, read_object, sync_folder, write_synced
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 STATE = "state.json"
-NAME = re.compile(r"step-(\d{9,})")
+NAME = re.compile(r"step-(\d{9}|[1-9]\d{9,14})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,25 @@ def problem_of(folder: Path) -> str | None:
     """Why a checkpoint cannot be used; None when every byte is what was written."""
     try:
         manifest = read_object(folder / MANIFEST)
+    except ForbiddenError:
+        raise
     except (CorruptError, MachineError) as error:
-        return str(error)
+        return str(error).rstrip(".")
     files = {"model.safetensors", STATE, *(path.name for path in folder.glob("*.safetensors"))}
-    return next(manifest_problems(folder, manifest, sorted(files)), None)
+    if problem := next(manifest_problems(folder, manifest, sorted(files)), None):
+        return problem
+    try:
+        read_state(folder)
+    except CorruptError as error:
+        return str(error).rstrip(".")
+    return None
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of its run. The caller has asked `problem_of`."""
+    """What a checkpoint says of its run. It is of its own step: a folder that somebody renamed is another's."""
     state = read_object(folder / STATE)
     if state.get("step") != step_of(folder) or not isinstance(state.get("seconds"), int | float):
-        raise CorruptError(f"{folder / STATE} is not that of {folder.name}. Remove that folder.")
+        raise CorruptError(f"{STATE} is of step {short(state.get('step'))}, or says no time.")
     return state
 
 
