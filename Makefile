@@ -31,6 +31,7 @@ sbom: $(READY)  ## sbom.json: every installed package with its version and licen
 	$(BIN)/python bench/sbom.py > sbom.json
 
 audit: $(READY)  ## known vulnerabilities of the pinned packages, where the index answers
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip-audit 2>/dev/null || true
 	$(BIN)/python bench/audit.py
 
 lint: $(READY)  ## ruff check and ruff format

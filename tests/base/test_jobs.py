@@ -122,3 +122,17 @@ def test_peak_memory_is_in_bytes_on_every_system(monkeypatch: pytest.MonkeyPatch
     linux = peak_memory()
     monkeypatch.setattr(jobs.sys, "platform", "darwin")
     assert abs(peak_memory() - linux / 1024) < linux / 10240
+
+
+def test_a_terminal_that_is_closed_asks_for_a_stop_unless_nohup_was_said() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with Signals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+    assert isinstance(signals.stop("saved."), PreemptedError) and signal.getsignal(signal.SIGHUP) is before
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Signals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+        assert signals.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

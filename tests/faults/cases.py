@@ -5,9 +5,13 @@ case may end in a traceback, leave a temporary file, or write an escape sequence
 its own, at most `megabytes` of memory and `seconds`; the others run in the process of the tests. `fast`: part of `make test`.
 """
 
+import base64
+import gzip
 import json
+import os
 import pickle
 import shutil
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -376,3 +380,97 @@ case("import-a-file", "import text.txt new", 3, "neither a folder nor")
 case("import-no-weights", IMPORT, 3, "Keras weights", theirs(lambda f: (f / WEIGHTS).rename(f / "tf_model.h5")))
 case("import-out-exists", "import their shards", 5, "exists already", theirs(), unchanged=("shards/*",))
 case("import-disk-full", IMPORT, 5, "does not fit", theirs(), alone=True, file_limit=20_000)
+
+# What stands where a file is expected, what is put where a file is to go
+
+WHAT = {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))}
+
+
+def instead(name: str, what: str) -> Callable[[Path], object]:
+    return lambda w: ((w / name).unlink(missing_ok=True), WHAT[what](w / name))
+
+
+needs_root = {"device"} if os.geteuid() else set()
+for what in WHAT.keys() - needs_root:
+    for words, name, code in [(DETECT, "export/MANIFEST.json", 4), (DETECT, "export/config.json", 3), (PREDICT, "table.csv", 3), (FINETUNE, "tasks/results.json", 5), (FINETUNE, "tasks/table/seed-0/result.json", 4), (PRETRAIN, "run/metrics.jsonl", 5), (PRETRAIN, "run/run_state.json", 5), (COMPARE, "compared/comparison.json", 5), ("verify export", "export/MANIFEST.json", 4), ("push export a/b", "export/config.json", 4), ("prepare new text.txt --tokenizer tokenizer", "tokenizer/tokenizer.json", 4), (f"{PRETRAIN}2", "shards/manifest.json", 4)]:
+        case(f"{what}-as-{name}-{words.split()[0]}", words, code, "", instead(name, what), fast=name == "export/MANIFEST.json" and words == DETECT)
+    for words, name in [("predict tasks/table/seed-0 table.csv --out x.csv --force", "x.csv"), ("report run --out x.html", "x.html"), ("embed export table.csv --out x.npy --force", "x.npy")]:
+        case(f"{what}-as-out-{words.split()[0]}", words, 5, "a folder, a pipe or a device", instead(name, what), fast=what == "pipe")
+for words, name, says in [("report run --out run/metrics.jsonl", "run/metrics.jsonl", "a .html file"), ("predict tasks/table/seed-0 table.csv --out l.csv --force", "table.csv", "the input itself"), (FINETUNE.replace("--out tasks", "--out export"), "export/*.json", "holds a model"), (FINETUNE.replace("--out tasks", "--out run"), "run/*.json", "holds a run"), (FINETUNE.replace("--out tasks", "--out compared"), "compared/*.json", "holds a comparison"), ("pretrain recipe.toml data=shards run=shards", "shards/*.json", "holds prepared shards"), ("pretrain recipe.toml data=shards run=export", "export/*.json", "holds a model"), ("pretrain recipe.toml data=shards run=", "shards/*.json", "run: "), (COMPARE.replace("--out compared", "--out run"), "run/*.json", "holds a run"), ("prepare shards shards --tokenizer tokenizer", "shards/*.json", "is inside the input")]:
+    case(f"out-{says.replace(' ', '-')}-{words.split()[0]}", words, 2, says, lambda w: os.link(w / "table.csv", w / "l.csv"), unchanged=(name,), fast=words.startswith("report"))
+
+# Twice, and of others: duplicate keys, swapped files, copies beside
+
+case("manifest-key-twice", DETECT, 4, "there twice", lambda w: swap(w / "export/MANIFEST.json", "{", '{"config.json": {"bytes": 1, "sha256": "0"}, '), fast=True)
+case("config-key-twice", f"{DETECT} --trust", 4, "there twice", lambda w: swap(w / "export/config.json", '"num_attention_heads": 2', '"num_attention_heads": 2, "num_attention_heads": 4'))
+case("row-key-twice", "predict tasks/table/seed-0 odd.jsonl --out p.jsonl", 3, "there twice", lambda w: put(w / "odd.jsonl", GOOD + '{"text": "a", "text": "b"}\n'), fast=True)
+case("byte-order-mark", f"{DETECT} --trust", 4, "byte order mark", lambda w: put(w / "export/config.json", b"\xef\xbb\xbf" + (w / "export/config.json").read_bytes()))
+case("byte-order-mark-recipe", "config show recipe.toml data=shards", 0, "layers", lambda w: put(w / "recipe.toml", b"\xef\xbb\xbf" + (w / "recipe.toml").read_bytes()), fast=True)
+case("utf-16-recipe", "config show recipe.toml data=shards", 2, "byte 0 is not UTF-8", lambda w: put(w / "recipe.toml", (w / "recipe.toml").read_text().encode("utf-16")))
+case("swapped-weights", PREDICT, 4, r"model\.safetensors", lambda w: shutil.copy(w / "export/model.safetensors", w / "tasks/table/seed-0/model.safetensors"))
+case("swapped-manifest", DETECT, 4, "damaged or edited", lambda w: shutil.copy(w / "tasks/table/seed-0/MANIFEST.json", w / "export/MANIFEST.json"))
+case("swapped-comparison", COMPARE, 4, "not of a comparison", lambda w: shutil.copy(w / "tasks/results.json", w / "compared/comparison.json"))
+case("swapped-shards", f"{PRETRAIN}2", 4, "damaged", lambda w: shutil.copy(w / "shards/train-00001.safetensors", w / "shards/train-00000.safetensors"))
+case("renamed-checkpoint", PRETRAIN, 0, "damaged and not used.*of step 6", lambda w: shutil.copytree(last_checkpoint(w), w / "run/checkpoints/step-000000009"), fast=True)
+for name in ("step-٠٠٠٠٠٠٠٠٩", "step-0000000006", f"step-{'9' * 200}"):
+    case(f"checkpoint-called-{name[:20]}", PRETRAIN, 0, "finished", lambda w, name=name: shutil.copytree(last_checkpoint(w), w / "run/checkpoints" / name))
+for name in ("seed-0-backup", "seed-x", "seed-٣", "seed-007"):
+    case(f"copy-called-{name}", FINETUNE, 0, "accuracy", lambda w, name=name: shutil.copytree(w / "tasks/table/seed-0", w / "tasks/table" / name), fast=name == "seed-0-backup")
+case("compare-budget-twice", COMPARE.replace("2 steps", "2 steps,2 steps").replace("compared", "new"), 2, "named twice")
+case("compare-value-twice", f"{COMPARE.replace('compared', 'new')} --vary optimizer.lr=1,1", 2, "named twice", fast=True)
+
+
+def resealed(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda w: (change(w / "tasks/table/seed-0"), reseal(w / "tasks/table/seed-0"))
+
+
+for label, values in {"empty": {"scores": None}, "text": {"scores": {"dev": {"accuracy": "x"}}}, "list": {"scores": []}, "cut": {"cut": 3}, "curve": {"curve": None}}.items():
+    case(f"result-resealed-{label}", FINETUNE, 4, r"result\.json has no", resealed(lambda f, values=values: edit(f / "result.json", lambda r: r.update(values))))
+OUTPUTS = "outputs-dev.safetensors"
+case("outputs-resealed-short", FINETUNE, 4, OUTPUTS, resealed(lambda f: tensors(f / OUTPUTS, lambda t: t.update({name: it[:-1].clone() for name, it in t.items()}))))
+case("outputs-resealed-shapes", FINETUNE, 4, OUTPUTS, resealed(lambda f: tensors(f / OUTPUTS, lambda t: [it.fill_(-5) for name, it in t.items() if name.endswith("shapes")] and None)))
+case("outputs-resealed-none", FINETUNE, 4, OUTPUTS, resealed(lambda f: tensors(f / OUTPUTS, lambda t: t.clear())))
+
+# Units of a plan
+
+SHARE, FINISH = "prepare-unit new --index 0/1", "prepare-finish new"
+
+
+def planned(change: Callable[[Path], object] = lambda units: None, done: str = "") -> Callable[[Path], object]:
+    """A plan, and with `done` its units, with these options."""
+
+    def make(w: Path) -> None:
+        words = [f"prepare-plan new text.txt --tokenizer tokenizer --unit-bytes 3000 --heldout 0.1 {done}", *([SHARE] if done else [])]
+        assert [__import__("faults.world").world.run_words(it, w).returncode for it in words] == [0] * len(words)
+        change(w / "new/units")
+
+    return make
+
+
+for label, values in {"source": {"units": [[[99, 0, 10]]]}, "before": {"units": [[[0, -5, 10]]]}, "backwards": {"units": [[[0, 50, 10]]]}, "beyond": {"units": [[[0, 0, 10**14]]]}, "no-source": {"sources": []}, "threshold": {"threshold": "abc"}, "digits": {"threshold": DIGITS}}.items():
+    case(f"plan-{label}", SHARE, 4, r"plan\.json", planned(lambda u, values=values: edit(u / "plan.json", lambda p: p.update(values))), fast=label == "source")
+for label, content in {"cut": '{"ver', "deep": DEEP, "list": "[]", "empty": "", "latin": b"\xff"}.items():
+    case(f"plan-{label}", SHARE, 4, r"plan\.json", planned(lambda u, content=content: put(u / "plan.json", content)))
+    case(f"unit-{label}", FINISH, 3, "damaged entry", planned(lambda u, content=content: put(u / "00000.json", content), "--duplicates near"))
+    case(f"part-{label}", FINISH, 4, r"00000-00000\.json", planned(lambda u, content=content: put(u / "00000-00000.json", content), "--duplicates near"))
+for label, values in {"prints-letters": {"train": "***", "heldout": "***"}, "prints-few": dict.fromkeys(("train", "heldout"), base64.b64encode(b"12345678").decode()), "prints-none": {}}.items():
+    case(f"part-{label}", FINISH, 4, r"00000-00000\.json is damaged", planned(lambda u, values=values: edit(u / "00000-00000.json", lambda p: p.update(fingerprints=values)), "--duplicates near"), fast=label == "prints-none")
+case("unit-empty-sections", FINISH, 3, "damaged entry", planned(lambda u: edit(u / "00000.json", lambda p: p.update(empty=[999])), "--duplicates exact"))
+for share in ("5/3", "x", "1/0", "0", f"{DIGITS}/1"):
+    case(f"share-{share[:10]}", f"prepare-unit shards --index={share}", 2, "share", planned())
+
+# Texts and numbers that other verbs refuse: alike in the newer ones
+
+UTF16 = "text,label\nthe timak,yes\nthe timowa,no\n".encode("utf-16-le")
+for verb, words in {"finetune": FINETUNE.replace("table.csv", "odd.csv").replace("tasks", "new"), "predict": "predict tasks/table/seed-0 odd.csv --out p.csv", "evaluate": "evaluate tasks/table/seed-0 odd.csv", "embed": "embed export odd.csv --out e.npy", "prepare": "prepare new odd.csv --tokenizer tokenizer --workers 1"}.items():
+    case(f"nul-{verb}", words, 3, "NUL|no column|which column", lambda w: put(w / "odd.csv", UTF16), fast=verb in ("predict", "embed"))
+    case(f"cut-gzip-{verb}", words.replace("odd.csv", "odd.csv.gz"), 3, "cut off or damaged", lambda w: put(w / "odd.csv.gz", gzip.compress(UTF16)[:-9]))
+for verb, words in {"detect": "detect export", "predict": "predict tasks/table/seed-0", "embed": "embed export - --out e.npy"}.items():
+    case(f"stdin-nul-{verb}", words, 3, "NUL", stdin=b"a\0b\0\n", fast=verb == "detect")
+    case(f"stdin-latin-{verb}", words, 3, "UTF-8", stdin=b"abc \xff\n")
+case("empty-file-first", "prepare new empty.txt text.txt --tokenizer tokenizer --workers 1", 0, "tokens", lambda w: put(w / "empty.txt", ""), fast=True)
+case("empty-file", "prepare new empty.txt --tokenizer tokenizer --workers 1", 3, "no text", lambda w: put(w / "empty.txt", ""))
+case("flops-vocabulary", "flops recipe.toml --vocab-size 99999999999999999999", 2, "vocab", fast=True)
+case("serve-host-empty", "serve run --host '' --port 0", 2, "host")
+case("serve-origin", "serve run --allow-origin zebra --port 0", 2, "origin")
+case("label-tag", FINETUNE.replace("tasks", "new"), 0, "accuracy", lambda w: put(w / "table.csv", "text,label\n" + "".join(f"the timak {n},{'<img src=x>' if n % 2 else 'no'}\n" for n in range(20))))

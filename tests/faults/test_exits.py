@@ -1,6 +1,7 @@
 """Ways out that only a process has: a reader that goes away, Ctrl-C."""
 
 import json
+import shlex
 import signal
 import subprocess
 import time
@@ -13,8 +14,6 @@ from helpers import command, environment
 
 
 def start(words: str, folder: Path, **more) -> subprocess.Popen:
-    import shlex
-
     return subprocess.Popen(command(*shlex.split(words)), cwd=folder, env=environment(), **more)
 
 
@@ -40,6 +39,30 @@ def test_a_verb_that_only_prints_ends_quietly_at_a_closed_pipe(words, world, tmp
     process.stdout.close()
     errors = process.stderr.read()
     assert process.wait(120) in (0, 141) and errors == "", errors
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "code", "says"),
+    [
+        ("--help", ">/dev/full", 5, "standard output cannot be written: No space left"),
+        ("--help", ">&- 2>&- <&-", 0, ""),
+        ("config show zebra", "2>/dev/full", 2, ""),
+        ("config show zebra", ">&-", 2, "no recipe 'zebra'"),
+        ("predict tasks/table/seed-0", "<&-", 3, "no text"),
+    ],
+)
+def test_streams_that_are_closed_or_full_change_no_exit_code(words, streams, code, says, world):
+    line = f"{shlex.join(command(*shlex.split(words)))} {streams}"
+    done = subprocess.run(line, shell=True, cwd=world, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == code and says in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path):
+    gone = tmp_path / "gone"
+    line = f"mkdir {gone}; cd {gone}; rmdir {gone}; {shlex.join(command('detect', 'x', 'y'))}"
+    done = subprocess.run(line, shell=True, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 5 and "is gone. Change to another" in done.stderr
 
 
 @pytest.mark.slow

@@ -60,8 +60,8 @@ def test_a_fault_ends_as_the_table_says(case: Case, world: Path, tmp_path: Path)
     assert {path: path.read_bytes() for path in before} == before
     assert not [path for path in folder.rglob(".*.tmp")]
     assert not list(tmp_path.rglob(NOT_WRITTEN)) and not Path(NOT_WRITTEN).exists(), "somebody's code was run"
-    for page in folder.rglob("results.md"):
-        assert "\x1b" not in page.read_text("utf-8")
+    for page in folder.rglob("*.md"):
+        assert "\x1b" not in page.read_text("utf-8") and not re.search(r"(?<!\\)<img", page.read_text("utf-8"))
 
 
 def test_the_table_is_large_and_its_names_are_different() -> None:

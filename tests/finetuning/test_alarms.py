@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from electra.base.progress import literal
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.baselines import label_alarms, result_alarms, run_alarms
 from electra.finetuning.classification import ClassificationSettings
@@ -127,6 +128,6 @@ def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
         (text,) = (text for text in texts if word in text)
         assert (
             f"look out: my: {text}" in done.stdout
-            and f"**look out**: {text}" in (tmp_path / "out" / "results.md").read_text()
+            and f"**look out**: {literal(text)}" in (tmp_path / "out" / "results.md").read_text()
         )
     assert "look like one" in done.stderr and "my seed 0: the answer" in done.stderr
