@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
 
@@ -470,6 +472,7 @@ for verb, words in {"detect": "detect export", "predict": "predict tasks/table/s
     case(f"stdin-latin-{verb}", words, 3, "UTF-8", stdin=b"abc \xff\n")
 case("empty-file-first", "prepare new empty.txt text.txt --tokenizer tokenizer --workers 1", 0, "tokens", lambda w: put(w / "empty.txt", ""), fast=True)
 case("empty-file", "prepare new empty.txt --tokenizer tokenizer --workers 1", 3, "no text", lambda w: put(w / "empty.txt", ""))
+case("parquet-column-twice", "predict tasks/table/seed-0 odd.parquet --out p.parquet", 3, "two columns 'text'", lambda w: pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), w / "odd.parquet"), fast=True)
 case("flops-vocabulary", "flops recipe.toml --vocab-size 99999999999999999999", 2, "vocab", fast=True)
 case("serve-host-empty", "serve run --host '' --port 0", 2, "host")
 case("serve-origin", "serve run --allow-origin zebra --port 0", 2, "origin")

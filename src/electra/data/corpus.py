@@ -26,6 +26,7 @@ from electra.data.files import (
     json_lines,
     open_parquet,
     opened,
+    refuse_twice,
     section_bounds,
 )
 from electra.data.tables import is_table, rows_of
@@ -198,6 +199,7 @@ class Reading:
             case _:
                 table = pa.ipc.open_file(file.raw)
                 schema, batches = table.schema, map(table.get_batch, range(table.num_record_batches))
+        refuse_twice(path, schema.names)
         if key not in schema.names:
             raise no_column(path, key, schema.names)
         kind = schema.field(key).type

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -336,7 +337,15 @@ def json_lines(
 def open_parquet(source: OpenSource) -> "pq.ParquetFile":
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(source.raw, pre_buffer=False)
+    table = pq.ParquetFile(source.raw, pre_buffer=False)
+    refuse_twice(source.path, table.schema_arrow.names)
+    return table
+
+
+def refuse_twice(path: Place, names: Sequence[str]) -> None:
+    """Of two columns with one name every reader would choose its own."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{path} has two columns {twice[0]!r}. Name them differently.")
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
@@ -20,7 +19,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import json_text, parse_json
 from electra.base.remote import Place
-from electra.data.files import NUL, OpenSource, decoded_lines, json_lines, open_parquet, opened, whole_file
+from electra.data.files import (
+    NUL,
+    OpenSource,
+    decoded_lines,
+    json_lines,
+    open_parquet,
+    opened,
+    refuse_twice,
+    whole_file,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,8 +163,7 @@ def _cells(path: Place, lines: Iterable[list[str]], header: Sequence[str], refus
     names = next(rows, [])
     if len(names) == len(header) and not set(names) & set(header):
         names, rows = list(header), chain([names], rows)
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{path} has two columns {twice[0]!r}. Name them differently.")
+    refuse_twice(path, names)
     blank = ([], [""]) if len(names) > 1 else ([],)  # of one column an empty cell is a row like any other
     for number, cells in enumerate((row for row in rows if row not in blank), 1):
         if len(cells) == len(names):
