@@ -29,7 +29,7 @@ class PretrainSettings(config.Settings):
     that the run makes goes (default: runs/ and the recipe's name). `start` is a run or a model folder whose encoder is
     what the main network begins with; empty: with random weights."""
 
-    data: str = Field(min_length=1)
+    data: str
     run: str = Field(min_length=1)
     start: str = ""
     seed: int = Field(0, ge=0, lt=1 << 63)
