@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from electra.train.checkpoint import checkpoint_folders, problem_of
 from helpers import command, environment
@@ -51,6 +52,15 @@ def test_a_process_that_never_comes_and_a_port_in_use_are_told(recipe, prepared,
         assert processes.codes(60) == [5]
     assert f"port 127.0.0.1:{port} is in use" in processes.said(0)
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_start_again_do_not_meet_those_that_are_gone(recipe, prepared, tmp_path):
+    """torchrun's store lives on when processes do not."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for _ in range(2):
+        processes = together(2, recipe, prepared, tmp_path / "run", "train.batch=9", variables=variables)
+        assert processes.codes(60) == [2, 2], processes.said(0)
 
 
 def test_a_process_that_hangs_is_named_and_one_that_is_killed_is_noticed_at_once(recipe, prepared, tmp_path):

@@ -8,6 +8,7 @@ process 0 speaks of those.
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 PATIENCE = 600.0  # seconds that one process waits for the others
+CONNECTING = 30.0  # seconds for connecting to processes that are there; gloo waits five times as long
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What gloo, NCCL and torch's store say when a process is gone, and when it does not answer.
 GONE = (
@@ -203,18 +205,45 @@ def meet() -> Ranks:
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     patience = float(os.environ.get("ELECTRA_MEET_SECONDS", PATIENCE))
     try:
+        store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=patience)))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
+            store=meeting_place(store, rank, world, patience),
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=patience),
+            timeout=timedelta(seconds=min(patience, CONNECTING)),
         )
     except (RuntimeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise MachineError(f"port {where} is in use. Choose another MASTER_PORT.") from None
         raise MachineError(f"process {rank} of {world} did not meet the others at {where}: {reason}") from None
-    return Ranks(rank, world, int(os.environ.get("LOCAL_RANK", rank)), together=True)
+    ranks = Ranks(rank, world, int(os.environ.get("LOCAL_RANK", rank)), together=True)
+    ranks.wait_at_most(patience)
+    return ranks
+
+
+def meeting_place(store: dist.Store, rank: int, world: int, patience: float) -> dist.Store:
+    """A part of the store that is new. torchrun keeps the store when it starts processes again, and with it the addresses of those
+    that are gone, at which others may wait for ever. Everybody leaves a name, process 0 shows those that it has read, and whoever
+    finds its own among them knows that process 0 is of now."""
+    name, until = uuid.uuid4().hex, time.monotonic() + patience
+    everyone, place = range(world), dist.PrefixStore(name, store)
+    named, here = [f"name/{other}" for other in everyone], [f"here/{other}" for other in everyone]
+    store.set(named[rank], name)
+    while time.monotonic() < until:
+        if rank == 0 and store.check(named):
+            store.set("names", " ".join([name, *(other.decode() for other in store.multi_get(named))]))
+        if store.check(["names"]):
+            first, *names = store.get("names").decode().split()
+            if name in names:
+                place = dist.PrefixStore(first, store)
+                place.set(here[rank], "yes")
+                if place.check(here):
+                    return place
+        time.sleep(0.02)
+    missing = ", ".join(str(other) for other in everyone if other != rank and not place.check([here[other]]))
+    raise RuntimeError(f"process {missing} did not come within {patience:.0f} s")
 
 
 @contextmanager
