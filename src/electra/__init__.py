@@ -138,7 +138,7 @@ def pretrain(
     from electra.base.ranks import is_launched, join
     from electra.pretraining.run import pretrain as train
     from electra.pretraining.settings import resolve
-    from electra.train.launch import launch
+    from electra.train.distributed import launch
     from electra.train.log import plot_run, read_metrics
 
     named = {"data": data, "run": run, "start": start}

@@ -296,11 +296,8 @@ def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
         raise no_documents(plan.input_names, counts["skipped"])
     shards = _without_copies(plan, out, entries, shards, removed)
     if not shards["train"]:
-        reason = (
-            f"the filters removed {removed.total():,} documents"
-            if removed.total()
-            else "the tokenizer finds no token in the text"
-        )
+        filtered = f"the filters removed {removed.total():,} documents"
+        reason = filtered if removed.total() else "the tokenizer finds no token in the text"
         raise DataError(f"{plan.input_names[0]}: nothing left, {reason}.")
     sections = Counter(source for unit in plan.units for source, *_ in unit)
     manifest = Manifest(
@@ -379,11 +376,8 @@ def _tidy(out: Place, manifest: Manifest) -> None:
     named = {shard.file for split in manifest.splits.values() for shard in split.shards}
     paths: list[Place] = list(out.iterdir())
     for path in paths:
-        if (
-            path.name.startswith(("train-", "heldout-"))
-            and path.name.endswith(".safetensors")
-            and path.name not in named
-        ):
+        is_shard = path.name.startswith(("train-", "heldout-")) and path.name.endswith(".safetensors")
+        if is_shard and path.name not in named:
             path.unlink()
     if isinstance(out, RemotePath):
         (out / UNITS).remove()

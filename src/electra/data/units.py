@@ -118,10 +118,8 @@ def run_unit(unit: Unit) -> Done:
     if isinstance(entry, str) or damage(unit.out, [shard for _, shard in entry.shards]):
         reading, removed = read_unit(unit), Counter[str]()
         parts = [run_part(unit, part) for part in text_parts(unit, reading, removed)]
-        entry, encoded = (
-            finish_unit(unit, reading, removed, [part for part, _ in parts]),
-            sum(size for _, size in parts),
-        )
+        entry = finish_unit(unit, reading, removed, [part for part, _ in parts])
+        encoded = sum(size for _, size in parts)
     return Done(unit.size, encoded, [shard for _, shard in entry.shards])
 
 

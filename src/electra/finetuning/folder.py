@@ -211,27 +211,12 @@ def task_card(
     use += '\n\nWith the toolkit: `electra predict FOLDER "some text"`, or a table of many. `task.json` says what it expects.'
     labels = task.config_entries().get("id2label") or {}
     pipeline = PIPELINES.get(kind, "text-classification")
-    sections = {
-        "Data": facts(
-            [
-                *((split["split"], literal(file_line(split).partition(": ")[2])) for split in describe_files(plan)),
-                ("labels", literal(", ".join(map(str, labels.values())))),
-            ]
-        ),
-        "Scores": score_table(seed, scores, result),
-        "Limits": "\n".join(
-            [
-                LIMITS,
-                "- Scores on dev are of rows that were not trained on"
-                + (
-                    "; its weights were chosen by them, so expect less elsewhere."
-                    if plan.method.keep == "best"
-                    else "."
-                ),
-                f"- Text beyond {task.length} tokens is cut.",
-            ]
-        ),
-    }
+    data = [(split["split"], literal(file_line(split).partition(": ")[2])) for split in describe_files(plan)]
+    data.append(("labels", literal(", ".join(map(str, labels.values())))))
+    chosen = "; its weights were chosen by them, so expect less elsewhere." if plan.method.keep == "best" else "."
+    limits = [LIMITS, f"- Scores on dev are of rows that were not trained on{chosen}"]
+    limits.append(f"- Text beyond {task.length} tokens is cut.")
+    sections = {"Data": facts(data), "Scores": score_table(seed, scores, result), "Limits": "\n".join(limits)}
     results = [
         {
             "task": {"type": pipeline},
@@ -246,9 +231,8 @@ def task_card(
     ]
     title, settings = f"Fine-tuned on {plan.name}", config.to_toml(plan.method)
     about = f"One seed ({seed}) of {literal(kind)}, made with the `electra` toolkit from {literal(start)}."
-    return Card(
-        title, about, use, ("electra", encoder.kind, kind), pipeline, sections, settings, results=results
-    ).text()
+    tags = ("electra", encoder.kind, kind)
+    return Card(title, about, use, tags, pipeline, sections, settings, results=results).text()
 
 
 def score_table(seed: int, scores: Mapping[str, Mapping[str, float]], result: Mapping[str, Any] | None) -> str:
@@ -264,9 +248,8 @@ def score_table(seed: int, scores: Mapping[str, Mapping[str, float]], result: Ma
             row = [literal(split), literal(metric), f"{value:.4f}"]
             if count > 1:
                 values = [run[metric] for name, run in seeds.get(split, {}).items() if name.startswith("seed ")]
-                row.append(
-                    f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-                )
+                spread = f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f}" if values[1:] else ""
+                row.append(spread)
             for name in baselines:
                 baseline = (result or {})["baselines"].get(split, {}).get(name, {}).get(metric)
                 row.append("" if baseline is None else f"{baseline:.4f}")

@@ -129,9 +129,8 @@ def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
     paper = dropout | {"lr": lr, "layer_decay": decay}
     narrow = max(1.0, 256 / encoder.hidden)
     robust = dropout | {
-        "lr": round(
-            lr * narrow ** (4 / 3 if encoder.kind == "modernbert" else 1), 6
-        ),  # post-norm layers collapse sooner
+        # post-norm layers collapse sooner
+        "lr": round(lr * narrow ** (4 / 3 if encoder.kind == "modernbert" else 1), 6),
         "layer_decay": decay if narrow == 1 else 1.0,
         "bias_correction": narrow > 1,
         "min_steps": 250,

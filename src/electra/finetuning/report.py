@@ -159,9 +159,8 @@ def task_result(
         if split == "dev":
             tables = task.tables(part.rows, predictions)
             task = task.fitted(scores["dev"]["ensemble"])
-            write_wrong(
-                out / plan.name / WRONG, plan.task.input_columns, part.rows, task.mistakes(part.rows, predictions)
-            )
+            wrong = task.mistakes(part.rows, predictions)
+            write_wrong(out / plan.name / WRONG, plan.task.input_columns, part.rows, wrong)
         if split in plan.source.submission:
             path, content = out / "submission" / plan.source.submission[split], task.submission(part.rows, predictions)
             path.parent.mkdir(exist_ok=True)
@@ -202,9 +201,7 @@ def write_wrong(path: Path, columns: Sequence[str], rows: Rows, mistakes: Sequen
     for it in sorted(mistakes, key=lambda it: -it.confidence)[:MOST_WRONG]:
         row = rows[it.row]
         texts = {name: row.get(column_of(name, row)) for name in columns}
-        lines.append(
-            {"row": it.row + 1, "input": texts, "true": it.true, "answer": it.answer, "confidence": it.confidence}
-        )
+        lines.append({"row": it.row + 1, "input": texts} | it._replace(row=it.row + 1)._asdict())
     write_atomically(path, "".join(json_text(line) + "\n" for line in lines).encode())
 
 

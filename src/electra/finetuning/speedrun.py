@@ -204,12 +204,8 @@ class Timings:
         seconds = {name: round(entry["seconds"], 2) for name, entry in self.stages.items()}
         start = max(0.0, round(seconds.pop("pretrain") - sum(inside.values()), 2))
         prepared = {"prepare": seconds.pop("prepare"), "start": start}
-        return {
-            **prepared,
-            **inside,
-            **seconds,
-            "total": round(sum([*prepared.values(), *inside.values(), *seconds.values()]), 2),
-        }
+        parts = {**prepared, **inside, **seconds}
+        return parts | {"total": round(sum(parts.values()), 2)}
 
 
 def scores(
@@ -222,21 +218,12 @@ def scores(
         by_seed = [100 * result["scores"]["dev"][f"seed {seed}"][result["metric"]] for seed in range(settings.seeds)]
         spread = {"least": min(by_seed), "greatest": max(by_seed)}
         spread |= {"sd": statistics.stdev(by_seed)} if len(by_seed) > 1 else {}
-        files = {"files": result["files"], "epochs": plan.task.epochs}
-        results[name] = {
-            "metric": result["metric"],
-            "median": statistics.median(by_seed),
-            **spread,
-            "seeds": by_seed,
-            **files,
-        }
+        middle = {"metric": result["metric"], "median": statistics.median(by_seed)}
+        rest = {"seeds": by_seed, "files": result["files"], "epochs": plan.task.epochs}
+        results[name] = {**middle, **spread, **rest}
     five = [results[name]["median"] for name in FIVE if name in results]
-    return {
-        "glue5_median": statistics.fmean(five) if len(five) == len(FIVE) else None,
-        "minutes": settings.minutes,
-        "seeds": settings.seeds,
-        "tasks": results,
-    }
+    mean = statistics.fmean(five) if len(five) == len(FIVE) else None
+    return {"glue5_median": mean, "minutes": settings.minutes, "seeds": settings.seeds, "tasks": results}
 
 
 def measurements(settings: PretrainSettings, heldout: Mapping[str, float]) -> dict[str, Any]:

@@ -99,9 +99,8 @@ class Yardsticks:
     def plan(self) -> dict[str, Any]:
         """What must not change within a comparison."""
         table = {"table": "" if self.table is None else self.table.digest}
-        return (
-            table if self.tasks is None else table | {"tasks": json.loads(json.dumps(asdict(self.tasks), default=str))}
-        )
+        tasks = {"tasks": json.loads(json.dumps(asdict(self.tasks), default=str))} if self.tasks else {}
+        return table | tasks
 
 
 class Budget(NamedTuple):
@@ -202,9 +201,7 @@ def run_comparison(
         plan["budget"] = list(chosen[0].budget)
     if yardsticks.tasks is not None:
         for name in yardsticks.tasks.names:
-            make_plan(
-                name, dict(yardsticks.tasks.overrides), {}
-            )  # reads its tables: what is wrong with them is said now
+            make_plan(name, dict(yardsticks.tasks.overrides), {})  # reads its tables: what is wrong is said now
     for variant in chosen:
         settings, _ = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
         plan[variant.name] = hashlib.sha256(config.to_toml(settings).encode()).hexdigest()
@@ -351,13 +348,8 @@ def step_seconds(settings: PretrainSettings) -> float:
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Short runs evaluate and save at fewer points; warm-up keeps its share of the run."""
     often, tree = -(-steps // EVALUATIONS), config.dump(settings)
-    tree["train"] |= {
-        "steps": steps,
-        "minutes": 0.0,
-        "log_every": max(1, steps // 50),
-        "evaluate_every": often,
-        "save_every": often,
-    }
+    tree["train"] |= {"steps": steps, "minutes": 0.0, "log_every": max(1, steps // 50)}
+    tree["train"] |= {"evaluate_every": often, "save_every": often}
     if settings.schedule.warmup >= 1:
         tree["schedule"]["warmup"] = round(settings.schedule.warmup * steps / settings.train.steps)
     return config.validate(PretrainSettings, tree)

@@ -222,11 +222,8 @@ def made_longer(folder: Path, settings: PretrainSettings) -> PretrainSettings:
     stages, done = before.stages, checkpoint.newest_state(folder / "checkpoints").get("step")
     if train.steps > before.steps == done:
         stages = (*stages, before.steps)
-        log.info(
-            "the finished run is made longer: %d more steps after step %d, with a warm-up and a decay of their own.",
-            train.steps - before.steps,
-            before.steps,
-        )
+        text = "the finished run is made longer: %d more steps after step %d, with a warm-up and a decay of their own."
+        log.info(text, train.steps - before.steps, before.steps)
     update = {"train": train.model_copy(update={"stages": stages})}
     return settings.model_copy(update=update) if stages and stages[-1] < train.steps else settings
 

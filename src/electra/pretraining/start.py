@@ -113,9 +113,8 @@ def copy_encoder(name: str, source: Pretrained, target: Encoder, tokenizer: Toke
 def copy_first_layers(name: str, source: Pretrained, target: Network, tokenizer: Tokenizer) -> None:
     weights, small = grown_encoder(name, source, target.encoder.settings, tokenizer), target.encoder.settings
     kept = {key for key in target.encoder.state_dict()} | {"embeddings.words.weight"}
-    widths = {
-        key: getattr(source.encoder.settings, key) for key in ("kind", "hidden", "heads", "intermediate", "embedding")
-    }
+    alike = ("kind", "hidden", "heads", "intermediate", "embedding")
+    widths = {key: getattr(source.encoder.settings, key) for key in alike}
     if other := [key for key, value in widths.items() if getattr(small, key) != value]:
         shown = ", ".join(f"{key} is {widths[key]} there and {getattr(small, key)} here" for key in other)
         raise SettingsError(
@@ -139,12 +138,8 @@ def grown_encoder(name: str, source: Pretrained, target: EncoderSettings, tokeni
     if positions is not None and target.positions > len(positions):
         repeats = -(-target.positions // len(positions))
         weights["embeddings.positions.weight"] = positions.repeat(repeats, 1)[: target.positions]
-        log.info(
-            "%s has %d positions, this run %d: the others begin as those, in order.",
-            name,
-            len(positions),
-            target.positions,
-        )
+        there, here = len(positions), target.positions
+        log.info("%s has %d positions, this run %d: the others begin as those, in order.", name, there, here)
     return weights
 
 
@@ -164,9 +159,8 @@ def grown_rows(name: str, table: Tensor, theirs: Tokenizer, ours: Tokenizer) -> 
             f"{name} was trained with another tokenizer than the data. Prepare the text with its tokenizer, or with an extension of it."
         )
     if pieces and table.ndim > 1:
-        log.info(
-            "%s gets %d new tokens: the embedding of each begins as the mean of its old pieces.", name, len(pieces)
-        )
+        text = "%s gets %d new tokens: the embedding of each begins as the mean of its old pieces."
+        log.info(text, name, len(pieces))
     rows = [table[: vocabulary_size(theirs)], *(table[ids].mean(0, keepdim=True) for ids in pieces)]
     return torch.cat(rows)
 

@@ -275,12 +275,8 @@ class RunState:
 
     def log_metrics(self, norm: Tensor, fraction: float, schedule: ScheduleSettings) -> dict[str, float]:
         """Metrics since the last time, and whatever must be said aloud about them."""
-        objective, now, count, self.sums = (
-            self.update.objective,
-            time.monotonic(),
-            self.tokens.item(),
-            self.total_sums(),
-        )
+        objective, now = self.update.objective, time.monotonic()
+        count, self.sums = self.tokens.item(), self.total_sums()
         speed = count / (now - self.logged) if count else math.nan
         self.tokens_before += int(count)
         metrics = summarise(self.sums, objective.extra_metrics) | {

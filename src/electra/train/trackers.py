@@ -109,11 +109,8 @@ class Trackers:
         except Exception as error:
             self.open.pop(name, None)
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            log.warning(
-                "%s is told nothing more of this run (%s). Training goes on; metrics.jsonl has everything.",
-                name,
-                reason,
-            )
+            rest = "Training goes on; metrics.jsonl has everything."
+            log.warning("%s is told nothing more of this run (%s). %s", name, reason, rest)
 
     def log(self, kind: str, step: int, values: Mapping[str, float | str]) -> None:
         metrics = {f"{kind}/{key}": it for key, it in values.items() if isinstance(it, float) and math.isfinite(it)}
