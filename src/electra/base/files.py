@@ -143,20 +143,22 @@ def remove_leftovers(folder: Place, name: str | None = None) -> None:
         return
     for leftover in folder.glob(".*.tmp" if name is None else f".{glob.escape(name)}.*.tmp"):
         match = _TEMPORARY.fullmatch(leftover.name)
-        if name is None or (match and not is_running(int(match[1]))):
+        if name is None or (match and (int(match[1]) == os.getpid() or not is_running(int(match[1])))):
             shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
-def is_running(pid: int) -> bool:
-    """Another process than this one."""
-    if pid == os.getpid():
+def is_running(pid: object) -> bool:
+    """On this machine. A child that nobody has waited for has ended all the same."""
+    if not isinstance(pid, int) or pid < 1:
         return False
     try:
         os.kill(pid, 0)
-    except PermissionError:
+    except PermissionError:  # somebody else's
         return True
     except (OSError, OverflowError):
         return False
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from electra.base import config
 from electra.base.errors import ElectraError
-from electra.base.files import json_text, parse_json, read_object
+from electra.base.files import is_running, json_text, parse_json, read_object
 from electra.pretraining.load import load_settings
 from electra.pretraining.samples import SAMPLES, read_samples
 from electra.train.log import METRICS, RUN_STATE, Record, is_record
@@ -100,7 +100,7 @@ def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         "state": name if isinstance(name, str) else "unknown",
         "reason": str(stored.get("reason", "")),
     }
-    if state["state"] == "running" and stored.get("host") == platform.node() and not is_alive(stored.get("pid")):
+    if state["state"] == "running" and stored.get("host") == platform.node() and not is_running(stored.get("pid")):
         state |= {
             "state": "killed",
             "reason": "its process is gone; the same command goes on from the newest checkpoint",
@@ -109,20 +109,6 @@ def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     with suppress(OSError):
         state["seconds_since_news"] = max(0.0, time.time() - (folder / METRICS).stat().st_mtime)
     return state | {"step": step, "resume": str(stored.get("resume", "")), **horizon(folder, records, step)}
-
-
-def is_alive(pid: object) -> bool:
-    if not isinstance(pid, int) or pid < 1:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    with suppress(OSError, IndexError):  # a child that nobody has waited for has ended all the same
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
 
 
 def horizon(folder: Path, records: Sequence[Record], step: int) -> dict[str, Any]:
