@@ -18,12 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from electra.base.errors import CorruptError, DiskFullError, ElectraError, ForbiddenError, MachineError, SettingsError
 from electra.base.remote import Place, RemotePath
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +266,7 @@ def read_object(path: Place, remedy: str = "restore it, or remove it") -> dict[s
     return content
 
 
-def validation_text(error: ValidationError) -> str:
+def validation_text(error: "ValidationError") -> str:
     """What is wrong with the content of a file, the first three of it."""
     return "; ".join(f"{'.'.join(map(str, it['loc']))}: {it['msg']}" for it in error.errors()[:3])
 
