@@ -13,6 +13,7 @@ import pytest
 from electra.base import jobs
 from electra.base.errors import DataError, MachineError, PreemptedError
 from electra.base.jobs import Signals, cpu_count, peak_memory, run_jobs
+from electra.data.files import whole_file
 from helpers import environment
 
 
@@ -136,3 +137,12 @@ def test_a_terminal_that_is_closed_asks_for_a_stop_unless_nohup_was_said() -> No
         assert signals.received is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_saves_nothing_leaves_as_at_an_error(number: signal.Signals, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stop, jobs.leaving_at_signals(), whole_file(tmp_path / "answers.csv") as file:
+        file.write(b"half")
+        signal.raise_signal(number)
+    assert stop.value.code == 128 + number and not list(tmp_path.iterdir())
+    assert signal.getsignal(number) is signal.SIG_DFL

@@ -87,6 +87,24 @@ def preemptible() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@contextmanager
+def leaving_at_signals() -> Iterator[None]:
+    """Where nothing is saved on the way, SIGTERM and SIGHUP end a command as errors do: what it was writing is removed."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    listens = threading.current_thread() is threading.main_thread()
+    numbers = [it for it in (signal.SIGTERM, signal.SIGHUP) if listens and signal.getsignal(it) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def interruptible(function: Callable[..., object], *arguments: Any) -> None:
     """Calls into a library that hears no Ctrl-C until it returns: it goes on in a thread that ends with the process."""
     failures: list[BaseException] = []
