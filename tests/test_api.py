@@ -83,3 +83,13 @@ def test_every_snippet_of_the_page_runs(workplace, capsys):
         assert any(f"electra.{name}(" in snippet for snippet in snippets), f"{name} is not in {PAGE.name}"
     assert "discriminator" in capsys.readouterr().out
     assert (workplace / "answers.csv").is_file() and (workplace / "my-model/generator").is_dir()
+
+
+def test_a_launched_run_without_held_out_text_has_no_metrics(tmp_path, monkeypatch):
+    """The processes that were started write the run folder; this one reads what they measured."""
+    monkeypatch.setattr("electra.train.distributed.launch", lambda words, settings: None)
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 4, "loss": 2.5}\n')
+    assert electra.pretrain("tiny", {"train.processes": 2}, data="x", run=tmp_path) == (tmp_path, {})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "heldout", "step": 2, "auc": 0.5}\n{"kind": "heldout", "step": 4, "auc": 0.75}\n')
+    assert electra.pretrain("tiny", {"train.processes": 2}, data="x", run=tmp_path).metrics == {"auc": 0.75}
