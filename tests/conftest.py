@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-from helpers import SETTINGS, electra_forked, look_forked, write_corpus
+from helpers import FORKED_LOOKS, SETTINGS, electra_forked, write_corpus
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when first imported
@@ -133,7 +133,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, prepared: Path, recip
 @pytest.fixture
 def forked_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that export from Python: as `helpers.electra` does it."""
-    monkeypatch.setattr("electra.inspector.fresh.run_afresh", look_forked, raising=False)
+    for name, method in FORKED_LOOKS.items():
+        monkeypatch.setattr(f"electra.inspector.fresh.FreshProcess.{name}", method)
 
 
 @pytest.fixture(scope="session")

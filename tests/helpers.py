@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import json
 import multiprocessing
 import os
 import random
@@ -92,7 +93,7 @@ def electra(
     out, err = io.StringIO(), io.StringIO()
     is_forked = words[0] == "export" and not afresh
     with (
-        mock.patch("electra.inspector.fresh.run_afresh", look_forked, create=True)
+        mock.patch.multiple("electra.inspector.fresh.FreshProcess", **FORKED_LOOKS)
         if is_forked
         else contextlib.nullcontext(),
         contextlib.chdir(cwd or Path.cwd()),
@@ -183,15 +184,21 @@ def electra_forked(*words: object) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(words, code, process.said, process.said)
 
 
-def look_forked(folder: Path, expected: Path) -> subprocess.CompletedProcess:
-    from electra.inspector import fresh
+def ask_forked(fresh, question: str) -> dict[str, str]:
+    from electra.inspector.fresh import answer_questions
 
-    def look(words: list[str]) -> None:
-        sys.argv[1:] = words
-        fresh.check_arguments()
+    path = Path(fresh.scratch.name) / "answer.json"
 
-    process = Forked(folder, expected, call=look)
-    return subprocess.CompletedProcess((), process.wait(), "", process.said)
+    def look(_: list[str]) -> None:
+        with path.open("w") as answers:
+            answer_questions([question], answers)
+
+    process = Forked(call=look)
+    assert process.wait() == 0, process.said
+    return json.loads(path.read_text())
+
+
+FORKED_LOOKS = {"start": lambda fresh: None, "stop": lambda fresh: None, "ask": ask_forked}
 
 
 def command(*words: object) -> list[str]:

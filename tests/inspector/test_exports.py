@@ -1,6 +1,7 @@
 """ONNX, sentence-transformers and transformers out of any model, and nothing kept that a fresh process reads otherwise."""
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from electra.base.errors import CorruptError
 from electra.finetuning.folder import load_task_folder
 from electra.inspector import export as exporting
 from electra.inspector import load
-from electra.inspector.fresh import check_afresh
+from electra.inspector.fresh import FreshProcess
 from electra.inspector.verify import verify
 from electra.interop import onnx as graphs
 from electra.interop.read import Pretrained
@@ -37,6 +38,24 @@ def unchecked_shapes():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+class Believing(FreshProcess):
+    """Of a test that reads the folder itself."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def check(self, *_):
+        return "nobody"
+
+
+@pytest.fixture
+def believing(monkeypatch):
+    monkeypatch.setattr(exporting, "FreshProcess", Believing)
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +140,9 @@ def finetuned(model, folder, table, *words):
     return next((folder / "tasks").glob("*/seed-0"))
 
 
-def test_a_classifier_keeps_its_answers_and_int8_says_what_it_costs(toy_model, tmp_path, monkeypatch):
+def test_a_classifier_keeps_its_answers_and_int8_says_what_it_costs(toy_model, tmp_path, believing):
     table = write_rows(tmp_path / "table.jsonl")
     model = finetuned(toy_model, tmp_path, table)
-    monkeypatch.setattr(exporting, "check_afresh", lambda *_: None)
     done = electra("export", model, tmp_path / "out", "--format", "onnx", "--int8", "--dev", table)
     assert done.returncode == 0, done.stderr
     notes = json.loads((tmp_path / "out" / "onnx.json").read_text())
@@ -175,11 +193,10 @@ def test_sentence_transformers_gives_the_vectors_of_embed(finished_run, tmp_path
 
 @pytest.mark.parametrize("encoder", ["electra", "modern"])
 def test_large_weights_are_several_files_that_transformers_and_we_read(
-    finished_run, modern, tmp_path, monkeypatch, encoder
+    finished_run, modern, tmp_path, believing, encoder
 ):
     transformers = pytest.importorskip("transformers")
     source = modern if encoder == "modern" else finished_run / "export"
-    monkeypatch.setattr(exporting, "check_afresh", lambda *_: None)
     done = electra("export", source, tmp_path / "out", "--shard-size", "20KB")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "out"
@@ -200,19 +217,25 @@ def test_large_weights_are_several_files_that_transformers_and_we_read(
     assert f"its manifest does not name {shards[1].name}" in verify(folder)[0]
 
 
-def test_what_a_fresh_process_reads_otherwise_is_said_and_not_kept(finished_run, tmp_path, monkeypatch):
-    """The folder is changed after all that is checked in this process: the fresh one alone can see it."""
+def test_what_a_fresh_process_reads_otherwise_is_said_and_nothing_is_kept(finished_run, tmp_path, monkeypatch):
+    """The second folder is changed after all that is checked in this process: the fresh one alone, which has read the first, can
+    see it."""
+    asked = []
 
-    def spoiled(folder, tokenizer, ours):
-        text = (folder / "tokenizer.json").read_text()
-        assert '"lowercase": true' in text
-        (folder / "tokenizer.json").write_text(text.replace('"lowercase": true', '"lowercase": false'))
-        check_afresh(folder, tokenizer, ours)
+    class Spoiling(FreshProcess):
+        def check(self, folder, architecture, tokenizer, ours):
+            asked.append(self.process.pid)
+            if len(asked) == 2:
+                text = (folder / "tokenizer.json").read_text()
+                assert '"lowercase": true' in text
+                (folder / "tokenizer.json").write_text(text.replace('"lowercase": true', '"lowercase": false'))
+            return super().check(folder, architecture, tokenizer, ours)
 
-    monkeypatch.setattr(exporting, "check_afresh", spoiled)
+    monkeypatch.setattr(exporting, "FreshProcess", Spoiling)
     done = electra("export", finished_run, tmp_path / "out", afresh=True)
     assert done.returncode == 4 and "in a process of its own: tokenizer.json gives other ids" in done.stderr
-    assert list(tmp_path.rglob("*.json")) == [] and list(tmp_path.rglob("*.safetensors")) == []
+    assert len(asked) == 2 and len(set(asked)) == 1, "one process for all folders"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -221,11 +244,19 @@ def test_other_logits_in_a_fresh_process_name_who_and_how_much(toy_model, tmp_pa
     model = finetuned(toy_model, tmp_path, table)
     again = shutil.copytree(model, tmp_path / "again")
     trained = load_task_folder(model)
-    check_afresh(again, trained.tokenizer, answers_of(trained.model))
-    with torch.no_grad():
-        trained.model.head.label.output.bias.add_(1.0)
-    with pytest.raises(CorruptError, match=r"process of its own: transformers gets other logits .*1 in logits"):
-        check_afresh(again, trained.tokenizer, answers_of(trained.model))
+    words = again, json.loads((model / "task.json").read_text())["architecture"], trained.tokenizer
+    with FreshProcess() as fresh:
+        assert fresh.check(*words, answers_of(trained.model)) == "electra and transformers in a process of its own"
+        process = fresh.process.pid
+        with torch.no_grad():
+            trained.model.head.label.output.bias.add_(1.0)
+        with pytest.raises(CorruptError, match=r"process of its own: electra gets other logits .*1 in logits"):
+            fresh.check(*words, answers_of(trained.model))
+        fresh.process.kill()
+        with pytest.raises(CorruptError, match="it ended with exit code -9"):
+            fresh.check(*words, answers_of(trained.model))
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 @pytest.mark.parametrize(

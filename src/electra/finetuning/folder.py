@@ -79,7 +79,7 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes],
         ours = answers_of(trained.model)
         readers = folder.write(temporary, ours, lambda path: answers_of(load_task_folder(path).model), manner)
     if not folder.architecture:
-        return f"transformers has no such head; its AutoModel reads the encoder, electra reads all ({readers})"
+        return f"transformers has no such head; its AutoModel reads the encoder, electra reads all (read back by {readers})"
     return f"same ids and same logits as ours, read back by {readers}"
 
 

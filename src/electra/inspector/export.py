@@ -20,10 +20,10 @@ from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.question_heads import JointHead
 from electra.finetuning.training import infer
 from electra.inspector.embed import EmbedSettings, vectors_of
-from electra.inspector.fresh import SENTENCE_MODULES, VECTOR_PROBE, VECTORS, check_afresh
+from electra.inspector.fresh import SENTENCE_MODULES, VECTOR_PROBE, VECTORS, FreshProcess
 from electra.interop.card import CARD, UNSAID, Publication
 from electra.interop.onnx import GRAPH, INT8_GRAPH, NOTES, OnnxGraphs, OnnxNetwork, OnnxSession, make_graphs
-from electra.interop.read import Pretrained, read_network
+from electra.interop.read import Pretrained
 from electra.interop.write import (
     Manner,
     PretrainedNetwork,
@@ -68,9 +68,15 @@ class ExportSettings(Settings):
 
 def export_model(model: Path, out: Path, settings: ExportSettings, publication: Publication = UNSAID) -> list[Exported]:
     """Of a run all networks in transformers' format, of anything else, and in other formats, the main one: `out` itself."""
-    manner = Manner(check_afresh, settings.shard_bytes)
-    if settings.format == "transformers" and (model / CONFIG).is_file():
-        return export_run(model, out, publication, manner)
+    with FreshProcess() as fresh:
+        manner = Manner(fresh.check, settings.shard_bytes)
+        if settings.format == "transformers" and (model / CONFIG).is_file():
+            return export_run(model, out, publication, manner)
+        return [Exported(out, export_one(model, out, settings, publication, manner))]
+
+
+def export_one(model: Path, out: Path, settings: ExportSettings, publication: Publication, manner: Manner) -> str:
+    """The main network. Returns how it was checked."""
     if publication != UNSAID:
         raise SettingsError("language, license and datasets are for the cards of a run in transformers' format.")
     finetuned = load_task_folder(model) if (model / TASK_FILE).is_file() else None
@@ -79,20 +85,21 @@ def export_model(model: Path, out: Path, settings: ExportSettings, publication: 
     card = cards[0].read_text("utf-8") if cards else ""
     match settings.format:
         case "transformers" if finetuned:
-            note = write_task_folder(out, finetuned, {CARD: card.encode()}, manner)
+            return write_task_folder(out, finetuned, {CARD: card.encode()}, manner)
         case "transformers":
-            note = write_network(out, network, card, manner=manner)
+            return write_network(out, network, card, manner=manner)
         case "onnx":
-            note = write_onnx(out, network, finetuned, settings)
+            return write_onnx(out, network, finetuned, settings, manner)
         case "sentence-transformers":
-            note = write_sentence_transformers(out, network, settings)
-    return [Exported(out, f"{note}; and in a process of its own")]
+            return write_sentence_transformers(out, network, settings, manner)
 
 
 # ONNX
 
 
-def write_onnx(out: Path, network: Pretrained, finetuned: TaskModel | None, settings: ExportSettings) -> str:
+def write_onnx(
+    out: Path, network: Pretrained, finetuned: TaskModel | None, settings: ExportSettings, manner: Manner
+) -> str:
     module: nn.Module = finetuned.model if finetuned else PretrainedNetwork(network)
     encoder = network.encoder
     longest = finetuned.task.length if finetuned else encoder.settings.positions
@@ -109,8 +116,9 @@ def write_onnx(out: Path, network: Pretrained, finetuned: TaskModel | None, sett
             notes["int8"] = {**notes["int8"], "dev": scores_of_graphs(finetuned, graphs, settings.dev, shortest)}
         content = {**folder.description(), **graphs.files, NOTES: (json.dumps(notes, indent=1) + "\n").encode()}
         write_files(temporary, {**content, CARD: onnx_card(notes).encode()})
-        check_afresh(temporary, network.tokenizer, answers_of(module))
-    return graph_note(notes)
+        assert manner.check
+        manner.check(temporary, "", network.tokenizer, answers_of(module))
+    return f"{graph_note(notes)}; and in a process of its own"
 
 
 def scores_of_graphs(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortest: int) -> dict[str, Any]:
@@ -178,7 +186,7 @@ class WithVectors(nn.Module):
         return {**self.network(batch), VECTORS: self.vectors}
 
 
-def write_sentence_transformers(out: Path, network: Pretrained, settings: ExportSettings) -> str:
+def write_sentence_transformers(out: Path, network: Pretrained, settings: ExportSettings, manner: Manner) -> str:
     """The encoder, and how its states become a vector. Texts are cut where pre-training ended: beyond that positions may never
     have been trained."""
     encoder, positions = network.encoder, network.encoder.settings.positions
@@ -207,12 +215,11 @@ def write_sentence_transformers(out: Path, network: Pretrained, settings: Export
     pooled = vectors_of(alone, VECTOR_PROBE, EmbedSettings(pooling=settings.pooling, length=length))
     folder = network_folder(alone, {**encoded, CARD: sentence_card(length, settings.pooling).encode()})
     with whole_or_absent(out) as temporary:
-        ours = answers_of(PretrainedNetwork(alone))
-        readers = folder.write(
-            temporary, ours, lambda path: answers_of(PretrainedNetwork(read_network(path, "encoder")))
-        )
+        write_files(temporary, folder.content(manner.shard_bytes))
         write_files(temporary / POOLING_FOLDER, {"config.json": json.dumps(pooling, indent=1).encode()})
-        check_afresh(temporary, network.tokenizer, answers_of(WithVectors(alone, torch.from_numpy(pooled))))
+        assert manner.check
+        ours = answers_of(WithVectors(alone, torch.from_numpy(pooled)))
+        readers = manner.check(temporary, folder.architecture, network.tokenizer, ours)
     return f"same ids, states and vectors ({settings.pooling}, {length} tokens) as ours, read back by {readers}"
 
 

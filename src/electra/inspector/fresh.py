@@ -1,18 +1,18 @@
-"""An export looked at by a process that knows nothing but the folder: what loads because something is still in memory, set by
-an environment or cached does not load there. It reads the folder with all that is installed for it (electra, transformers,
+"""Exports looked at by a process that knows nothing but their folders: what loads because something is still in memory, set by
+an environment or cached does not load there. It reads a folder with all that is installed for it (electra, transformers,
 onnxruntime, sentence-transformers) and compares ids and outputs on the probe with those of the network that was exported.
 """
 
-import contextlib
-import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from safetensors.torch import load_file, save_file
@@ -26,6 +26,7 @@ from electra.finetuning.folder import TASK_FILE, load_task_folder
 from electra.interop.onnx import GRAPH, OnnxSession, floating, session_answers
 from electra.interop.read import read_network
 from electra.interop.write import (
+    POSITIONS,
     PROBE,
     TOLERANCE,
     Answers,
@@ -44,52 +45,86 @@ VECTOR_PROBE = (*PROBE[:-1], " ".join(PROBE[:-1] * 200))
 """Without the text in which transformers sees a special token and `embed` a word; the last is longer than any network."""
 
 
-def check_afresh(folder: Path, tokenizer: Tokenizer, ours: Answers) -> None:
-    """`interop.write.Check`: raises with what differed."""
-    positions = read_object(folder / "config.json")["max_position_embeddings"]
-    probe = probe_batch(tokenizer, positions)
-    expected = {"ids": probe.ids, "segments": probe.segments, "is_real": probe.is_real}
-    expected |= {f"output.{name}": tensor.contiguous() for name, tensor in ours(probe).items()}
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "expected.safetensors"
+class FreshProcess:
+    """One process for all folders of an export. It starts at once, to import while a network is read and written here, and ends
+    when it is asked nothing more: also where this process is killed, since its input is a pipe from here."""
+
+    def __enter__(self) -> "FreshProcess":
+        self.scratch = tempfile.TemporaryDirectory()
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.scratch.cleanup()
+
+    def start(self) -> None:
+        places = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self.errors = (Path(self.scratch.name) / "errors").open("w+")
+        words, pipe = [sys.executable, "-m", __name__], subprocess.PIPE
+        self.process = subprocess.Popen(
+            words, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, cwd=self.scratch.name, env=env
+        )
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.errors.close()
+
+    def check(self, folder: Path, architecture: str, tokenizer: Tokenizer, ours: Answers) -> str:
+        """`interop.write.Check`."""
+        probe = probe_batch(tokenizer, read_object(folder / "config.json")[POSITIONS])
+        expected = {"ids": probe.ids, "segments": probe.segments, "is_real": probe.is_real}
+        expected |= {f"output.{name}": tensor.contiguous() for name, tensor in ours(probe).items()}
+        path = Path(self.scratch.name) / "expected.safetensors"
         save_file(expected, path)
-        done = run_afresh(folder.absolute(), path)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise CorruptError(f"in a process of its own: {reason}")
+        answer = self.ask(json.dumps([str(folder.absolute()), architecture, str(path)]))
+        if "error" in answer:
+            raise CorruptError(f"in a process of its own: {answer['error']}")
+        return f"{answer['readers']} in a process of its own"
+
+    def ask(self, question: str) -> dict[str, str]:
+        assert self.process.stdin and self.process.stdout
+        limit = threading.Timer(LONGEST_LOOK, self.process.kill)
+        limit.start()
+        try:
+            self.process.stdin.write(f"{question}\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        finally:
+            limit.cancel()
+        if answer:
+            return dict(json.loads(answer))
+        code = self.process.wait()
+        self.errors.seek(0)
+        said = self.errors.read().strip().splitlines()
+        return {"error": f"it ended with exit code {code}{f' ({said[-1][:300]})' if said else ''}"}
 
 
-def run_afresh(folder: Path, expected: Path) -> "subprocess.CompletedProcess[str]":
-    words = [sys.executable, "-m", __name__, str(folder), str(expected)]
-    places = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    how = {"capture_output": True, "text": True, "timeout": LONGEST_LOOK, "check": False}
-    return subprocess.run(words, cwd=expected.parent, env=env, **how)  # type: ignore[call-overload]
-
-
-def look(folder: Path, expected: Mapping[str, Tensor]) -> None:
-    """All readers of a folder, one after the other."""
+def look(folder: Path, architecture: str, expected: Mapping[str, Tensor]) -> str:
+    """All readers of a folder, one after the other. Returns who they were."""
     probe = Batch.of_rows(expected["ids"], expected["segments"], expected["is_real"].bool())
     ours = {name.removeprefix("output."): it for name, it in expected.items() if name.startswith("output.")}
-    config = read_object(folder / "config.json")
-    positions = config["max_position_embeddings"]
+    vectors = ours.pop(VECTORS, None)
+    positions = read_object(folder / "config.json")[POSITIONS]
     read = probe_batch(Tokenizer.from_file(str(folder / "tokenizer.json")), positions)
     if not read.ids.equal(probe.ids):
         raise CorruptError("tokenizer.json gives other ids than the network's tokenizer. The folder was not kept.")
-    has_graph = (folder / GRAPH).is_file()
-    if find_spec("transformers"):
-        check_by_transformers(folder, "" if has_graph else config["architectures"][0], probe, ours, positions)
-    if has_graph:
+    if (folder / GRAPH).is_file():
         compared = floating({name: it for name, it in ours.items() if name != "allowed"})
         session = OnnxSession((folder / GRAPH).read_bytes(), read_object(folder / "onnx.json")["shortest"])
         require_equal(probe, compared, session_answers(session, probe, ours), "onnxruntime")
-    elif (folder / TASK_FILE).is_file():
-        require_equal(probe, ours, answers_of(load_task_folder(folder).model)(probe), "electra")
     else:
-        found = answers_of(PretrainedNetwork(read_network(folder)))(probe)
-        require_equal(probe, {name: it for name, it in ours.items() if name in found}, found, "electra")
-    if (folder / SENTENCE_MODULES).is_file() and find_spec("sentence_transformers"):
-        look_with_sentence_transformers(folder, ours[VECTORS])
+        is_task = (folder / TASK_FILE).is_file()
+        module = load_task_folder(folder).model if is_task else PretrainedNetwork(read_network(folder))
+        require_equal(probe, ours, answers_of(module)(probe), "electra")
+    readers = check_by_transformers(folder, architecture, probe, ours)
+    if vectors is not None and find_spec("sentence_transformers"):
+        look_with_sentence_transformers(folder, vectors)
+    return readers
 
 
 def look_with_sentence_transformers(folder: Path, vectors: Tensor) -> None:
@@ -102,18 +137,20 @@ def look_with_sentence_transformers(folder: Path, vectors: Tensor) -> None:
         raise CorruptError(f"sentence-transformers gets other vectors (largest difference {difference:.2g}).")
 
 
-def check_arguments() -> None:
-    folder, expected = map(Path, sys.argv[1:])
-    noise = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(noise):
-            look(folder, load_file(expected))
-    except ElectraError as error:
-        sys.exit(f"{error}")
-    except Exception as error:
-        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    sys.stdout.write(json.dumps("whole") + "\n")
+def answer_questions(questions: Iterable[str], answers: IO[str]) -> None:
+    for line in questions:
+        folder, architecture, expected = json.loads(line)
+        try:
+            answer: dict[str, Any] = {"readers": look(Path(folder), architecture, load_file(expected))}
+        except ElectraError as error:
+            answer = {"error": str(error)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":
-    check_arguments()
+    alone = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print is no answer
+    answer_questions(sys.stdin, alone)

@@ -320,7 +320,10 @@ def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
     if scaling := config.get("rope_scaling"):
         other.append(f"rope_scaling={scaling}")
     if other:
-        raise DataError(f"{form.title} with {', '.join(other)} is not supported.")
+        raise DataError(
+            f"{form.title} with {', '.join(other)} is not supported: read as ours it would be another network. Its tokenizer can be used for "
+            "a new one."
+        )
     values = {ours: config[theirs] for ours, theirs in SIZES.items()}
     values |= {ours: config[theirs] for ours, theirs in form.options.items() if theirs in config}
     if config["model_type"] == "electra":

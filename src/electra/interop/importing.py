@@ -382,6 +382,7 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
             "its token head has an output matrix of its own, where ours is the word table: the head is left out."
         )
         tensors = {place: it for place, it in tensors.items() if place.startswith(FORMATS[family.kind].prefix)}
+    config.pop("tie_word_embeddings", None)
     rows = fit_vocabulary(candidate, tensors, tokenizer, notes)
     settings = checked_settings(candidate.folder / "config.json", config)
     refuse_other_shapes(weights.where, settings, rows, tensors)

@@ -87,6 +87,7 @@ def upload(folder: Path, pushed: Pushed, public: bool) -> str:
     from huggingface_hub.errors import RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # hf_xet reports how an upload went, beside uploading
     if not live_bars():
         disable_progress_bars()
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="electra")
@@ -123,6 +124,8 @@ def answers(endpoint: str) -> Iterator[None]:
         answer = error if isinstance(error, HfHubHTTPError) else error.__cause__
         if not isinstance(answer, HfHubHTTPError):
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            if "xet-write-token" in reason:
+                again = "Nothing was committed. Where the server knows no Xet, set HF_HUB_DISABLE_XET=1."
             raise MachineError(f"{endpoint}: {reason.rstrip('.')}. {again}") from None
         code = answer.response.status_code
         reason = next(iter((answer.server_message or answer.response.reason_phrase or "").splitlines()), "")

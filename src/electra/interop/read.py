@@ -149,8 +149,8 @@ def read_folder(folder: Path) -> Stored:
 def checked_settings(path: Path, config: Mapping[str, Any]) -> EncoderSettings:
     try:
         return settings_from_config(config)
-    except ElectraError:
-        raise
+    except ElectraError as error:
+        raise type(error)(f"{path}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = validation_text(error) if isinstance(error, ValidationError) else f"{type(error).__name__} {error}"
         raise CorruptError(f"{path} cannot be used: {reason}.") from None

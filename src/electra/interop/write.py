@@ -26,6 +26,7 @@ from electra.base.errors import CorruptError, DiskFullError, MachineError
 from electra.base.files import (
     FOLDER_MANIFEST,
     folder_problems,
+    read_object,
     remove_leftovers,
     sync_folder,
     temporary_name,
@@ -41,6 +42,7 @@ from electra.model.heads import Pooling
 from electra.model.modern import ModernDetectionHead
 
 TOLERANCE = 1e-4
+POSITIONS = "max_position_embeddings"
 PROBE = (
     "The quick brown fox jumps over the lazy dog.",
     "Straße, Übergröße und Äpfel: naïve café façade.",
@@ -50,13 +52,15 @@ PROBE = (
 )
 Answers = Callable[[Batch], Mapping[str, Tensor]]
 """What a network says of a batch, by transformers' names for outputs; on the host."""
-Check = Callable[[Path, Tokenizer, Answers], None]
-"""One more look at a folder before it gets its name: raises where it says anything else than the network does."""
+Check = Callable[[Path, str, Tokenizer, Answers], str]
+"""Reads a folder (for that class of transformers) before it gets its name, and raises where it says anything else than the network
+does. Returns who has read it."""
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How folders are written: what looks at them at the end, and how large a file of weights may be before there are several."""
+    """How folders are written: who reads them back (nobody named: this process), and how large a file of weights may be before
+    there are several."""
 
     check: Check | None = None
     shard_bytes: int = 5_000_000_000
@@ -97,13 +101,15 @@ class Folder:
 
     def write(self, out: Path, ours: Answers, read_back: Callable[[Path], Answers], manner: Manner = PLAIN) -> str:
         """Writes it, reads it back and compares. Returns who has read it back."""
+        write_files(out, self.content(manner.shard_bytes))
+        if manner.check:
+            return manner.check(out, self.architecture, self.tokenizer, ours)
+        return check_folder(out, self.architecture, self.tokenizer, ours, read_back(out))
+
+    def content(self, shard_bytes: int) -> dict[str, bytes]:
         tensors = network_tensors(self.encoder, self.head, self.architecture)
         stored = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
-        write_files(out, {**self.description(), **weight_files(stored, manner.shard_bytes)})
-        readers = check_folder(out, self.architecture, self.tokenizer, ours, read_back(out))
-        if manner.check:
-            manner.check(out, self.tokenizer, ours)
-        return readers
+        return {**self.description(), **weight_files(stored, shard_bytes)}
 
 
 def weight_files(tensors: Mapping[str, Tensor], most: int) -> dict[str, bytes]:
@@ -136,13 +142,13 @@ def whole_or_absent(out: Path) -> Iterator[Path]:
     """A place to write a folder to that becomes `out` at the end, once everything in it is written and checked. What a killed
     command left is removed, and what it finished is kept: `out` may be there if it is the same to the byte."""
     refusal = MachineError(f"{out} exists already. Choose another folder or remove it first.")
-    if out.exists() and not (out / FOLDER_MANIFEST).is_file():
+    if out.exists() and not (out.is_dir() and (manifests(out) or not any(out.iterdir()))):
         raise refusal
     temporary = temporary_name(out)
     try:
         remove_leftovers(out.parent, out.name)
         yield temporary
-        if not out.exists():
+        if not out.exists() or not any(out.iterdir()):
             temporary.rename(out)
             sync_folder(out.parent)
         elif manifests(temporary) != manifests(out) or any(folder_problems(out / it) for it in manifests(out)):
@@ -210,39 +216,33 @@ def probe_batch(tokenizer: Tokenizer, positions: int) -> Batch:
 
 
 def check_folder(folder: Path, architecture: str, tokenizer: Tokenizer, expected: Answers, again: Answers) -> str:
-    """What was written gives the same ids and outputs: `again` is our reading of it, and transformers reads it where it is
-    installed and has the class. Returns who has read it back."""
-    positions = json.loads((folder / "config.json").read_bytes())["max_position_embeddings"]
-    probe = probe_batch(tokenizer, positions)
+    """What was written gives the same ids and outputs: `again` is our reading of it. Returns who has read it back."""
+    probe = probe_batch(tokenizer, read_object(folder / "config.json")[POSITIONS])
     ours = expected(probe)
     require_equal(probe, ours, again(probe), "our reader")
+    return check_by_transformers(folder, architecture, probe, ours)
+
+
+def check_by_transformers(folder: Path, architecture: str, probe: Batch, ours: Mapping[str, Tensor]) -> str:
+    """It reads text, so that its tokenizer is held against ours as well; that alone where there is no `architecture`."""
     if not find_spec("transformers"):
         return "electra alone (transformers is not installed)"
-    if not architecture:
-        return "read back by electra"
-    check_by_transformers(folder, architecture, probe, ours, positions)
-    return "electra and transformers"
-
-
-def check_by_transformers(
-    folder: Path, architecture: str, probe: Batch, ours: Mapping[str, Tensor], positions: int
-) -> None:
-    """It reads text, so that its tokenizer is held against ours as well; that alone where there is no `architecture`."""
     import transformers
 
     with quiet(transformers), torch.no_grad():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        pairs = list(PROBE), list(reversed(PROBE))
-        inputs = tokenizer(*pairs, padding=True, truncation=True, max_length=positions, return_tensors="pt")
+        pairs, most = (list(PROBE), list(reversed(PROBE))), read_object(folder / "config.json")[POSITIONS]
+        inputs = tokenizer(*pairs, padding=True, truncation=True, max_length=most, return_tensors="pt")
         segments = inputs.get("token_type_ids", probe.segments)  # ModernBERT has none
         if not inputs["input_ids"].equal(probe.ids) or not segments.equal(probe.segments):
             raise CorruptError("transformers' tokenizer reads the probe otherwise than ours. The folder was not kept.")
         if not architecture:
-            return
+            return "electra"
         outputs = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()(**inputs)
     compared = {name: tensor for name, tensor in ours.items() if name in outputs}
-    assert compared or architecture.endswith("Model"), f"no output of {architecture} to compare"
-    require_equal(probe, compared, {name: outputs[name] for name in compared}, "transformers")
+    assert compared, f"no output of {architecture} to compare"
+    require_equal(probe, compared, outputs, "transformers")
+    return "electra and transformers"
 
 
 def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:

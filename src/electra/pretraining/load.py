@@ -16,7 +16,7 @@ from electra.data.tokenizer import load_tokenizer, tokenizer_hash
 from electra.interop.card import UNSAID, Publication, pretrained_card
 from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
-from electra.interop.write import PLAIN, Manner, write_network
+from electra.interop.write import PLAIN, Manner, whole_or_absent, write_network
 from electra.model import encoder_alone
 from electra.objectives import Objective
 from electra.objectives.corruption import Network
@@ -142,8 +142,9 @@ def tensors_of(network: Pretrained) -> Iterator[torch.Tensor]:
 
 
 def export_run(run: Path, out: Path, publication: Publication = UNSAID, manner: Manner = PLAIN) -> list[Exported]:
+    """All networks of a run, or none."""
     settings, objective = load_run(run)
-    heldout = read_metrics(run, "heldout")
-    return export_networks(
-        settings, objective.networks(), run, out, heldout[-1] if heldout else {}, publication, manner
-    )
+    heldout = read_metrics(run, "heldout")[-1:] or [{}]
+    with whole_or_absent(out) as temporary:
+        written = export_networks(settings, objective.networks(), run, temporary, heldout[0], publication, manner)
+    return [Exported(out / it.folder.relative_to(temporary), it.note) for it in written]
