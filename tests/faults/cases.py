@@ -362,6 +362,8 @@ case("import-header-long", IMPORT, 4, "a header of 50,000,000 bytes", theirs(lam
 case("import-header-deep", IMPORT, 4, r"model\.safetensors", theirs(lambda f: put(f / WEIGHTS, len(DEEP).to_bytes(8, "little") + DEEP.encode())))
 case("import-shape-absurd", IMPORT, 4, r"model\.safetensors", theirs(lambda f: put(f / WEIGHTS, header({"x": {"dtype": "F32", "shape": [1 << 40, 1 << 20], "data_offsets": [0, 4]}}, b"1234"))), alone=True, megabytes=1200)
 case("import-shape-empty", IMPORT, 4, "word table|no words", theirs(lambda f: put(f / WEIGHTS, header({}))))
+case("import-many", IMPORT, 4, "20,000 tensors, at most", theirs(lambda f: put(f / WEIGHTS, header({f"x{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(20_000)}))))
+case("import-words-number", IMPORT, 4, "no word table", theirs(lambda f: tensors(f / WEIGHTS, lambda t: t.update({"electra.embeddings.word_embeddings.weight": torch.tensor(1.0)}))))
 case("import-offsets", IMPORT, 4, r"model\.safetensors", theirs(lambda f: put(f / WEIGHTS, header({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1 << 60]}}, b"1234"))))
 case("import-cut", IMPORT, 4, r"model\.safetensors", theirs(lambda f: cut(f / WEIGHTS)), fast=True)
 case("import-nan", IMPORT, 4, "finite", theirs(lambda f: tensors(f / WEIGHTS, spoil("word_embeddings", float("nan")))))

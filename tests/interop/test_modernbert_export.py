@@ -221,6 +221,7 @@ def test_an_export_that_transformers_would_read_otherwise_is_not_kept(tokenizer,
 
 
 def test_an_existing_folder_is_not_overwritten(tokenizer, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(MachineError, match="exists already"):
         write(tmp_path, SETTINGS, tokenizer, with_head=False)
 

@@ -267,8 +267,10 @@ def read_object(path: Place, remedy: str = "restore it, or remove it") -> dict[s
 
 
 def validation_text(error: "ValidationError") -> str:
-    """What is wrong with the content of a file, the first three of it."""
-    return "; ".join(f"{'.'.join(map(str, it['loc']))}: {it['msg']}" for it in error.errors()[:3])
+    """What is wrong with the content of a file, the first three of it. A check of several values together has no place, and pydantic's
+    own word before it."""
+    told = [(".".join(map(str, it["loc"])), it["msg"].removeprefix("Value error, ")) for it in error.errors()[:3]]
+    return "; ".join(f"{place}: {text}" if place else text for place, text in told)
 
 
 def read_or_set_aside(path: Path) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> 
         case other:
             raise DataError(f"a tokenizer of kind {other} cannot be extended. WordPiece, BPE and Unigram can.")
     if len(chosen) < count:
-        most = "the texts have no more words that occur twice and are cut into pieces"
+        most = "no more words of the texts occur twice, are cut into pieces and have known characters only"
         raise DataError(
             f"{count:,} new tokens were asked for, {len(chosen):,} are worth it: {most}. Ask for {len(chosen):,}, or give more text."
         )

@@ -438,7 +438,7 @@ def own_output(candidate: Candidate, tensors: Mapping[str, Tensor]) -> bool:
 def fit_vocabulary(candidate: Candidate, tensors: dict[str, Tensor], tokenizer: Tokenizer, notes: list[str]) -> int:
     """Tables are often padded to a round number of rows. Rows that no token has are cut; the other way round nothing fits."""
     name = next((it for it in tensors if it.endswith((".word_embeddings.weight", ".tok_embeddings.weight"))), None)
-    if name is None:
+    if name is None or tensors[name].ndim != 2:
         raise CorruptError(f"{candidate.weights.where} has no word table.")
     rows, size = len(tensors[name]), vocabulary_size(tokenizer)
     if size > rows:

@@ -19,7 +19,7 @@ from electra.base.files import is_plain_name, read_object
 from electra.train.checkpoint import require_floats
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
-MOST_TENSORS, MOST_HEADER = 100_000, 1 << 24
+MOST_TENSORS, MOST_HEADER = 10_000, 1 << 24
 OTHER_WEIGHTS = {
     "tf_model.h5": "Keras weights",
     "flax_model.msgpack": "Flax weights",
@@ -105,6 +105,8 @@ def open_safetensors(path: Path) -> Weights:
     try:
         handle = safe_open(path, "pt")
         names = handle.keys()
+        if len(names) > MOST_TENSORS:
+            raise CorruptError(f"{path} has {len(names):,} tensors, at most {MOST_TENSORS:,} are read.")
         shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError) as error:
         raise CorruptError(f"{path} cannot be read: {error}.") from None
