@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-from helpers import FORKED_LOOKS, SETTINGS, electra_forked, write_corpus
+from helpers import FORKED_LOOKS, SETTINGS, Forked, electra_forked, write_corpus
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when first imported
@@ -97,6 +98,17 @@ def noisy(module: torch.nn.Module) -> torch.nn.Module:
         for parameter in module.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return module.eval()
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Also of a test that failed before it could end them."""
+    yield
+    while Forked.started:
+        process = Forked.started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="session")

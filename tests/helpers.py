@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 SETTINGS = """
@@ -124,15 +125,19 @@ class Forked:
     """The command line in a process of its own, as subprocess.Popen has it: what ends it is real. It is forked from this one, so
     that nothing has to be imported again, which is most of the time of a small command."""
 
+    started: ClassVar[list["Forked"]] = []
+
     def __init__(self, *words: object, call: Callable[[list[str]], None] | None = None, **variables: str):
         for name in PRELOADED:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-        self.output = Path(tempfile.mkdtemp()) / "said.txt"
+        self.folder = tempfile.TemporaryDirectory()
+        self.output = Path(self.folder.name) / "said.txt"
         arguments = [str(word) for word in words], variables, self.output, call
         self.process = multiprocessing.get_context("fork").Process(target=run_command, args=arguments)
         self.process.start()
         self.pid = self.process.pid or 0
+        Forked.started.append(self)
 
     @property
     def said(self) -> str:
