@@ -3,6 +3,8 @@
 const embedded = document.getElementById("embedded");
 const carried = embedded ? JSON.parse(embedded.textContent) : null;
 export const isReport = carried !== null;
+/** Whether a report has runs, or results. */
+export const carries = (what) => carried[`/api/${what}`][what].length > 0;
 
 async function answer(request) {
   const response = await request.catch(() => { throw new Error("the server does not answer. Is electra serve still running?"); });

@@ -1,12 +1,14 @@
 // Which view is shown is said by the part of the address after #.
-import { isReport } from "./api.js";
+import { carries, isReport } from "./api.js";
 import { compareView } from "./compare.js";
 import { docsView } from "./docs.js";
 import { fill, h, visible } from "./dom.js";
 import { tryView } from "./try.js";
 import { watchView } from "./watch.js";
 
-const VIEWS = isReport ? { watch: ["Watch", watchView], compare: ["Compare", compareView] } : { try: ["Try it", tryView], watch: ["Watch", watchView], compare: ["Compare", compareView], api: ["API", docsView] };
+const ALL = { try: ["Try it", tryView], watch: ["Watch", watchView], compare: ["Compare", compareView], api: ["API", docsView] };
+const isShown = { try: () => false, watch: () => carries("runs"), compare: () => carries("results"), api: () => false };
+const VIEWS = isReport ? Object.fromEntries(Object.entries(ALL).filter(([name]) => isShown[name]())) : ALL;
 let leave = () => {};
 let turn = 0;
 
