@@ -11,7 +11,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
+from electra.base.batch import SpecialIds
+from electra.objectives import build
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.train.settings import learning_rate
 from helpers import command, electra, environment, write_corpus
@@ -361,3 +364,21 @@ def shingles(text: str) -> set[tuple[str, ...]]:
     """Runs of eight words."""
     words = re.findall(r"\w+", text.lower())
     return {tuple(words[n : n + 8]) for n in range(len(words) - 7)}
+
+
+def test_the_arithmetic_of_scaling_is_right():
+    """Bytes of gradients, sent 2 (N - 1) / N times, at the bandwidths that the page states."""
+    page = (ROOT / "docs" / "scale.md").read_text("utf-8")
+    rows = re.findall(r"^\| (Small|Base|Large), .*? \| ([\d.]+) M \| ([\d.]+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    for size, millions, alone, cells in rows:
+        settings, _ = resolve(f"electra-{size.lower()}", ["data=x", "run=x"])
+        with torch.device("meta"):
+            flags = torch.zeros(30522, dtype=torch.bool)
+            objective = build(settings.objective, settings.inputs(SpecialIds(0, 1, 2, 3, 4), flags, flags.float()))
+        parameters = sum(parameter.numel() for parameter in objective.parameters())
+        assert f"{parameters / 1e6:.1f}" == millions
+        for (gpus, speed), cell in zip([(8, 350e9), (64, 200e9), (64, 12.5e9)], cells.split(" | "), strict=True):
+            sending = 1000 * 4 * parameters * 2 * (gpus - 1) / gpus / speed
+            share = float(alone) / (float(alone) + sending)
+            assert cell == f"{sending:.{1 if sending < 10 else 0}f} ms: {share:.0%}".replace("%", " %")

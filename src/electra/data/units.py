@@ -98,7 +98,9 @@ def read_unit(unit: Unit) -> Reading:
         if not section.source.path.exists():
             raise DataError(f"{section.source.path} does not exist here. Every machine must see the files of the plan.")
         if section.source.has_changed():
-            raise DataError(f"{section.source.path} has changed since the plan was made. Run the same command again.")
+            raise DataError(
+                f"{section.source.path} has changed since the plan was made. Run prepare again; an array needs a new plan in another folder."
+            )
     return Reading(unit.sections, unit.settings.corpus)
 
 

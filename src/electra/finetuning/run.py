@@ -118,14 +118,14 @@ def finetune(
 
         # the rest, side by side (the largest first) or one after the other
         devices = gpu_names()
-        jobs *= max(1, len(devices))
-        if jobs > 1 and sum(map(len, todo.values())) > 1:
-            threads = max(1, torch.get_num_threads() // jobs)
+        workers = jobs * max(1, len(devices))
+        if workers > 1 and sum(map(len, todo.values())) > 1:
+            threads = max(1, torch.get_num_threads() // workers)
             arguments: list[tuple[Any, ...]] = []
             for item in sorted(groups, key=lambda item: -sum(map(work_of, groups[item]))):
                 path, text = groups[item][0].start.path, json.dumps(words_of[item])
                 arguments += [(path, item, text, seed, str(out), threads) for seed in todo.pop(item)]
-            run_together(arguments, jobs, signals, devices)
+            run_together(arguments, workers, signals, devices)
         encoded: dict[str, Mapping[str, Encoded]] = {}
         for item, group in groups.items():
             encoded |= run_in_turn(group, todo.get(item, []), out, signals)

@@ -33,7 +33,7 @@ from electra.finetuning import merit, report
 from electra.finetuning.plan import MethodSettings
 from electra.finetuning.seeds import PlannedTask, load_start, plan_item, prepare_task, seed_run, train_seed
 from electra.finetuning.training import Prepared, dev_scores, headline
-from electra.train.device import explain_machine
+from electra.train.device import explain_machine, gpu_names
 
 log = logging.getLogger(__name__)
 SEARCH = "search"
@@ -174,15 +174,17 @@ def search(
     trials = {trial.number: trial for trial in first_trials(planned, overrides, count)}
     sizes = [-(-len(trials) // 2**number) for number in range(len(SHARES))]
     left, name, began, done, metric = list(trials), planned.plan.name, time.monotonic(), 0.0, ""
-    prepared = prepare_for_dev(planned) if jobs == 1 else None
+    devices = gpu_names()
+    workers = jobs * max(1, len(devices))
+    prepared = prepare_for_dev(planned) if workers == 1 else None
 
     def results_of(jobs_left: Sequence[Round]) -> Iterator[dict[str, Any]]:
         if prepared is not None:
             yield from (run_trial(planned, prepared, job, folder, signals) for job in jobs_left)
         else:
-            words, threads = json.dumps(dict(overrides)), max(1, torch.get_num_threads() // jobs)
+            words, threads = json.dumps(dict(overrides)), max(1, torch.get_num_threads() // workers)
             sent = [(planned.start.path, planned.plan.item, words, job, str(folder), threads) for job in jobs_left]
-            yield from run_jobs(work_trial, sent, jobs, signals, relays=True)
+            yield from run_jobs(work_trial, sent, workers, signals, relays=True, devices=devices)
 
     for share, size in zip(SHARES, sizes, strict=True):
         left = sorted(left, key=lambda number: rank(trials[number], metric))[:size]
