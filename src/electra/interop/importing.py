@@ -23,6 +23,15 @@ from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import read_object, write_synced
 from electra.base.progress import Progress, literal
 from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
+from electra.interop.foreign import (
+    Weights,
+    file_vocabulary,
+    folder_vocabulary,
+    folder_weights,
+    inside,
+    listed,
+    refuse_code,
+)
 from electra.interop.formats import (
     ELECTRA_ENCODER,
     FORMATS,
@@ -36,8 +45,6 @@ from electra.interop.formats import (
 )
 from electra.interop.read import OBJECTIVE, Pretrained, Stored, build_network, checked_settings, refuse_other_shapes
 from electra.interop.tensorflow import read_bundle
-from electra.interop.vocabulary import file_vocabulary, folder_vocabulary, refuse_code
-from electra.interop.weights import Weights, folder_weights, inside, listed
 from electra.interop.write import whole_or_absent, write_network
 
 RECIPE_FILE, REPORT_FILE = "recipe.toml", "import.json"

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from electra.base.errors import CorruptError, DataError, ElectraError
 from electra.base.files import read_object, refuse_edited, validation_text
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, vocabulary_size
+from electra.interop.foreign import folder_weights
 from electra.interop.formats import (
     FORMATS,
     NetworkKind,
@@ -29,7 +30,6 @@ from electra.interop.formats import (
     one_logit,
     settings_from_config,
 )
-from electra.interop.weights import folder_weights
 from electra.model import (
     DetectionHead,
     Encoder,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from electra.base.errors import CorruptError, ElectraError
 from electra.base.files import read_bytes
-from electra.interop.weights import MOST_TENSORS, Weights, inside
+from electra.interop.foreign import MOST_TENSORS, Weights, inside
 
 FOOTER, MAGIC, TRAILER = 48, 0xDB4775248B80FB57, 5
 MOST_INDEX, MOST_SHARDS, MOST_DIMENSIONS = 1 << 26, 10_000, 8
