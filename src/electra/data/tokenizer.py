@@ -45,6 +45,7 @@ _KNOWN_PATTERNS = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_MOST_GROWTH = 1000
 # Of the unigram trainer.
 _LONGEST_PIECE = 16
 _LONGEST_WORD = 64
@@ -115,8 +116,8 @@ def read_tokenizer(file: Place, text: str) -> Tokenizer:
 
 def refuse_patterns(file: Place, content: Any) -> None:
     """Regular expressions of a foreign tokenizer run on every text, and some take for ever. Those that surely do not are
-    allowed."""
-    parts = [content.get("normalizer"), content.get("pre_tokenizer"), content.get("decoder")]
+    allowed. Replacements that follow each other make a text longer by the product of their lengths."""
+    parts, growth = [content.get("normalizer"), content.get("pre_tokenizer"), content.get("decoder")], 1
     while parts:
         part = parts.pop()
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
@@ -125,6 +126,9 @@ def refuse_patterns(file: Place, content: Any) -> None:
             raise CorruptError(
                 f"{file}: its regular expression {pattern[:80]!r} may take for ever. Use another tokenizer."
             )
+        growth *= max(1, len(str(part.get("content", "")))) if isinstance(part, dict) else 1
+    if growth > _MOST_GROWTH:
+        raise CorruptError(f"{file}: its replacements may make a text {growth:,} times as long. Use another tokenizer.")
 
 
 def is_linear(pattern: str) -> bool:
