@@ -1,6 +1,6 @@
 """Default fine-tuning held against the majority, TF-IDF and the same network untrained, on small cuts of every labelled set there is.
 
-    python bench/robust.py --model FOLDER --data FOLDER... [--rows 500 5000] [--seeds 3] [--jobs 1] [--seconds 2400] [--out FOLDER] [KEY=VALUE]...
+    python bench/robust.py [KEY=VALUE]... --model FOLDER --data FOLDER... [--rows 500 5000] [--seeds 3] [--jobs 1] [--seconds 2400] [--out FOLDER]
 
 The data folders have glue/, tokens/, ja/ and ko/ between them. Each set is cut to the same rows every time (drawn by a fixed seed), so that
 two models, or two methods (KEY=VALUE, such as method=paper), are compared on the same tables. A set that the vocabulary cannot read (more than
