@@ -71,20 +71,19 @@ class Signals:
 @contextmanager
 def preemptible() -> Iterator[None]:
     """For work that leaves nothing but whole files behind: SIGTERM ends it where it is, as Ctrl-C does, and a second one the
-    process. Whoever listens already goes on listening."""
+    process."""
 
     def stop(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise PreemptedError(STOPPED)
 
-    listens = threading.current_thread() is threading.main_thread() and not callable(signal.getsignal(signal.SIGTERM))
-    if listens:
-        signal.signal(signal.SIGTERM, stop)
+    listens = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if listens else None
     try:
         yield
     finally:
         if listens:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
