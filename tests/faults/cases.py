@@ -379,6 +379,8 @@ case("import-type-list", IMPORT, 3, "type", theirs(lambda f: edit(f / "config.js
 case("import-type-escape", IMPORT, 3, "a model of type", theirs(lambda f: edit(f / "config.json", lambda c: c.update(model_type=ESCAPE))))
 case("import-name-escape", IMPORT, 0, "left out", theirs(lambda f: tensors(f / WEIGHTS, lambda t: t.update({f"x{ESCAPE}": torch.ones(2)}))))
 case("import-tokenizer-regex", IMPORT, 4, "regular expression", theirs(lambda f: edit(f / "tokenizer.json", lambda it: it.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}))))
+PAIR = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 9}}]
+case("import-tokenizer-segments", IMPORT, 4, "segments up to 9", theirs(lambda f: edit(f / "tokenizer.json", lambda it: it.update(post_processor={"type": "TemplateProcessing", "single": PAIR[:1], "pair": PAIR, "special_tokens": {}}))))
 case("import-tokenizer-growth", IMPORT, 4, "1,000,000 times as long", theirs(lambda f: edit(f / "tokenizer.json", lambda it: it.update(normalizer={"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1000}] * 2}))))
 case("import-nothing", "import nowhere new", 3, "does not exist", fast=True)
 case("import-a-file", "import text.txt new", 3, "neither a folder nor")

@@ -354,6 +354,10 @@ def _ready(path: Place, tokenizer: Tokenizer) -> Tokenizer:
             f"{path} has the id {largest:,}, at most {MOST_TOKENS - 1:,} are read. Number its tokens from 0."
         )
     tokenizer.encode_special_tokens = True
+    for framed in (tokenizer.encode("a"), tokenizer.encode("a", "a")):
+        if max(framed.type_ids, default=0) > 1 or max(framed.ids, default=0) > largest:
+            what = f"ids up to {max(framed.ids):,} and segments up to {max(framed.type_ids)}, which no network here has"
+            raise CorruptError(f"{path}: its post-processor gives {what}. Use another tokenizer.")
     return tokenizer
 
 
