@@ -266,10 +266,11 @@ def test_a_group_is_computed_a_few_of_like_length_at_a_time_and_answered_in_orde
 def test_clients_that_come_back_one_after_the_other_are_answered_in_halves(monkeypatch):
     """Not one of them alone, and then all others."""
     monkeypatch.setattr(batching, "LINGER", 1.0)
+    monkeypatch.setattr(batching, "LINGER_SHARE", 10.0)  # also where the machine is busy
     sizes = []
 
     def answer(items):
-        time.sleep(0.1)
+        time.sleep(0.02)
         return list(items)
 
     monkeypatch.setattr(
