@@ -397,8 +397,9 @@ def instead(name: str, what: str) -> Callable[[Path], object]:
     return lambda w: ((w / name).unlink(missing_ok=True), WHAT[what](w / name))
 
 
-needs_root = {"device"} if os.geteuid() else set()
-for what in WHAT.keys() - needs_root:
+if os.geteuid():
+    del WHAT["device"]  # only root makes one
+for what in WHAT:
     for words, name, code in [(DETECT, "export/MANIFEST.json", 4), (DETECT, "export/config.json", 3), (PREDICT, "table.csv", 3), (FINETUNE, "tasks/results.json", 5), (FINETUNE, "tasks/table/seed-0/result.json", 4), (PRETRAIN, "run/metrics.jsonl", 5), (PRETRAIN, "run/run_state.json", 5), (COMPARE, "compared/comparison.json", 5), ("verify export", "export/MANIFEST.json", 4), ("push export a/b", "export/config.json", 4), ("prepare new text.txt --tokenizer tokenizer", "tokenizer/tokenizer.json", 4), (f"{PRETRAIN}2", "shards/manifest.json", 4)]:
         case(f"{what}-as-{name}-{words.split()[0]}", words, code, "", instead(name, what), fast=name == "export/MANIFEST.json" and words == DETECT)
     for words, name in [("predict tasks/table/seed-0 table.csv --out x.csv --force", "x.csv"), ("report run --out x.html", "x.html"), ("embed export table.csv --out x.npy --force", "x.npy")]:

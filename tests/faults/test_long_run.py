@@ -53,7 +53,9 @@ def look(pid: int, run: Path) -> Look | None:
     try:
         status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
         open_files = len(list((process / "fd").iterdir()))
-        memory, threads = int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
+        # what it has asked for itself, whether in memory or put aside: pages of libraries come and go as the system likes
+        memory = sum(int(status[key].split()[0]) for key in ("RssAnon", "VmSwap")) * 1024
+        threads = int(status["Threads"])
     except (OSError, KeyError):
         return None
     return Look(records[-1]["step"] if records else 0, memory, open_files, threads, disk(run))
