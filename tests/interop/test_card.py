@@ -51,7 +51,7 @@ def test_the_card_says_what_the_run_knows(exported, finished_run, prepared, reci
     heldout = [record for record in records if record["kind"] == "heldout"][-1]
     assert rows["steps"] == "40 of 8 rows of 24 tokens"
     assert rows["tokens seen"].startswith(f"{last['tokens']:,.0f}, ")
-    assert rows["auc"] == f"{heldout['auc']:.4f}" and rows["rtd\\_loss"] == f"{heldout['rtd_loss']:.4f}"
+    assert rows["auc"] == f"{heldout['auc']:.4f}" and rows["rtd_loss"] == f"{heldout['rtd_loss']:.4f}"
     environment = json.loads((finished_run / "environment.json").read_text())
     assert rows["sha256 of the token shards' manifest"] == environment["data_manifest_sha256"]
     counted = json.loads(electra("flops", recipe, f"data={prepared}", "--json").stdout)
@@ -110,7 +110,7 @@ def test_a_fine_tuned_card_has_all_seeds_and_baselines_and_its_lines_run(row, to
         scores["seed 0"], abs=1e-6
     )
     metric, mean = result["metric"], (scores["seed 0"][result["metric"]] + scores["seed 1"][result["metric"]]) / 2
-    line = next(it for it in card.text.splitlines() if it.startswith("| dev | " + metric.replace("_", "\\_")))
+    line = next(it for it in card.text.splitlines() if it.startswith("| dev | " + metric))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[2] == f"{scores['seed 0'][metric]:.4f}" and cells[3].startswith(f"{mean:.4f} ± ")
     baselines = result["baselines"].get("dev", {})

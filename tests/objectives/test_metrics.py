@@ -11,7 +11,8 @@ from conftest import TINY, inputs_for
 from electra.model.generators import GeneratorSettings
 from electra.objectives import build as build_objective
 from electra.objectives.electra import ElectraSettings
-from electra.objectives.metrics import alarms, area_under_curve, effective_number
+from electra.objectives.metrics import alarms as alarms_of
+from electra.objectives.metrics import area_under_curve, effective_number
 
 HEALTHY = {
     "mlm_loss": 3.0,
@@ -27,6 +28,10 @@ HEALTHY = {
 
 def history(length=40, **changes):
     return [HEALTHY | {"mlm_loss": 4.0 - 0.02 * n} | changes for n in range(length)]
+
+
+def alarms(records, *rest):
+    return alarms_of(records[-1], [record["mlm_loss"] for record in records], *rest)
 
 
 def test_a_healthy_run_is_left_in_peace():

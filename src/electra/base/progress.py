@@ -137,8 +137,8 @@ def visible(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """The same for a page of Markdown: no link, no emphasis and no tag comes from somebody's label."""
-    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", visible(text).replace("\n", " "))
+    """The same for a page of Markdown: no link, no emphasis and no tag comes from somebody's label. Inside of a word _ is none."""
+    return re.sub(r"([\\`*\[\]<>]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", visible(text).replace("\n", " "))
 
 
 @dataclass(frozen=True)

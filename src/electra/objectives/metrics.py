@@ -124,18 +124,18 @@ def area_under_curve(positives: Counts, negatives: Counts) -> float:
 
 
 def alarms(
-    history: Sequence[Mapping[str, float]],
+    now: Mapping[str, float],
+    mlm_losses: Sequence[float],
     progress: float,
     step: int,
     muted: Container[str] = (),
     sounded: Container[str] = (),
 ) -> dict[str, str]:
-    """Warnings for known failures, by name; those `sounded` before are not sounded again. `history`: metrics of the run so
-    far, the newest last, evenly spaced; `progress`: the share of the run that is done. The first tenth of a run and its first
-    500 steps are left in peace: no network has left its plateau by then."""
-    if progress < 0.1 or step < PATIENCE or not history:
+    """Warnings for known failures, by name; those `sounded` before are not sounded again. `mlm_losses`: of the run so far,
+    evenly spaced, that of `now` the last; nan where there is none. `progress`: the share of the run that is done. The first
+    tenth of a run and its first 500 steps are left in peace: no network has left its plateau by then."""
+    if progress < 0.1 or step < PATIENCE:
         return {}
-    now = history[-1]
     warnings: dict[str, str] = {}
     detects_nothing = now.get("auc", 1) < 0.6 and ONE_CLASS not in muted
     if detects_nothing and not 0.001 < now["flagged_share"] < 0.999:
@@ -145,11 +145,12 @@ def alarms(
             "its accuracy is only the majority baseline. Lower optimizer.lr, lengthen schedule.warmup or use a smaller "
             "generator (generator.width)."
         )
-    before = history[-1 - min(len(history) - 1, round(len(history) * 0.2 / progress))]
-    improvement = 1 - now.get("mlm_loss", 0) / before["mlm_loss"] if "mlm_loss" in before else 1.0
-    if len(history) > 10 and progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and improvement < 0.01:
+    count = len(mlm_losses)
+    before = mlm_losses[-1 - min(count - 1, round(count * 0.2 / progress))]
+    improvement = 1 - mlm_losses[-1] / before
+    if count > 10 and progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and improvement < 0.01:
         warnings[GENERATOR_STALLS] = (
-            f"the generator stands still: MLM loss {now['mlm_loss']:.2f}, {before['mlm_loss']:.2f} a fifth of the run "
+            f"the generator stands still: MLM loss {now['mlm_loss']:.2f}, {before:.2f} a fifth of the run "
             "ago. Raise optimizer.lr, use a wider or shallower generator (generator.width, generator.depth) or a "
             "smaller batch."
         )

@@ -156,7 +156,7 @@ class RunState:
             self.tokens_before = state.get("tokens", 0)
             self.sums = self.own_sums({name: tensor.to(device) for name, tensor in sums.items()})
         self.log.records = records
-        self.history = self.log.of_kind("train")
+        self.mlm_losses = [record.get("mlm_loss", math.nan) for record in self.log.of_kind("train")]
         self.is_enough = evaluation.is_enough(self.log.of_kind(evaluation.kind))
         self.alarmed = {record["alarm"] for record in self.log.of_kind("alarm")}
         self.tokens = torch.zeros((), dtype=torch.long, device=device)
@@ -298,9 +298,9 @@ class RunState:
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
             raise common(self.diverged())
         self.log.write("train", self.step, metrics)
-        self.history.append(metrics)
+        self.mlm_losses.append(metrics.get("mlm_loss", math.nan))
         progress = self.horizon.progress(self.step)
-        warnings = alarms(self.history, progress, self.step, objective.muted_alarms, self.alarmed)
+        warnings = alarms(metrics, self.mlm_losses, progress, self.step, objective.muted_alarms, self.alarmed)
         if self.horizon.budget and progress > SURE and (warning := schedule_warning(schedule, self.planned_steps)):
             warnings["warm-up"] = warning
         for alarm, text in warnings.items():
