@@ -30,7 +30,7 @@ export async function tryView(view) {
   const answers = h("div", { class: "columns" }), side = h("div", { class: "stack" }), controls = h("div", { class: "stack" });
   const lead = h("p", { class: "lead" });
   let layout;
-  const sides = {}; // number -> what the model is
+  const sides = {}; // number -> what the model is, as a promise
 
   fill(view,
     h("h1", {}, "Try it"),
@@ -44,7 +44,8 @@ export async function tryView(view) {
 
   const describe = async (value) => {
     if (value === "") return null;
-    if (!sides[value]) [sides[value]] = (await get(`/api/models/${value}`)).answers;
+    // asked once, so that whoever asked first also goes on first
+    sides[value] ??= get(`/api/models/${value}`).then((it) => it.answers[0]).catch((error) => { delete sides[value]; throw error; });
     return sides[value];
   };
 
@@ -180,7 +181,8 @@ export async function tryView(view) {
 
   const start = async () => {
     try {
-      const a = await describe(chooseA.value);
+      const value = chooseA.value, a = await describe(value);
+      if (value !== chooseA.value) return; // another was chosen meanwhile
       state.replacements = {};
       fill(side);
       buildInputs(a);
