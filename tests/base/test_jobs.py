@@ -142,7 +142,8 @@ def test_a_terminal_that_is_closed_asks_for_a_stop_unless_nohup_was_said() -> No
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_saves_nothing_leaves_as_at_an_error(number: signal.Signals, tmp_path: Path) -> None:
     signal.signal(number, signal.SIG_DFL)  # it may be ignored where tests are started in the background
-    with pytest.raises(SystemExit) as stop, jobs.leaving_at_signals(), whole_file(tmp_path / "answers.csv") as file:
+    ending = jobs.ending_at_signals(lambda number: SystemExit(128 + number))
+    with pytest.raises(SystemExit) as stop, ending, whole_file(tmp_path / "answers.csv") as file:
         file.write(b"half")
         signal.raise_signal(number)
     assert stop.value.code == 128 + number and not list(tmp_path.iterdir())

@@ -69,39 +69,26 @@ class Signals:
 
 
 @contextmanager
-def preemptible() -> Iterator[None]:
-    """For work that leaves nothing but whole files behind: SIGTERM ends it where it is, as Ctrl-C does, and a second one the
-    process."""
+def ending_at_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is at work as errors do, so that nothing but whole files stays; a second one ends the process.
+    What is ignored, as by nohup, stays so."""
 
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise PreemptedError(STOPPED)
+    def end(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise error(number)
 
     listens = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, stop) if listens else None
+    heard = [it for it in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, end) for number in heard if listens}
     try:
         yield
     finally:
-        if listens:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-@contextmanager
-def leaving_at_signals() -> Iterator[None]:
-    """Where nothing is saved on the way, SIGTERM and SIGHUP end a command as errors do: what it was writing is removed."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    listens = threading.current_thread() is threading.main_thread()
-    numbers = [it for it in (signal.SIGTERM, signal.SIGHUP) if listens and signal.getsignal(it) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+def preempted(_: int) -> PreemptedError:
+    return PreemptedError(STOPPED)
 
 
 def interruptible(function: Callable[..., object], *arguments: Any) -> None:

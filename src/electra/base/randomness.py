@@ -5,7 +5,8 @@
 """
 
 import hashlib
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
+Function = TypeVar("Function", bound=Callable[..., object])
 
-def constant_in_compiled_code(function: Any) -> Any:
+
+def constant_in_compiled_code(function: Function) -> Function:
     """torch.compiler.assume_constant_result does just this, after it has imported the compiler, which takes as long as torch."""
-    function._dynamo_marked_constant = True
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 

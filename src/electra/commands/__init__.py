@@ -28,7 +28,7 @@ from electra.base.errors import (
     shortened,
 )
 from electra.base.files import trusting
-from electra.base.jobs import leaving_at_signals, stop_at_closed_pipe
+from electra.base.jobs import ending_at_signals, stop_at_closed_pipe
 from electra.base.progress import show_live_bars, visible
 from electra.commands.compare import compare_command
 from electra.commands.config import config_app
@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
             Path.cwd()  # libraries below end the process where there is none
         except FileNotFoundError:
             raise MachineError("the folder that this command was started in is gone. Change to another.") from None
-        with trusting("--trust" in words), leaving_at_signals():
+        with trusting("--trust" in words), ending_at_signals(lambda number: SystemExit(128 + number)):
             result: Any = app(words, standalone_mode=False, obj=words)
         sys.stdout.flush()
         sys.exit(result if isinstance(result, int) else 0)

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from electra.base.config import differences, dump, validate
 from electra.base.errors import DataError, DiskFullError, MachineError, SettingsError
 from electra.base.files import lock, remove_leftovers, write_atomically
-from electra.base.jobs import cpu_count, preemptible
+from electra.base.jobs import cpu_count, ending_at_signals, preempted
 from electra.base.progress import Progress
 from electra.base.remote import Place, RemotePath
 from electra.data.corpus import Corpus, CorpusSettings, no_documents
@@ -81,7 +81,7 @@ def prepare(
     if not 1 <= workers <= MOST_WORKERS:
         raise SettingsError(f"{workers} workers cannot work. Give at least 1 and at most {MOST_WORKERS:,}.")
     preparation = _Preparation(inputs, out, tokenizer, settings)
-    with lock(out), preemptible():
+    with lock(out), ending_at_signals(preempted):
         if manifest := preparation.finished():
             return manifest
         plan = preparation.begin(replace=isinstance(out, Path))
@@ -103,7 +103,7 @@ def plan_units(
 ) -> PreparePlan | None:
     """The plan and the tokenizer are put into `out`, for `run_share` on any machine. None where all is done already."""
     preparation = _Preparation(inputs, out, tokenizer, settings)
-    with lock(out, required=False), preemptible():
+    with lock(out, required=False), ending_at_signals(preempted):
         return None if preparation.finished() else preparation.begin(replace=False)
 
 
@@ -114,7 +114,7 @@ def run_share(out: Place, index: int, count: int) -> int:
     if _is_finished(out):
         return 0
     read_plan(out)  # a folder without one is not even locked
-    with lock(out, shared=True, required=False), preemptible():
+    with lock(out, shared=True, required=False), ending_at_signals(preempted):
         plan = read_plan(out)
         run = _Run(plan, out, range(index, len(plan.units), count))
         with run.writing():
@@ -126,7 +126,7 @@ def finish_units(out: Place) -> Manifest:
     if _is_finished(out):
         return read_manifest(out)
     read_plan(out)
-    with lock(out, required=False), preemptible():
+    with lock(out, required=False), ending_at_signals(preempted):
         plan = read_plan(out)
         with _Run(plan, out).writing():
             return _finish(plan, out, verify=True)
