@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import subprocess
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -209,10 +210,9 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
     browser.click("#restore")
     until(lambda: not browser.all(".text .was"))
     # a proposal is chosen by keyboard
-    token = browser.wait(".answer .text .token[tabindex='0']")
-    browser.run("arguments[0].focus()", token)
+    browser.run("document.querySelector(\".answer .text .token[tabindex='0']\").focus()")
     keys = webdriver.common.keys.Keys
-    token.send_keys(keys.ARROW_RIGHT)
+    browser.driver.switch_to.active_element.send_keys(keys.ARROW_RIGHT)
     browser.driver.switch_to.active_element.send_keys(keys.ENTER)
     until(lambda: len(browser.all("#proposals li")) == 10)
     ((proposals,),) = server.ask("/api/fill", model=first, items=[{"text": TEXT, "places": [1]}])
@@ -220,6 +220,26 @@ def test_a_text_is_looked_at_corrupted_and_mended_by_hand(browser, server):
     other = next(n for n, it in enumerate(proposals) if it["token"] != "barak")
     browser.run("document.querySelectorAll('#proposals .bar')[arguments[0]].click()", other)
     until(lambda: len(browser.all(".text .was")) == 1)
+
+
+def test_what_is_typed_and_corrupted_at_once_is_asked_once(browser, server):
+    browser.open(f"{server.url}#try", ".token")
+    choose_model(browser, "first")
+    until(lambda: browser.all("#corrupt"))
+    browser.run(
+        "window.asked = []; const plain = window.fetch; window.fetch = (...values) => { asked.push(values[0]); return plain(...values); };"
+        "const box = document.querySelector('#input-text'); box.value = arguments[0]; box.dispatchEvent(new Event('input', {bubbles: true}));"
+        "document.querySelector('#share').value = 40; document.querySelector('#corrupt').click();",
+        TEXT,
+    )
+    until(lambda: browser.all(".answer .text .was"))
+    browser.run("document.querySelector('.answer .token').focus()")
+    time.sleep(0.6)  # past the pause after the last key
+    assert browser.run("return asked.map((it) => new URL(it, location).pathname)") == ["/api/corrupt", "/api/replace"]
+    assert browser.run("return document.activeElement.matches('.answer .token')")
+    # an answer that is drawn again leaves the keyboard where it is
+    browser.run("document.querySelector('#threshold').dispatchEvent(new Event('input'))")
+    assert browser.run("return document.activeElement.matches('.answer .token')")
 
 
 def test_two_models_stand_side_by_side_and_labels_are_text(browser, server):
@@ -235,8 +255,8 @@ def test_two_models_stand_side_by_side_and_labels_are_text(browser, server):
     choose_model(browser, "other", "b")
     until(lambda: len(browser.all(".answer .text")) == 2)
     browser.click("#corrupt")
-    until(lambda: browser.all(".answer:last-child .was"))
-    first, second = (browser.texts(f".answer:{place}-child .was") for place in ("first", "last"))
+    until(lambda: browser.all(".answer:last-child .text .was"))
+    first, second = (browser.texts(f".answer:{place}-child .text .was") for place in ("first", "last"))
     assert first == second and len(browser.texts(".answer .outcome")) == 2
     assert browser.text(".answer .outcome").startswith(f"hits {browser.text('#hits')} ")
 

@@ -72,11 +72,6 @@ export function say(text) {
   timer = setTimeout(() => { status.textContent = ""; }, 8000);
 }
 
-export function later(action, milliseconds) {
-  let waiting;
-  return (...values) => { clearTimeout(waiting); waiting = setTimeout(() => action(...values), milliseconds); };
-}
-
 export function field(label, control) {
   return h("label", {}, label, control);
 }

@@ -1,6 +1,6 @@
 // Try it: type, and see what the networks make of it.
 import { ask, get } from "./api.js";
-import { field, fill, h, later, number, options, percent, placed, say, visible } from "./dom.js";
+import { field, fill, h, number, options, percent, placed, say, visible } from "./dom.js";
 import { colour } from "./plot.js";
 import { countsList, outcomeCounts, outcomeLegend, outcomeWords, plain, playedText, tokenText } from "./tokens.js";
 
@@ -105,9 +105,11 @@ export async function tryView(view) {
     return (await ask("/api/replace", { model: number_, items: [{ text: row, replacements: isReplaced ? state.replacements : {} }] }))[0];
   };
 
-  let results = [];
+  let results = [], typed;
+  const look = () => { clearTimeout(typed); typed = setTimeout(ask_now, LOOKS); };
+  const takeTurn = () => { clearTimeout(typed); return ++state.asked; }; // what was typed is asked with it, not once more after it
   const ask_now = async () => {
-    const turn = ++state.asked;
+    const turn = takeTurn();
     const slow = setTimeout(() => answers.setAttribute("aria-busy", "true"), 400);
     try {
       if (state.text.length > LONGEST) throw new Error(`${number(state.text.length)} characters; at most ${number(LONGEST)} are read at once.`);
@@ -121,10 +123,9 @@ export async function tryView(view) {
     } catch (error) { if (turn === state.asked) fill(answers, h("p", { class: "alarm", role: "alert" }, visible(error.message))); }
     finally { clearTimeout(slow); if (turn === state.asked) answers.removeAttribute("aria-busy"); }
   };
-  const look = later(ask_now, LOOKS);
 
   const corrupt = async (share, seed) => {
-    const turn = ++state.asked;
+    const turn = takeTurn();
     try {
       const [tokens] = await ask("/api/corrupt", { model: Number(chooseA.value), texts: [state.text], share, seed });
       if (turn !== state.asked) return;
@@ -155,12 +156,14 @@ export async function tryView(view) {
   };
 
   const show = () => {
-    const old = answers.querySelector(".token[aria-pressed]")?.dataset.number;
+    const old = answers.querySelector(".token[aria-pressed]")?.dataset.number, active = document.activeElement;
+    const panel = [...answers.children].findIndex((it) => it.contains(active));
     fill(answers, results.map((result, place) => h("section", { class: "panel stack answer", "aria-label": `Answer ${place + 1}` },
       h("div", { class: "row spread" }, h("h2", {}, headline(result.model)), h("span", { class: "tiny" }, visible(name(models, result.value)))),
       body(result, place === 0))));
     answers.className = `columns${results.length > 1 ? " two" : ""}`;
     if (old !== undefined) answers.querySelector(`.token[data-number="${old}"]`)?.setAttribute("aria-pressed", "true");
+    if (panel >= 0) answers.children[panel]?.querySelector(`.token[data-number="${active.dataset.number}"]`)?.focus();
     const box = controls.querySelector("#counts"), played = results[0]?.answer;
     if (!box || !Array.isArray(played)) return;
     const counts = outcomeCounts(played, state.threshold);
