@@ -1,11 +1,12 @@
-"""What the curves show, read from the figures before they are closed."""
+"""What a run remembers; what its curves show, read from the figures before they are closed."""
 
 import json
 
 import pytest
 
 from electra.inspector.compare import ComparedRun, plot_comparison
-from electra.train.log import plot_run, plot_scores
+from electra.train.log import RunLog, plot_run, plot_scores, read_metrics
+from electra.train.trackers import Tracked
 
 
 @pytest.fixture
@@ -55,3 +56,14 @@ def test_no_dot_of_a_comparison_lies_on_the_frame(tmp_path, figure):
     assert (bottom, top) == (2.5, -0.5)  # the first on top, half a line of room at both ends
     left, right = axis.get_xlim()
     assert left < 0.5 and right > 0.7
+
+
+def test_a_run_remembers_every_evaluation_and_the_newest_line_of_training(tmp_path):
+    log = RunLog(Tracked(tmp_path, "run", {}, 0), ())
+    for step in range(1, 5):
+        log.write("train", step, {"loss": 1 / step})
+        log.write("heldout", step, {"auc": 0.5})
+    assert [it["step"] for it in log.of_kind("train")] == [log.last("train")["step"]] == [4]
+    assert [it["step"] for it in log.of_kind("heldout")] == [1, 2, 3, 4]
+    log.close()
+    assert [it["loss"] for it in read_metrics(tmp_path, "train")] == [1, 1 / 2, 1 / 3, 1 / 4]

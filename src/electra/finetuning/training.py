@@ -37,7 +37,7 @@ from electra.objectives import Trainable
 from electra.objectives.losses import Loss
 from electra.objectives.metrics import Ratio
 from electra.train.device import autocast, choose_device, log_shortcomings
-from electra.train.log import Record
+from electra.train.log import Record, read_metrics
 from electra.train.loop import Batches, Run, RunState, train
 from electra.train.optimizers import ParameterGroup, build_optimizer
 from electra.train.settings import ScheduleSettings, TrainSettings
@@ -139,7 +139,7 @@ def train_task(
     evaluation = DevScores(model, method, data.steps, lambda: dev_scores(model, prepared, method))
     state = train_by(TaskObjective(model, prepared.task), data, evaluation, seed, run, signals)
     curve = state.log.of_kind("dev")
-    losses = [(record["step"], record["loss"]) for record in state.log.of_kind("train")]
+    losses = [(record["step"], record["loss"]) for record in read_metrics(run.folder, "train")]
     return History(data.steps, round(state.seconds, 3), curve, losses, best_of(curve)[0], state.step < data.steps)
 
 
@@ -400,7 +400,7 @@ def train_jointly(parts: Sequence[JointTask], seed: int, run: Run, signals: Sign
 
     objective, data = JointObjective(parts), JointBatches(parts, method.mix, seed)
     state = train_by(objective, data, DevScores(objective, method, data.steps, all_scores), seed, run, signals)
-    records, logged = state.log.of_kind("dev"), state.log.of_kind("train")
+    records, logged = state.log.of_kind("dev"), read_metrics(run.folder, "train")
     histories = []
     for part in parts:
         curve = []

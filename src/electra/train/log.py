@@ -32,7 +32,7 @@ Record = dict[str, Any]
 class RunLog:
     """The records of a run: a line of JSON for each, and for all trackers. Opening at step n forgets what an interrupted
     process wrote beyond n: those steps are about to be done again. Where processes train together, one `writes`; the others
-    keep the same records to themselves."""
+    keep the same records to themselves. Of training only the newest is remembered: there are very many, and the file has them."""
 
     def __init__(self, run: Tracked, track: Sequence[TrackerName], writes: bool = True):
         self.folder, self.writes = run.folder, writes
@@ -55,6 +55,8 @@ class RunLog:
 
     def write(self, kind: str, step: int, values: Values) -> None:
         finite = {key: finite_or_none(value) for key, value in values.items()}
+        if kind == "train":
+            self.records = [record for record in self.records if record["kind"] != kind]
         self.records.append({"kind": kind, "step": step, **finite})
         if not self.writes:
             return
