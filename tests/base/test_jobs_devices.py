@@ -32,6 +32,7 @@ def test_gpus_have_the_names_that_the_environment_gives_them(monkeypatch):
         assert gpu_names() == ["0", "1"]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
         assert gpu_names() == ["GPU-a", "GPU-b"]
+        assert gpu_names("cpu") == []
     with (
         mock.patch.object(torch.cuda, "is_available", lambda: True),
         mock.patch.object(torch.cuda, "device_count", lambda: 1),

@@ -115,9 +115,10 @@ def finetune(
             searches[planned.plan.name], words_of[item] = result, {**words, **result.winner.words}
             groups[item] = [altered(planned, result.winner.words)]
         todo = begin(groups, out, seeds)
+        tasks = {it.plan.name: it for group in groups.values() for it in group}
 
         # the rest, side by side (the largest first) or one after the other
-        devices = gpu_names()
+        devices = gpu_names(next(iter(tasks.values())).plan.method.device)
         workers = jobs * max(1, len(devices))
         if workers > 1 and sum(map(len, todo.values())) > 1:
             threads = max(1, torch.get_num_threads() // workers)
@@ -129,7 +130,6 @@ def finetune(
         encoded: dict[str, Mapping[str, Encoded]] = {}
         for item, group in groups.items():
             encoded |= run_in_turn(group, todo.get(item, []), out, signals)
-        tasks = {it.plan.name: it for group in groups.values() for it in group}
         random = finetune_untrained(base.path, tasks, words, out, seeds, jobs) if untrained else {}
         results = {}
         for name, it in tasks.items():

@@ -174,7 +174,7 @@ def search(
     trials = {trial.number: trial for trial in first_trials(planned, overrides, count)}
     sizes = [-(-len(trials) // 2**number) for number in range(len(SHARES))]
     left, name, began, done, metric = list(trials), planned.plan.name, time.monotonic(), 0.0, ""
-    devices = gpu_names()
+    devices = gpu_names(planned.plan.method.device)
     workers = jobs * max(1, len(devices))
     prepared = prepare_for_dev(planned) if workers == 1 else None
 

@@ -43,9 +43,10 @@ def choose_device(settings: Placement) -> torch.device:
     return torch.device("cuda")
 
 
-def gpu_names() -> list[str]:
-    """Of a machine with several GPUs, each as CUDA_VISIBLE_DEVICES names it; none where there is nothing to choose from."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+def gpu_names(device: str = "auto") -> list[str]:
+    """Of a machine with several GPUs, each as CUDA_VISIBLE_DEVICES names it; none where there is nothing to choose from, or
+    `device` is none of them."""
+    count = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
     return names[:count] if count > 1 else []
