@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from electra import compare
-from electra.base.errors import SettingsError
+from electra.base.errors import MachineError, MemoryExhaustedError, SettingsError
 from electra.inspector.compare import (
     Budget,
     ComparedRun,
@@ -164,6 +164,24 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on(recipe, prepared, 
     good, bad = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (good["diverged"], bad["diverged"]) == (0, 1)
     assert "auc" in good and "auc" not in bad and "diverged" in done.stdout
+
+
+@pytest.mark.parametrize(("error", "finished"), [(MemoryExhaustedError, 2), (MachineError, 1)])
+def test_what_is_finished_is_in_the_report_when_a_run_fails(error, finished, recipe, prepared, tmp_path, monkeypatch):
+    """A run that does not fit keeps no other from its turn; a broken machine stops all."""
+
+    def pretrain(settings, _):
+        if settings.objective.kind == "token_recovery":
+            raise error("no room")
+        return {"auc": 0.7}
+
+    monkeypatch.setattr("electra.inspector.compare.pretrain", pretrain)
+    recipes = [f"{recipe}", f"{recipe}+all-tokens", f"{recipe}+masked-lm"]
+    with pytest.raises(error, match="no room"):
+        compare(recipes, [f"data={prepared}"], seeds=1, budget="1 steps", out=tmp_path / "out")
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["variant"] for row in rows] == [recipes[0], recipes[2]][:finished]
+    assert (tmp_path / "out" / "comparison.md").read_text().count("0.700") == 3 * finished
 
 
 def test_several_budgets_and_tasks_give_a_curve_over_flops(recipe, prepared, tmp_path):

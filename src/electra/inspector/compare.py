@@ -31,7 +31,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from electra.base import config
-from electra.base.errors import CorruptError, DataError, DivergedError, SettingsError
+from electra.base.errors import CorruptError, DataError, DivergedError, MemoryExhaustedError, SettingsError
 from electra.base.files import (
     LONGEST_NAME,
     read_object,
@@ -207,16 +207,26 @@ def run_comparison(
         plan[variant.name] = hashlib.sha256(config.to_toml(settings).encode()).hexdigest()
     refuse_other_plan(out / "comparison.json", plan)
 
-    results = []
+    # what is finished is in the report, whatever becomes of the others
+    results: list[ComparedRun] = []
+    problems: list[str] = []
+    order = [variant.name for variant in chosen]
     for result in finished(queue, jobs):
+        if isinstance(result, str):
+            log.warning(result)
+            problems.append(result)
+            continue
         end = "diverged" if result.diverged else f"{result.steps:,} steps in {result.seconds:.0f} s"
         log.info("%s, seed %d: %s", result.variant, result.seed, end)
         results.append(result)
-    order = [variant.name for variant in chosen]
-    results.sort(key=lambda result: (order.index(result.variant), result.seed))
-    write_json(out / "results.json", summary(results))
-    remove_leftovers(out, "comparison.md")
-    write_atomically(out / "comparison.md", comparison_table(results).markdown().encode())
+        results.sort(key=lambda result: (order.index(result.variant), result.seed))
+        write_json(out / "results.json", summary(results))
+        remove_leftovers(out, "comparison.md")
+        write_atomically(out / "comparison.md", comparison_table(results).markdown().encode())
+    if problems:
+        raise MemoryExhaustedError(
+            f"{len(problems)} of {len(queue)} runs did not fit, the others are kept. {problems[0]}"
+        )
     plot_comparison(out / "comparison.png", results)
     return results
 
@@ -246,10 +256,10 @@ def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
     write_json(path, before | plan)
 
 
-def finished(queue: Sequence[Job], jobs: int) -> Iterator[ComparedRun]:
-    """Results as they come. Several runs at once keep what they have to say in a file each."""
+def finished(queue: Sequence[Job], jobs: int) -> Iterator[ComparedRun | str]:
+    """Results, or why there is none, as they come. Several runs at once keep what they have to say in a file each."""
     if jobs == 1:
-        yield from map(run_job, queue)
+        yield from map(run_job_if_it_fits, queue)
         return
     if queue:
         log.info(
@@ -259,11 +269,19 @@ def finished(queue: Sequence[Job], jobs: int) -> Iterator[ComparedRun]:
         yield from run_jobs(run_job_quietly, [(job,) for job in queue], jobs, signals)
 
 
-def run_job_quietly(job: Job) -> ComparedRun:
+def run_job_quietly(job: Job) -> ComparedRun | str:
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / "output.txt").open("a") as output, redirect_stdout(output), redirect_stderr(output):
         logging.basicConfig(stream=output, level=logging.INFO, format="%(message)s", force=True)
+        return run_job_if_it_fits(job)
+
+
+def run_job_if_it_fits(job: Job) -> ComparedRun | str:
+    """A recipe that is too large for the device keeps no other from its turn."""
+    try:
         return run_job(job)
+    except MemoryExhaustedError as error:
+        return f"{job.variant.name}, seed {job.seed}: {error}"
 
 
 def run_job(job: Job) -> ComparedRun:
