@@ -155,7 +155,10 @@ def test_recipes_have_the_papers_hyper_parameters(name):
         ),
         ("optimizer=muon", "optimizer is a section of settings (got 'muon'). Did you mean optimizer.kind=muon?"),
         ("rows=3", "rows is a section of settings (got 3). Did you mean rows.kind=…?"),
-        ("encoder.window=4", "encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window."),
+        (
+            "encoder.window=4",
+            "encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window or the recipe that sets it.",
+        ),
         ("encoder.heads=3", "encoder: hidden (256) must be a multiple of heads (3)."),
         ("encoder.kind=bert", "encoder.kind: 'bert' is none of electra, modernbert."),
     ],

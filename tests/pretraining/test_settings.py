@@ -19,6 +19,7 @@ DATA = "data=x"
         ("electric", ["sampling.top_k=5"], ["top_k must be off"]),
         ("two-stage", [], ["needs the run it comes from", "electra pretrain masked-lm", "generator.source="]),
         ("frozen-generator", ["generator.source=x", "generator.sharing=tied"], ["cannot share", '"gdes"']),
+        ("corrective+selection", [], ["drop objective.predict or the recipe that sets it"]),
         ("electra-small", ["generator.source=x"], ['only for generator.kind = "frozen"']),
         ("electra-small", ["sampling.greedy=true", "sampling.disallow_correct=true"], ["greedy", "Drop one"]),
         ("electra-small", ["sampling.greedy=true", "sampling.top_k=3"], ["top_k", "Drop one"]),
@@ -46,6 +47,13 @@ def test_contradictions_are_refused_with_the_remedy(recipe, words, messages):
         resolve(recipe, [DATA, *words])
     for message in messages:
         assert message in str(error.value)
+
+
+def test_a_frozen_generator_that_is_to_share_everything_gets_one_remedy_and_never_two_that_contradict():
+    words = ["generator.source=x", "generator.sharing=all", "generator.width=1.0"]
+    with pytest.raises(SettingsError, match='Use "none" or "gdes"') as error:
+        resolve("frozen-generator", [DATA, *words])
+    assert "generator.sharing=tied" not in str(error.value)
 
 
 @pytest.mark.parametrize("size", shipped_sizes())

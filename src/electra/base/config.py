@@ -164,7 +164,7 @@ def describe(problem: Any, kind: type[BaseModel]) -> str:
     path = without_tags([str(part) for part in problem["loc"]], known, keep_last=unknown)
     section, _, name = path.rpartition(".")
     if unknown and path in known:
-        return f"{path} is for {section}.kind={' or '.join(known[path])}: add that, or drop {path}."
+        return f"{path} is for {section}.kind={' or '.join(known[path])}: add that, or drop {path} or the recipe that sets it."
     if unknown:
         by_name = {key.rpartition(".")[2]: key for key in sorted(known, reverse=True)}
         same_name = [by_name[match] for match in difflib.get_close_matches(name, by_name, n=1)]

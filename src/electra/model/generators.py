@@ -55,7 +55,7 @@ class GeneratorSettings(Settings):
         if self.sharing == "all":
             if (self.width, self.depth) != (1, 1):
                 yield 'generator.sharing = "all" needs generator.width=1 and generator.depth=1'
-            if self.kind != "transformer":
+            if self.kind not in ("transformer", "frozen"):  # of a frozen one, below
                 one = "makes generator and discriminator one network"
                 yield f'generator.sharing = "all" {one}: generator.kind={self.kind} cannot. Use generator.sharing=tied'
         if self.kind == "frozen":

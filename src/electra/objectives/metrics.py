@@ -48,6 +48,7 @@ GENERATOR_STALLS = "generator stands still"
 DEGENERATE_SAMPLING = "degenerate sampling"
 NEITHER_LEARNS = "neither learns"
 ONE_SCORE = "one score"
+FORGETS = "generator forgets"
 
 BINS = 1200
 PATIENCE = 500
@@ -164,6 +165,13 @@ def alarms(
             f"every token has the same score (variance of the energies {now['energy_variance']:.1g}): the network ignores "
             "its text. Lengthen schedule.warmup or lower optimizer.lr, and start a new run."
         )
+    entropy = math.log(now.get("target_variety", math.inf))
+    if "reward" in now and now["mlm_loss"] > entropy:  # whatever else is wrong follows from it
+        warnings = {
+            FORGETS: f"the generator knows less of the text than how frequent its tokens are (MLM loss {now['mlm_loss']:.2f}, "
+            f"their entropy {entropy:.2f}): a discriminator that misses most replacements rewards wrong tokens, not likely ones. "
+            "Start a new run with objective.likelihood_weight=1."
+        }
     warnings = {name: text for name, text in warnings.items() if name not in muted}
 
     # where both networks fail, one remedy contradicts the other
