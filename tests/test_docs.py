@@ -276,6 +276,40 @@ def test_the_walk_of_the_data_names_what_exists_and_takes_no_hop_twice():
         assert name in definitions(ROOT / "src" / "electra" / file), f"{file} has no {name}"
 
 
+def test_what_a_newcomer_tripped_over_has_the_tests_that_the_table_names():
+    text = (ROOT / "docs" / "evidence" / "first-day.md").read_text("utf-8")
+    rows = re.findall(r"^\| (D\d+|friction) \|.*\| (.*) \|$", text, re.MULTILINE)
+    assert {name for name, _ in rows} == {f"D{number}" for number in range(1, 15)} | {"friction"}
+    for name, cell in rows:
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
+        assert tests, f"{name} has no test"
+        for file, test in tests:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text("utf-8"), f"{file} has no {test}"
+
+
+def test_every_pipeline_that_the_pages_name_is_one_of_transformers():
+    tasks = pytest.importorskip("transformers.pipelines").SUPPORTED_TASKS
+    pages = {page: page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))}
+    named = [(page.name, task) for page, text in pages.items() for task in re.findall(r'pipeline\("([\w-]+)"', text)]
+    assert named and not [it for it in named if it[1] not in tasks]
+    assert "but for questions, whose pipeline transformers 5 no longer has" in pages[ROOT / "docs" / "finetune.md"]
+
+
+def test_every_file_that_a_comparison_writes_is_in_its_page():
+    source = (ROOT / "src" / "electra" / "inspector" / "compare.py").read_text("utf-8")
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    files = set(re.findall(r'out / "([\w.-]+)"', source))
+    assert files >= {"comparison.json", "comparison.png", "results.json"} and all(f"`{file}`" in page for file in files)
+
+
+def test_the_readme_says_what_each_command_of_a_first_run_needs():
+    (table,) = re.findall(r"\| command \| needs \| takes \|\n(.*?)\n\n", README, re.DOTALL)
+    needs = {cells[0]: cells[1] for line in table.splitlines()[1:] for cells in [line.strip("| ").split(" | ")]}
+    assert needs["`pretrain modern-small`"] == "**a GPU**" and needs["`pretrain modern-tiny`"] == "a CPU"
+    for verb in ("tokenizer", "prepare", "doctor", "pretrain", "export"):
+        assert any(f"`{verb}" in cell for cell in needs), verb
+
+
 def test_every_command_is_in_the_table_of_python_names_and_those_exist():
     import electra as package
     from electra.commands import VERBS

@@ -151,6 +151,13 @@ def test_doctor_tries_a_step_and_a_checkpoint(recipe, prepared, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_doctor_writes_the_passes_over_the_text_as_people_write_numbers(recipe, prepared, tmp_path):
+    done = electra("doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=200000")
+    (rows,) = re.findall(r"([\d,]+) rows, every hash right", done.stdout)
+    passes = 200_000 * 8 / int(rows.replace(",", ""))
+    assert passes > 1000 and f"the run passes over them {passes:,.1f} times" in done.stdout, done.stdout
+
+
 def test_doctor_tells_when_the_learning_rate_never_gets_near_its_peak(recipe, prepared, tmp_path):
     words = (f"data={prepared}", f"run={tmp_path / 'run'}", "schedule.warmup=40", "train.steps=40")
     done = electra("doctor", recipe, *words)
@@ -295,6 +302,27 @@ def test_an_option_written_as_a_setting_is_answered_with_the_option(word, tmp_pa
     done = electra("finetune", "model", "rte", word, cwd=tmp_path)
     name, value = word.split("=")
     refused(done, 2, f"--{name} {value}")
+
+
+def test_a_setting_with_two_values_is_refused_by_every_verb_that_takes_settings(tmp_path):
+    """The last one used to win without a word."""
+    twice, message = ("train.steps=3", "train.steps=4"), "train.steps has two values, 3 and 4. Give it once."
+    for words in (
+        ("pretrain", "tiny", "data=x"),
+        ("doctor", "tiny", "data=x"),
+        ("flops", "tiny"),
+        ("config", "show", "tiny"),
+        ("compare", "tiny", "data=x"),
+        ("speedrun", "tiny", "data=x", "glue=x"),
+        ("finetune", "model", "rte"),
+    ):
+        done = electra(*words, *twice, cwd=tmp_path)
+        assert done.returncode == 2 and message in done.stdout + done.stderr, words
+    refused(electra("compare", "tiny", "data=x", *twice[:1], "--vary", "train.steps=4,5", cwd=tmp_path), 2, message)
+    refused(electra("finetune", "model", "rte", "label=a", "--label", "b", cwd=tmp_path), 2, "label=a and --label")
+    refused(electra("compare", "tiny", "data=x", "seed=4", cwd=tmp_path), 2, "seed is the comparison's own")
+    assert electra("config", "show", "tiny", twice[0], twice[0], cwd=tmp_path).returncode == 0
+    assert not list(tmp_path.iterdir())
 
 
 def flags(source: str) -> list[str]:

@@ -29,6 +29,12 @@ def test_one_table_is_drawn_and_written_as_markdown(capsys):
     assert lines[5].startswith("├")
 
 
+def test_a_title_is_not_broken_to_the_width_of_its_table(capsys):
+    title = "runs/my-run: step 1,800 on 200 held-out rows, beside the same network untrained"
+    print_table(Table(("metric", "value"), [("auc", "0.84")], title=title))
+    assert capsys.readouterr().out.splitlines()[0] == title
+
+
 def test_messages_of_the_library_are_plain_lines_on_standard_error(capsys):
     configure_logging()
     log = logging.getLogger("electra.somewhere")

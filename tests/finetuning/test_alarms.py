@@ -1,6 +1,7 @@
 """Results that look ordinary and are not are said aloud; ordinary ones are left in peace."""
 
 import json
+import math
 import random
 
 import pytest
@@ -87,9 +88,9 @@ def test_a_loss_that_does_not_fall_is_an_alarm_once_there_are_enough_of_them(tok
     assert not alarms_of(task, rows, "abab", noisy[:9]) and not alarms_of(task, rows, "abab", FALLING)
 
 
-def result(median, sd=None, cut=0, metric="accuracy", of=100, **levels):
+def result(median, sd=None, cut=0, metric="accuracy", of=100, losses=(math.nan, math.nan), **levels):
     dev = {name: {metric: level} for name, level in levels.items()}
-    counts = {"metric": metric, "median": median, "sd": sd, "cut": {"dev": (cut, of)}}
+    counts = {"metric": metric, "median": median, "sd": sd, "cut": {"dev": (cut, of)}, "losses": losses}
     return {**counts, "cut_words": "cut", "cut_remedy": "Raise length.", "baselines": {"dev": dev}}
 
 
@@ -97,7 +98,12 @@ def result(median, sd=None, cut=0, metric="accuracy", of=100, **levels):
     ("given", "words"),
     [
         (result(0.40, majority=0.5, words=0.3), ["worse than majority 0.5000: as good as nothing"]),
-        (result(0.60, majority=0.5, words=0.7), ["worse than words 0.7000: a count of words"]),
+        (result(0.40, losses=(0.6, 0.5), majority=0.5, words=0.3), ["worse than majority 0.5000: as good as nothing"]),
+        (
+            result(0.40, losses=(0.6, 0.1), majority=0.5, words=0.7),
+            ["majority 0.5000 and words 0.7000, though the loss fell from 0.600"],
+        ),
+        (result(0.60, losses=(0.6, 0.1), majority=0.5, words=0.7), ["worse than words 0.7000: a count of words"]),
         (result(0.60, 0.02, majority=0.5, words=0.7, untrained=0.65), ["words 0.7000 and untrained 0.6500: pre-train"]),
         (result(0.60, 0.10, majority=0.5, words=0.5, untrained=0.65), []),  # within one spread
         (result(0.80, majority=0.5, words=0.7), []),

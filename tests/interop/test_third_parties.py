@@ -92,6 +92,10 @@ def test_every_class_reads_the_encoder_and_makes_a_head_of_its_own(folder, netwo
     base = {id(parameter) for parameter in model.base_model.parameters()}
     own = {key for key, parameter in model.named_parameters() if id(parameter) not in base}
     assert own <= set(report["missing_keys"]) and not report["mismatched_keys"]
+    if (
+        network.encoder.settings.kind == "modernbert"
+    ):  # ELECTRA's folder has its head in the same file, as Google's have
+        assert not report["unexpected_keys"], "AutoModel prints a table of them at the first snippet"
     count = int(labels) if labels.isdigit() else 2
     rows, length = probe.ids.shape
     shapes = {

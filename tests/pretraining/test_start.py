@@ -35,11 +35,10 @@ def parts_of(recipe, *words):
     return build_parts(settings, torch.device("cpu")).objective
 
 
-def begin(imported, *words):
+def begin(imported, *words, start="model", length=16):
     recipe = f"tiny+{imported / 'model' / 'recipe.toml'}"
-    return parts_of(
-        recipe, f"data={imported / 'shards'}", f"start={imported / 'model'}", "rows.length=16", "run=x", *words
-    )
+    own = f"data={imported / 'shards'}", f"start={imported / start}", f"rows.length={length}", "run=x"
+    return parts_of(recipe, *own, *words)
 
 
 def same(first: torch.nn.Module, second: torch.nn.Module) -> bool:
@@ -57,15 +56,14 @@ def test_a_pair_begins_with_both_networks_and_both_heads(imported, caplog):
 
 
 def test_a_discriminator_alone_gets_a_new_generator_or_one_made_of_it(imported, caplog):
-    alone = f"start={imported / 'model' / 'discriminator'}"
-    stored = load_network(imported / "model" / "discriminator", "discriminator")
+    alone = "model/discriminator"
+    stored = load_network(imported / alone, "discriminator")
     with caplog.at_level("INFO", "electra"):
-        networks = begin(imported, alone).networks()
+        networks = begin(imported, start=alone).networks()
         assert same(networks["discriminator"].encoder, stored.encoder) and "a new generator" in caplog.text
         assert not same(networks["generator"].encoder, load_network(imported / "model", "generator").encoder)
-        built = begin(
-            imported, alone, "generator.start=discriminator", "generator.width=1", "generator.depth=0.5"
-        ).networks()
+        made_of_it = "generator.start=discriminator", "generator.width=1", "generator.depth=0.5"
+        built = begin(imported, *made_of_it, start=alone).networks()
     layers = built["generator"].encoder.layers
     assert len(layers) == 1 and same(layers[0], stored.encoder.layers[0])
     assert same(built["generator"].encoder.embeddings, stored.encoder.embeddings)
@@ -90,7 +88,7 @@ def test_a_generator_that_does_not_fit_is_replaced_with_a_warning(imported, capl
 
 def test_rows_beyond_the_positions_make_the_table_longer(imported, caplog):
     with caplog.at_level("INFO", "electra"):
-        main = begin(imported, "rows.length=40").networks()["discriminator"].encoder
+        main = begin(imported, length=40).networks()["discriminator"].encoder
     table = load_network(imported / "model").encoder.embeddings.positions.weight
     longer = main.embeddings.positions.weight
     assert (

@@ -39,9 +39,19 @@ def test_the_curves_of_a_run_show_learning_rate_and_temperature(tmp_path, figure
 @pytest.mark.parametrize(("values", "low"), [([0.0, 0.0], -0.01), ([0.91, 0.912], 0.9), ([-0.2, -0.2], -0.3)])
 def test_a_flat_score_is_drawn_flat_and_never_on_an_axis_of_negative_scores(values, low, tmp_path, figure):
     curves = {"seed 0": [{"step": step, "f1": value} for step, value in enumerate(values)]}
-    plot_scores(curves, {}, "f1", "f1", tmp_path / "curves.png")
+    plot_scores(curves, {}, {}, "f1", tmp_path / "curves.png")
     bottom, top = figure().axes[0].get_ylim()
     assert bottom >= low and top - bottom > 0.099 and bottom <= min(values) <= max(values) < top
+
+
+def test_the_curves_of_fine_tuning_show_its_loss_and_its_baselines(tmp_path, figure):
+    curves = {f"seed {seed}": [{"step": 5, "accuracy": 0.6}, {"step": 10, "accuracy": 0.7}] for seed in (0, 1)}
+    losses = {"seed 0": [(1, 0.7), (10, 0.1)], "seed 1": [(1, 0.8), (10, 0.2)]}
+    plot_scores(curves, {"majority": 0.5, "words": 0.65}, losses, "accuracy", tmp_path / "curves.png")
+    scores, beside = figure().axes
+    across = {line.get_label(): set(line.get_ydata()) for line in scores.lines}
+    assert across["majority"] == {0.5} and across["words"] == {0.65} and across["seed 1"] == {0.6, 0.7}
+    assert [list(line.get_ydata()) for line in beside.lines] == [[0.7, 0.1], [0.8, 0.2]]
 
 
 def test_no_dot_of_a_comparison_lies_on_the_frame(tmp_path, figure):

@@ -106,13 +106,20 @@ def parse_value(text: str) -> Any:
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
-    """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}"""
+    """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}. A key with two values is a slip: whoever
+    believed the other one would wait for hours for the wrong run."""
     pairs = [assignment.partition("=") for assignment in assignments]
     if problems := ["".join(pair) for pair in pairs if not (pair[0] and pair[1])]:
         raise SettingsError("; ".join(f"{problem!r} is not of the form key=value" for problem in problems) + ".")
     if deep := [key for key, _, _ in pairs if key.count(".") > MOST_SECTIONS]:
         raise SettingsError(f"unknown key {deep[0][:60]}…: no setting is {MOST_SECTIONS} sections deep.")
-    return {key.strip(): parse_value(value.strip()) for key, _, value in pairs}
+    values: dict[str, Any] = {}
+    for key, _, text in pairs:
+        name, value = key.strip(), parse_value(text.strip())
+        if name in values and values[name] != value:
+            raise SettingsError(f"{name} has two values, {short(values[name])} and {short(value)}. Give it once.")
+        values[name] = value
+    return values
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -56,7 +56,11 @@ def finetune_command(
     if not tasks:
         raise SettingsError("no task given. Pass a task name, a TOML file or a table.")
     options = {"text": columns(text, text2), "label": label, "dev": dev}
-    overrides = config.parse_overrides(words) | {name: value for name, value in options.items() if value}
+    options = {name: value for name, value in options.items() if value}
+    overrides = config.parse_overrides(words)
+    for name in sorted(overrides.keys() & options.keys()):
+        raise SettingsError(f"{name} has two values, {name}={overrides[name]} and --{name}. Give it once.")
+    overrides |= options
     for name in sorted(overrides.keys() & {"seeds", "jobs", "out", "trials"}):
         raise SettingsError(f"{name} is an option of the command, not a setting: --{name} {overrides[name]}")
     if trials and not search:

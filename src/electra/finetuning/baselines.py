@@ -6,6 +6,7 @@ script has no spaces each character is a word. In tagging it is the tag that a w
 done once for each task. And warnings about results that look ordinary and are not, as pre-training has them (objectives.metrics).
 """
 
+import math
 import statistics
 import unicodedata
 import warnings
@@ -37,10 +38,13 @@ LOGGED_ENOUGH = 10
 """Losses below which nothing is said about their course."""
 FALLS = 0.97
 """A loss that ends above this share of its start does not fall."""
+BY_HEART = 0.25
+"""A loss that ends below this share of its start, where nothing was learned that holds for dev."""
 CUT_SHARE = 0.01
 ENOUGH_ROWS = 100
 """Of dev. With fewer, chance moves an accuracy by five points or more."""
 LONGER = "Train longer (epochs, min_steps), try other rates (lr), or give it more rows."
+MEMORISED = "Give it more rows, or an encoder that was pre-trained longer or on text like this; fewer epochs end near the majority."
 TRY = "Try other rates (lr), more epochs or fewer (keep=best), or give it more rows."
 
 
@@ -132,22 +136,33 @@ def run_alarms(
     metric, score = next(iter(scores.items()))
     if answer and score != (0 if metric in LOWER_IS_BETTER else 1):
         texts.append(f"the answer to every dev row is {answer}: nothing was learned that tells rows apart. {LONGER}")
-    if len(losses) >= LOGGED_ENOUGH:
-        fifth = len(losses) // 5
-        first, last = statistics.fmean(losses[:fifth]), statistics.fmean(losses[-fifth:])
-        if last > FALLS * first:
-            texts.append(f"the loss does not fall ({first:.3f} at first, {last:.3f} at last). {LONGER}")
+    first, last = first_and_last(losses)
+    if last > FALLS * first:
+        texts.append(f"the loss does not fall ({first:.3f} at first, {last:.3f} at last). {LONGER}")
     return texts
 
 
+def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
+    """The means of the first and of the last fifth; nothing (nan) where there are too few to say."""
+    if len(losses) < LOGGED_ENOUGH:
+        return math.nan, math.nan
+    fifth = len(losses) // 5
+    return statistics.fmean(losses[:fifth]), statistics.fmean(losses[-fifth:])
+
+
 def result_alarms(result: Mapping[str, Any]) -> list[str]:
-    """After all seeds: whether something far simpler is better, and what was cut."""
+    """After all seeds: whether something far simpler is better, and what was cut. `result["losses"]` are the first and the last."""
     texts = []
-    metric, median = result["metric"], result["median"]
+    metric, median, (first, last) = result["metric"], result["median"], result["losses"]
     levels = {name: scores[metric] for name, scores in result["baselines"]["dev"].items()}
     ahead = {name: merit(metric, level) - merit(metric, median) for name, level in levels.items()}
     better = [f"{name} {levels[name]:.4f}" for name, by in ahead.items() if by > 0]
-    if ahead.get(MAJORITY, 0) > 0:
+    if ahead.get(MAJORITY, 0) > 0 and last < BY_HEART * first:
+        texts.append(
+            f"worse than {' and '.join(better)}, though the loss fell from {first:.3f} to {last:.3f}: the rows of train were learned "
+            f"by heart, and nothing that holds for others. {MEMORISED}"
+        )
+    elif ahead.get(MAJORITY, 0) > 0:
         texts.append(f"worse than {' and '.join(better)}: as good as nothing was learned. {TRY}")
     elif ahead.get(UNTRAINED, 0) > (result["sd"] or 0):
         texts.append(

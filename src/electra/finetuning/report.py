@@ -18,7 +18,7 @@ from electra.base.files import folder_problems, json_text, read_object, read_or_
 from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter, column_of
 from electra.finetuning import Mistake, Outputs, Rows, Task, merit
-from electra.finetuning.baselines import BASELINES, Scores, label_alarms, result_alarms
+from electra.finetuning.baselines import BASELINES, Scores, first_and_last, label_alarms, result_alarms
 from electra.finetuning.folder import seed_folders
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
@@ -193,7 +193,10 @@ def task_result(
         **tables,
     }
     of_seeds = [f"seed {seed}: {text}" for seed, run in runs.items() for text in run.get("alarms", ())]
-    return result | {"alarms": [*label_alarms(task, plan.splits), *of_seeds, *result_alarms(result)]}
+    ends = [first_and_last([loss for _, loss in run.get("losses", ())]) for run in runs.values()]
+    losses = [statistics.median(it) for it in zip(*ends, strict=True)]
+    alarms = result_alarms(result | {"losses": losses})
+    return result | {"alarms": [*label_alarms(task, plan.splits), *of_seeds, *alarms]}
 
 
 def write_wrong(path: Path, columns: Sequence[str], rows: Rows, mistakes: Sequence[Mistake]) -> None:
@@ -232,12 +235,13 @@ def baselines_of(result: Mapping[str, Any], split: str = "dev") -> dict[str, dic
 
 
 def plot_task(folder: Path, result: Mapping[str, Any]) -> None:
-    """The dev score of every seed against the steps, with the baselines as levels."""
+    """The dev score and the loss of every seed against the steps, with the baselines as levels."""
     metric = result["metric"]
     runs = {seed: read_result(it) for seed, it in seed_folders(folder, RESULT).items()}
     curves = {f"seed {seed}": run["curve"] for seed, run in runs.items()}
     levels = {name: scores[metric] for name, scores in baselines_of(result).items()}
-    plot_scores(curves, levels, metric, f"{folder.name}: dev {metric}", folder / "curves.png")
+    losses = {f"seed {seed}": run.get("losses", []) for seed, run in runs.items()}
+    plot_scores(curves, levels, losses, metric, folder / "curves.png")
 
 
 def is_result(entry: object) -> bool:

@@ -85,8 +85,8 @@ class SpeedrunSettings:
     def pretraining(self, data: Path) -> PretrainSettings:
         """Warm-up keeps the share that it has of the recipe's steps, unless `words` say otherwise."""
         given = [*self.words, f"data={config.toml_value(str(data))}", f"train.minutes={self.minutes}"]
-        words = [*TIMED_WORDS, f"run={config.toml_value(str(self.out / 'run'))}"]
-        settings, sources = resolve(self.recipe, [*words, *given])
+        timed = [word for word in TIMED_WORDS if word.partition("=")[0] not in config.parse_overrides(given)]
+        settings, sources = resolve(self.recipe, [*timed, f"run={config.toml_value(str(self.out / 'run'))}", *given])
         warmup, steps = settings.schedule.warmup, settings.train.steps
         if warmup >= 1 and sources["schedule.warmup"] != "command line":
             share = ScheduleSettings(**config.dump(settings.schedule) | {"warmup": min(0.5, warmup / steps)})

@@ -136,6 +136,8 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
     key, equals, values = vary.partition("=")
     if vary and not equals:
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
+    for name in config.parse_overrides(overrides).keys() & {"seed", "run"}:
+        raise SettingsError(f"{name} is the comparison's own, another for each run: seeds from 0 on, folders in out.")
     added = [(f"{key}={value}",) for value in values.split(",")] if vary else [()]
     texts = [text.strip() for text in budgets.split(",")]
     made = []

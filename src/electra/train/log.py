@@ -152,12 +152,19 @@ def draw_schedule(axis: Any, train: Sequence[Record]) -> None:
 
 
 def plot_scores(
-    curves: Mapping[str, Sequence[Mapping[str, Any]]], levels: Mapping[str, float], key: str, title: str, out: Path
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    levels: Mapping[str, float],
+    losses: Mapping[str, Sequence[tuple[int, float]]],
+    key: str,
+    out: Path,
 ) -> Path:
-    """A line for each curve, a score against the step; and one across for each level to compare it with."""
-    with panels(out, title, [key], (7, 4.2)) as (axis,):
+    """A line for each curve, a dev score against the step; and one across for each level to compare it with. Beside it the losses:
+    one that falls to zero while the score stands still has learned its rows by heart."""
+    with panels(out, f"{out.parent.name}: dev {key}", [key, "training loss"], (11, 4.2)) as (axis, beside):
         for name, records in curves.items():
-            axis.plot(*series(records, key), marker="o", markersize=3, label=name)
+            (line,) = axis.plot(*series(records, key), marker="o", markersize=3, label=name)
+            beside.plot(*zip(*losses.get(name, ()), strict=True), color=line.get_color(), linewidth=1, label=name)
+        beside.set_ylim(bottom=0)
         for (name, level), style in zip(levels.items(), (":", "--", "-."), strict=False):
             axis.axhline(level, color="0.4", linestyle=style, linewidth=1, label=name)
         values = [value for records in curves.values() for value in series(records, key)[1]]
@@ -174,7 +181,8 @@ def panels(out: Path, title: str, labels: Sequence[str], size: tuple[float, floa
         yield axes
         for axis, label in zip(axes, labels, strict=True):
             axis.set(xlabel="step", ylabel=label)
-            axis.legend(fontsize=8)
+            if axis.lines:
+                axis.legend(fontsize=8)
 
 
 @contextmanager
