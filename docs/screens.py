@@ -20,7 +20,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 IMAGES = Path(__file__).parent / "images"
-WIDTH, MOST_LINES = 100, 80
+WIDTH, MOST_LINES = 100, 75
 SENTENCE = "The function returns a list of bananas that were opened by the process."
 SCREENS = {
     "help": "electra --help",
