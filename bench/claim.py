@@ -44,6 +44,7 @@ from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import step_flops
 
 FULL = ("generator.width=1.0", "generator.depth=1.0")
+SLOW = ("optimizer.decoupled=true", "optimizer.generator.lr=3e-4")
 FIVE = ("cola", "sst2", "mrpc", "stsb", "rte")
 SIZES = ((0.25, 1.0), (0.25, 0.25), (0.5, 0.25), (1.0, 0.25), (1.0, 0.5), (1.0, 1.0))
 FACTORS = (0.5, 1.0, 2.0)
@@ -80,7 +81,8 @@ def families(base: str) -> dict[str, Family]:
         "training": {
             "joint": electra,
             "adversarial": (f"{base}+adversarial", ()),
-            "adversarial, some likelihood": (f"{base}+adversarial", ("objective.likelihood_weight=1",)),
+            "adversarial with likelihood": (f"{base}+adversarial", ("objective.likelihood_weight=1",)),
+            "adversarial, slow generator": (f"{base}+adversarial", SLOW),
             TWO_STAGE: (f"{base}+two-stage", ()),
             "temperature 1.5 to 1": (base, ("sampling.start_temperature=1.5",)),
         },
