@@ -11,7 +11,7 @@ what came after ELECTRA. `--only` takes some sides of a family, `--base modern-t
 The weight decay follows the steps, so that rate x decay x steps is the recipe's whatever the budget: without, short runs of modern-small
 lose points in fine-tuning. Stopped at any moment, by `--seconds` or by kill, the same command goes on; finished runs are kept. After each
 stop FOLDER/FAMILY/comparison.md and bench/results/claim.json hold what is finished, of all families so far. `--jobs` sides share the
-device (start CUDA's MPS first). 0.2 B tokens of modern-small by ELECTRA are about 1.6e16 FLOPs.
+device (start CUDA's MPS first). 0.3 B tokens of modern-small by ELECTRA are 2.1e16 FLOPs.
 """
 
 import argparse

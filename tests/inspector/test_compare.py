@@ -1,6 +1,7 @@
 """Recipes side by side, as people use it: short runs on the small corpus."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,17 @@ from electra.inspector.compare import (
     ComparedRun,
     LabelledTexts,
     Tasks,
+    Variant,
     Yardsticks,
     comparison_table,
     parse_budget,
     summary,
     variants,
 )
-from helpers import electra
+from electra.pretraining.settings import resolve
+from helpers import electra, words_of
+
+BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.mark.parametrize(
@@ -224,3 +229,26 @@ def test_a_task_that_does_not_exist_stops_everything_before_it_starts(recipe, pr
             [str(recipe)], [f"data={prepared}"], yardsticks=Yardsticks(tasks=Tasks(("colla",), {})), out=tmp_path / "o"
         )
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("base", ["modern-small", "electra-small"])
+def test_every_side_of_the_papers_comparisons_can_be_trained(base, monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    import claim
+
+    families = claim.families(base)
+    assert [*families["table5"]][:5] == ["ELECTRA", "All-Tokens MLM", "Replace MLM", "ELECTRA 15 %", "BERT"]
+    for family in families.values():
+        for name, (recipe, words) in (family | claim.with_rates(family, 1e-3)).items():
+            resolve(recipe, ["data=x", *words, *words_of("two-stage" if claim.TWO_STAGE in name else "")])
+
+
+def test_short_runs_of_the_papers_comparisons_decay_weights_as_much_as_the_recipe(prepared, monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    import claim
+
+    base, _ = resolve("modern-tiny", [f"data={prepared}"])
+    for words, budget, lr, steps in (((), "90 steps", 1e-2, 90), (("optimizer.lr=2e-2",), "9 steps", 2e-2, 9)):
+        side = Variant("ELECTRA", "modern-tiny", (f"data={prepared}", *words), parse_budget(budget), "ELECTRA")
+        settings, _ = resolve(side.recipe, claim.with_decay(side, base).overrides)
+        assert lr * settings.optimizer.weight_decay * steps == pytest.approx(1e-2 * 0.5 * 1800, rel=0.01)
