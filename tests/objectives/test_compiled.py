@@ -33,7 +33,7 @@ compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")
 ids = torch.arange(5, 55).view(2, 25)
 batch = Batch(ids, ids * 0, ids > 0, torch.arange(2), seed=3, padded=False)
 for step in range(6):
-    now = replace(batch, progress=step / 10, samples=batch.samples + step)
+    now = replace(batch, progress=torch.tensor(step / 10, dtype=torch.float64), samples=batch.samples + step)
     expected, found = objective(now).total.item(), compiled(now).total.item()
     assert abs(expected - found) < 1e-4, (expected, found)
 print(torch._dynamo.utils.counters["stats"]["unique_graphs"])

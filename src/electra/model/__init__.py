@@ -113,6 +113,14 @@ def question_head(settings: EncoderSettings) -> nn.Module:
     return LabelHead(settings, 2)
 
 
+@torch.no_grad()
+def draw_cut_normal(weight: Tensor, deviation: float, generator: torch.Generator) -> None:
+    """What lies beyond two deviations is drawn again. By hand, because torch's own changed its draws between 2.11 and 2.13."""
+    weight.normal_(std=deviation, generator=generator)
+    while (outside := weight.abs() > 2 * deviation).any():
+        weight.copy_(torch.where(outside, torch.empty_like(weight).normal_(std=deviation, generator=generator), weight))
+
+
 def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
     """Weights as a function of the seed: normal with deviation 0.02, cut at two deviations; what ELECTRA's original code
     leaves to it, and ModernBERT's embedding projection, from Glorot's distribution (at 0.02 the words would vanish beside the
@@ -130,9 +138,7 @@ def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
             case nn.Linear() | nn.Embedding():
                 adds = isinstance(part, Linear) and part.start == "residual"
                 deviation = DEVIATION * (1 / math.sqrt(2 * settings.layers) if adds else 1.0)
-                nn.init.trunc_normal_(
-                    part.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator
-                )
+                draw_cut_normal(part.weight, deviation, generator)
             case nn.LayerNorm():
                 nn.init.ones_(part.weight)
         if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
