@@ -202,7 +202,7 @@ def main() -> None:
                 if variant.series == TWO_STAGE:
                     two_stages(variant, given.base, given.seeds, yardsticks, given.jobs, out)
     except ElectraError as error:
-        print(f"{error} The same command goes on.", file=sys.stderr)
+        print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     finally:
         publish(out, list(family), given.budget, given.name)

@@ -62,7 +62,7 @@ def test_a_worker_that_dies_is_reported() -> None:
 
 def test_a_signal_stops_workers_in_the_middle_of_their_jobs() -> None:
     started = time.monotonic()
-    with Signals() as signals, pytest.raises(PreemptedError, match="finished runs are kept"):
+    with Signals() as signals, pytest.raises(PreemptedError, match="What is finished is kept"):
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
         list(run_jobs(time.sleep, [(60,)], 1, signals))
     assert time.monotonic() - started < 30

@@ -170,7 +170,7 @@ def run_jobs(
                     idle.pop().send(ahead.popleft())
                 busy += 1
             if signals is not None and signals.received is not None:
-                raise signals.stop("stopped; finished runs are kept, the others begin again.")
+                raise signals.stop(STOPPED)
     finally:
         for connection, process in processes.items():
             connection.close()  # a worker that saves at a signal and goes on finds nobody to work for
