@@ -14,6 +14,7 @@ import electra as package
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.data.tokenizer import load_tokenizer, save_tokenizer, vocabulary_size
+from electra.interop.foreign import open_safetensors
 from electra.interop.read import read_network
 from electra.pretraining.load import load_network
 from helpers import electra, our_logits
@@ -217,6 +218,16 @@ def test_sharded_and_old_names_and_bin_are_read(vocabulary, tmp_path):
     with pytest.raises(CorruptError, match="a pickle, which can run code"):
         package.import_model(pickled, tmp_path / "not")
     check(pickled, allow_bin=True)
+
+
+@pytest.mark.parametrize("length", [int.from_bytes(b"PK", "little"), 0x0280, 0x0480])
+def test_a_header_whose_length_spells_a_pickle_is_no_pickle(length, tmp_path):
+    path, tensors = tmp_path / "model.safetensors", {"x": torch.arange(3.0)}
+    save_file(tensors, path, {"padding": ""})
+    shortest = int.from_bytes(path.read_bytes()[:8], "little")
+    save_file(tensors, path, {"padding": "x" * (length - shortest)})
+    assert int.from_bytes(path.read_bytes()[:8], "little") == length
+    assert open_safetensors(path).floats("x").equal(tensors["x"])
 
 
 def test_the_hubs_cache_is_read_through_its_links(vocabulary, tmp_path):

@@ -104,10 +104,11 @@ def open_safetensors(path: Path) -> Weights:
     """The library checks shapes and offsets against the file; how long its header may be is checked here."""
     with path.open("rb") as file:
         start = file.read(8)
-    if start[:2] == b"PK" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
-        raise CorruptError(f"{path} is a pickle under the name of a safetensors file. Such a file is not read.")
     header, size = int.from_bytes(start, "little"), path.stat().st_size
     if len(start) < 8 or header > min(size - 8, MOST_HEADER):
+        # only of what is no header: lengths as 0x4B50, which is "PK", and 0x0280 begin like a zip and a pickle
+        if start[:2] == b"PK" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
+            raise CorruptError(f"{path} is a pickle under the name of a safetensors file. Such a file is not read.")
         raise CorruptError(f"{path} cannot be read: a header of {header:,} bytes in a file of {size:,}.")
     try:
         handle = safe_open(path, "pt")
