@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 from electra.base.errors import CorruptError
 from electra.finetuning.folder import load_task_folder
@@ -140,10 +142,12 @@ def finetuned(model, folder, table, *words):
     return next((folder / "tasks").glob("*/seed-0"))
 
 
-def test_a_classifier_keeps_its_answers_and_int8_says_what_it_costs(toy_model, tmp_path, believing):
+def test_a_classifier_keeps_its_answers_and_int8_says_what_it_costs(
+    toy_model, tmp_path, believing, monkeypatch, capsys
+):
     table = write_rows(tmp_path / "table.jsonl")
     model = finetuned(toy_model, tmp_path, table)
-    done = electra("export", model, tmp_path / "out", "--format", "onnx", "--int8", "--dev", table)
+    done = electra("export", model, tmp_path / "out", "--format", "onnx", "--int8", "--dev", table, "--license", "mit")
     assert done.returncode == 0, done.stderr
     notes = json.loads((tmp_path / "out" / "onnx.json").read_text())
     dev = notes["int8"]["dev"]
@@ -154,6 +158,13 @@ def test_a_classifier_keeps_its_answers_and_int8_says_what_it_costs(toy_model, t
         f"accuracy on 40 dev rows {dev['float32']['accuracy']:.4f}, int8 {dev['int8']['accuracy']:.4f}" in done.stdout
     )
     assert (tmp_path / "out" / "task.json").is_file() and notes["outputs"] == ["logits"]
+    card = ModelCard.load(tmp_path / "out" / "README.md", ignore_metadata_errors=False)
+    assert (card.data.library_name, card.data.license, len(card.data.eval_results)) == ("onnx", "mit", 5)
+    assert card.text.partition("## Data")[2] == (model / "README.md").read_text().partition("## Data")[2]
+    monkeypatch.chdir(tmp_path / "out")
+    (block,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    exec(block, {})
+    assert len(block.splitlines()) == 5 and "array([[" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Cards: read with the Hub's own parser, held against what the run folder says, their lines run, and no text breaks them."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ from markdown_it import MarkdownIt
 
 from electra.base.errors import SettingsError
 from electra.base.progress import literal
-from electra.interop.card import Card, Publication, facts, fenced, numbers, update_card
+from electra.interop.card import UNSAID, Card, Publication, facts, fenced, numbers, update_card, with_header, with_use
 from helpers import electra
 
 
@@ -49,7 +50,7 @@ def test_the_card_says_what_the_run_knows(exported, finished_run, prepared, reci
     records = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
     last = [record for record in records if record["kind"] == "train"][-1]
     heldout = [record for record in records if record["kind"] == "heldout"][-1]
-    assert rows["steps"] == "40 of 8 rows of 24 tokens"
+    assert rows["steps"] == "40 of 8 rows of 24 tokens" and rows["seed"] == "3"
     assert rows["tokens seen"].startswith(f"{last['tokens']:,.0f}, ")
     assert rows["auc"] == f"{heldout['auc']:.4f}" and rows["rtd_loss"] == f"{heldout['rtd_loss']:.4f}"
     environment = json.loads((finished_run / "environment.json").read_text())
@@ -84,6 +85,34 @@ def test_what_the_owner_says_is_a_code(finished_run, tmp_path):
     assert done.returncode == SettingsError.exit_code and "licence" in done.stderr and not (tmp_path / "out").exists()
 
 
+def test_a_card_of_another_form_says_as_much_and_its_lines_run(exported, finished_run, tmp_path, monkeypatch, capsys):
+    words = ("--format", "sentence-transformers", "--license", "mit", "--language", "ko")
+    done = electra("export", finished_run, tmp_path / "out", *words)
+    assert done.returncode == 0, done.stderr
+    card = ModelCard.load(tmp_path / "out" / "README.md", ignore_metadata_errors=False)
+    assert (card.data.library_name, card.data.license, card.data.language) == ("sentence-transformers", "mit", ["ko"])
+    before = rows_of((exported / "discriminator" / "README.md").read_text())
+    assert rows_of(card.text) == before and "energy, an estimate" in before
+    assert card.text.count("## Use") == 1 and "## Limits" in card.text and "[optimizer]" in card.text
+    monkeypatch.chdir(tmp_path / "out")
+    (block,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    assert len(block.splitlines()) <= 5 and "SentenceTransformer" in block
+    exec(block, {})
+    assert "[" in capsys.readouterr().out
+
+
+def test_a_card_of_others_keeps_its_words_and_takes_what_is_said():
+    theirs = "---\r\nlicense: mit\r\nlanguage:\r\n- en\r\n- de\r\ntags:\r\n  - x\r\n---\r\n# Theirs\r\n\r\n## Use\r\n\r\nold\r\n\r\n## More\r\n\r\nwords\r\n"
+    said = with_header(theirs, {**Publication(("ko",)).entries(), "library_name": "onnx", "tags": None})
+    assert yaml.safe_load(said.split("---\n")[1]) == {"license": "mit", "language": ["ko"], "library_name": "onnx"}
+    assert with_use(said, "new").endswith("---\n# Theirs\n\n## Use\n\nnew\n\n## More\n\nwords\n")
+    assert with_header("plain", UNSAID.entries()) == "plain"
+    assert (
+        with_use(with_header("plain", {"license": "mit"}), "new")
+        == "---\nlicense: mit\n---\n\nplain\n\n## Use\n\nnew\n"
+    )
+
+
 def labels(number: int) -> dict[str, object]:
     return {"text": f"the lonute {number} walks", "label": "yes" if number % 2 else "no | <b>[x](http://y) ```"}
 
@@ -113,6 +142,13 @@ def test_a_fine_tuned_card_has_all_seeds_and_baselines_and_its_lines_run(row, to
     line = next(it for it in card.text.splitlines() if it.startswith("| dev | " + metric))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[2] == f"{scores['seed 0'][metric]:.4f}" and cells[3].startswith(f"{mean:.4f} ± ")
+    rows = rows_of(card.text)
+    assert rows["sha256 of the train rows' file"] == hashlib.sha256(table.read_bytes()).hexdigest()
+    assert (
+        rows["hardware"]
+        and re.match(r"\d:\d\d:\d\d$", rows["time"])
+        and "kWh" in rows.get("energy, an estimate", "kWh")
+    )
     baselines = result["baselines"].get("dev", {})
     assert cells[4:] == [f"{it[metric]:.4f}" for it in baselines.values()] and len(baselines) == (
         2 if row is labels else 0

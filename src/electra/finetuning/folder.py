@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from electra.base import config
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import read_object
-from electra.base.progress import Table, literal
+from electra.base.progress import Table, duration, literal
 from electra.finetuning import Task, TaskSettings
 from electra.finetuning.classification import PROBLEM_TYPES, ClassificationSettings
 from electra.finetuning.plan import MethodSettings, Plan, describe_files, file_line, settings_class
@@ -30,6 +30,7 @@ from electra.interop.formats import FORMATS, head_tensors, task_class
 from electra.interop.read import Pretrained, Stored, read_folder, says_discriminator
 from electra.interop.write import PLAIN, Folder, Manner, answers_of, whole_or_absent
 from electra.model import EncoderSettings, readable_length
+from electra.pretraining.card import hardware
 
 TASK_FILE = "task.json"
 LONGEST_ROW = 512
@@ -201,11 +202,12 @@ def task_card(
     task: Task,
     start: str,
     encoder: EncoderSettings,
-    seed: int,
+    run: Mapping[str, Any],
     scores: Mapping[str, Mapping[str, float]],
     result: Mapping[str, Any] | None = None,
 ) -> str:
-    """`scores` by split are this seed's, `result` is what results.json says of the task."""
+    """`run` is what result.json says of the seed, `scores` by split are its own, `result` is what results.json says of the task."""
+    seed = run["seed"]
     name, kind = architecture(encoder, task), str(config.dump(plan.task)["kind"])
     use = usage(name) if name else usage("") + "\n\ntransformers has no class for this head; it reads the encoder."
     use += '\n\nWith the toolkit: `electra predict FOLDER "some text"`, or a table of many. `task.json` says what it expects.'
@@ -213,10 +215,15 @@ def task_card(
     pipeline = PIPELINES.get(kind, "text-classification")
     data = [(split["split"], literal(file_line(split).partition(": ")[2])) for split in describe_files(plan)]
     data.append(("labels", literal(", ".join(map(str, labels.values())))))
+    data.append(("sha256 of the train rows' file", str(run.get("train_sha256", ""))))
     chosen = "; its weights were chosen by them, so expect less elsewhere." if plan.method.keep == "best" else "."
     limits = [LIMITS, f"- Scores on dev are of rows that were not trained on{chosen}"]
     limits.append(f"- Text beyond {task.length} tokens is cut.")
-    sections = {"Data": facts(data), "Scores": score_table(seed, scores, result), "Limits": "\n".join(limits)}
+    about_training = [("steps", f"{run['steps']:,} of {plan.method.batch} rows")] if "steps" in run else []
+    if isinstance(machine := run.get("machine"), dict):  # older runs did not say it
+        about_training += hardware(machine, plan.method.device, run["seconds"], duration(run["seconds"]))
+    sections = {"Data": facts(data), "Training": facts(about_training)} if about_training else {"Data": facts(data)}
+    sections |= {"Scores": score_table(seed, scores, result), "Limits": "\n".join(limits)}
     results = [
         {
             "task": {"type": pipeline},
@@ -258,10 +265,15 @@ def score_table(seed: int, scores: Mapping[str, Mapping[str, float]], result: Ma
 
 
 def update_cards(
-    folders: Mapping[int, Path], plan: Plan, task: Task, start: str, encoder: EncoderSettings, result: Mapping[str, Any]
+    runs: Mapping[Path, Mapping[str, Any]],
+    plan: Plan,
+    task: Task,
+    start: str,
+    encoder: EncoderSettings,
+    result: Mapping[str, Any],
 ) -> None:
-    """Of all finished seeds, with what is known at the end."""
-    for seed, folder in folders.items():
-        own = {split: runs[f"seed {seed}"] for split, runs in result["scores"].items() if f"seed {seed}" in runs}
-        if own:
-            update_card(folder, task_card(plan, task, start, encoder, seed, own, result))
+    """Of all finished seeds, by their folders, with what is known at the end."""
+    for folder, run in runs.items():
+        name = f"seed {run['seed']}"
+        if own := {split: scores[name] for split, scores in result["scores"].items() if name in scores}:
+            update_card(folder, task_card(plan, task, start, encoder, run, own, result))

@@ -138,8 +138,9 @@ def finetune(
             if name in random:
                 baselines["dev"][UNTRAINED] = random[name]
             results[name] = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
-            folders = {seed: report.run_folder(out, name, seed) for seed in results[name]["seconds"]}
-            update_cards(folders, it.plan, it.task, it.start.path, it.start.settings, results[name])
+            folders = [report.run_folder(out, name, seed) for seed in results[name]["seconds"]]
+            runs = {folder: report.read_result(folder) for folder in folders}
+            update_cards(runs, it.plan, it.task, it.start.path, it.start.settings, results[name])
             if name in searches:
                 results[name]["search"] = searches[name].as_json()
         return report.write_results(out, base.path, results)

@@ -39,7 +39,7 @@ from electra.interop.read import Pretrained, warn_beyond
 from electra.model import EncoderSettings, encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders, newest_state
-from electra.train.device import explain_machine
+from electra.train.device import explain_machine, machine
 from electra.train.loop import Run
 
 log = logging.getLogger(__name__)
@@ -259,7 +259,8 @@ def run_seed(
     for it, its, (model, history), answers in zip(planned, prepared, trained, outputs, strict=True):
         folder = report.run_folder(out, it.plan.name, seed)
         task, result = judged(it.plan, its, answers, history)
-        result = {"task": it.plan.name, "seed": seed, **result}
+        trained_on = it.settings["files"]["train"]["sha256"]
+        result = {"task": it.plan.name, "seed": seed, "train_sha256": trained_on, "machine": machine(), **result}
         if not folder.exists():  # of several, some may have been written before the process was killed
             write_seed(folder, it, task, model, answers, result)
         results.append(result)
@@ -291,11 +292,10 @@ def write_seed(
     folder: Path, planned: PlannedTask, task: Task, model: Finetuned, outputs: Mapping[str, Any], result: dict[str, Any]
 ) -> None:
     plan, start, scores = planned.plan, planned.start, result["scores"]
-    card = task_card(plan, task, start.path, start.settings, result["seed"], scores)
+    card = task_card(plan, task, start.path, start.settings, result, scores)
     more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
     more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
-    trained_on = planned.settings["files"]["train"]["sha256"]
-    note = {"model": start.path, "seed": result["seed"], "scores": scores, "train_sha256": trained_on}
+    note = {"model": start.path, "scores": scores, **{key: result[key] for key in ("seed", "train_sha256")}}
     if "together" in planned.settings:
         note["together"] = list(planned.settings["together"])
     trained = TaskModel(model.cpu(), task, plan.method, start.network.tokenizer, note, start.network.length)

@@ -21,7 +21,8 @@ from electra.finetuning.question_heads import JointHead
 from electra.finetuning.training import infer
 from electra.inspector.embed import EmbedSettings, vectors_of
 from electra.inspector.fresh import SENTENCE_MODULES, VECTOR_PROBE, VECTORS, FreshProcess
-from electra.interop.card import CARD, UNSAID, Publication
+from electra.interop.card import CARD, UNSAID, Publication, usage, with_header, with_use
+from electra.interop.formats import FORMATS
 from electra.interop.onnx import GRAPH, INT8_GRAPH, NOTES, OnnxGraphs, OnnxNetwork, OnnxSession, make_graphs
 from electra.interop.read import Pretrained
 from electra.interop.write import (
@@ -34,7 +35,16 @@ from electra.interop.write import (
     write_network,
 )
 from electra.model.heads import Pooling
-from electra.pretraining.load import CONFIG, EXPORTS, Exported, export_run, load_network
+from electra.pretraining.load import (
+    CONFIG,
+    EXPORTS,
+    Exported,
+    export_run,
+    last_heldout,
+    load_network,
+    load_settings,
+    run_card,
+)
 
 POOLING_FOLDER = "1_Pooling"
 
@@ -77,28 +87,37 @@ def export_model(model: Path, out: Path, settings: ExportSettings, publication: 
 
 def export_one(model: Path, out: Path, settings: ExportSettings, publication: Publication, manner: Manner) -> str:
     """The main network. Returns how it was checked."""
-    if publication != UNSAID:
-        raise SettingsError("language, license and datasets are for the cards of a run in transformers' format.")
     finetuned = load_task_folder(model) if (model / TASK_FILE).is_file() else None
     network = finetuned.pretrained if finetuned else load_network(model)
-    cards = [folder / CARD for folder in (model, *(model / name for name in EXPORTS)) if (folder / CARD).is_file()]
-    card = cards[0].read_text("utf-8") if cards else ""
+    card = with_header(source_card(model, network), publication.entries())
     match settings.format:
         case "transformers" if finetuned:
             return write_task_folder(out, finetuned, {CARD: card.encode()}, manner)
         case "transformers":
             return write_network(out, network, card, manner=manner)
         case "onnx":
-            return write_onnx(out, network, finetuned, settings, manner)
+            return write_onnx(out, network, finetuned, settings, manner, card)
         case "sentence-transformers":
-            return write_sentence_transformers(out, network, settings, manner)
+            return write_sentence_transformers(out, network, settings, manner, card)
+
+
+def source_card(model: Path, network: Pretrained) -> str:
+    """What is known of the model: by its run, or by the card that it has."""
+    if (model / CONFIG).is_file():
+        return run_card(model, load_settings(model), network, last_heldout(model), UNSAID)
+    cards = [folder / CARD for folder in (model, *(model / name for name in EXPORTS)) if (folder / CARD).is_file()]
+    if cards:
+        return cards[0].read_text("utf-8", "replace")
+    form = FORMATS[network.encoder.settings.kind]
+    title = f"# {form.title} {network.kind}\n\nWhere it is from, its folder did not say."
+    return with_header(with_use(title, usage("")), {"library_name": "transformers", "tags": ["electra"]})
 
 
 # ONNX
 
 
 def write_onnx(
-    out: Path, network: Pretrained, finetuned: TaskModel | None, settings: ExportSettings, manner: Manner
+    out: Path, network: Pretrained, finetuned: TaskModel | None, settings: ExportSettings, manner: Manner, card: str
 ) -> str:
     module: nn.Module = finetuned.model if finetuned else PretrainedNetwork(network)
     encoder = network.encoder
@@ -115,7 +134,7 @@ def write_onnx(
                 raise SettingsError("dev rows are for a fine-tuned model. Leave them out.", ("dev",))
             notes["int8"] = {**notes["int8"], "dev": scores_of_graphs(finetuned, graphs, settings.dev, shortest)}
         content = {**folder.description(), **graphs.files, NOTES: (json.dumps(notes, indent=1) + "\n").encode()}
-        write_files(temporary, {**content, CARD: onnx_card(notes).encode()})
+        write_files(temporary, {**content, CARD: onnx_card(card, notes).encode()})
         assert manner.check
         manner.check(temporary, "", network.tokenizer, answers_of(module))
     return f"{graph_note(notes)}; and in a process of its own"
@@ -155,21 +174,18 @@ def graph_note(notes: Mapping[str, Any]) -> str:
     return text
 
 
-def onnx_card(notes: Mapping[str, Any]) -> str:
+def onnx_card(card: str, notes: Mapping[str, Any]) -> str:
     named = ", ".join(f'"{name}"' for name in notes["inputs"])
-    return f"""# ONNX
-
-{graph_note(notes)}. `{NOTES}` has all of it.
-
-```python
+    use = f"""```python
 import onnxruntime
 from transformers import AutoTokenizer
-
-inputs = AutoTokenizer.from_pretrained(".")(["some text"], return_tensors="np")
+inputs = AutoTokenizer.from_pretrained(".")(["some text"], return_tensors="np")   # in this folder
 session = onnxruntime.InferenceSession("{GRAPH}")
-session.run(None, {{name: inputs[name] for name in [{named}]}})   # {", ".join(notes["outputs"])}
+print(session.run(None, {{name: inputs[name] for name in [{named}]}}))   # {", ".join(notes["outputs"])}
 ```
-"""
+
+An ONNX graph: {graph_note(notes)}. `{NOTES}` has all of it."""
+    return with_use(with_header(card, {"library_name": "onnx"}), use)
 
 
 # sentence-transformers
@@ -186,7 +202,9 @@ class WithVectors(nn.Module):
         return {**self.network(batch), VECTORS: self.vectors}
 
 
-def write_sentence_transformers(out: Path, network: Pretrained, settings: ExportSettings, manner: Manner) -> str:
+def write_sentence_transformers(
+    out: Path, network: Pretrained, settings: ExportSettings, manner: Manner, card: str
+) -> str:
     """The encoder, and how its states become a vector. Texts are cut where pre-training ended: beyond that positions may never
     have been trained."""
     encoder, positions = network.encoder, network.encoder.settings.positions
@@ -213,7 +231,7 @@ def write_sentence_transformers(out: Path, network: Pretrained, settings: Export
     }
     encoded = {name: json.dumps(content, indent=1).encode() for name, content in files.items()}
     pooled = vectors_of(alone, VECTOR_PROBE, EmbedSettings(pooling=settings.pooling, length=length))
-    folder = network_folder(alone, {**encoded, CARD: sentence_card(length, settings.pooling).encode()})
+    folder = network_folder(alone, {**encoded, CARD: sentence_card(card, length, settings.pooling).encode()})
     with whole_or_absent(out) as temporary:
         write_files(temporary, folder.content(manner.shard_bytes))
         write_files(temporary / POOLING_FOLDER, {"config.json": json.dumps(pooling, indent=1).encode()})
@@ -223,18 +241,15 @@ def write_sentence_transformers(out: Path, network: Pretrained, settings: Export
     return f"same ids, states and vectors ({settings.pooling}, {length} tokens) as ours, read back by {readers}"
 
 
-def sentence_card(length: int, pooling: Pooling) -> str:
-    return f"""---
-library_name: sentence-transformers
----
-
-# Vectors of texts
-
-The {"mean of the last layer's states" if pooling == "mean" else "state of [CLS]"}, of the first {length} tokens of a text. Not trained for
-similarity: a start for that, or features for another model.
-
-```python
+def sentence_card(card: str, length: int, pooling: Pooling) -> str:
+    """Scores of a head that is not there are no results of this model."""
+    use = f"""```python
 from sentence_transformers import SentenceTransformer
-vectors = SentenceTransformer(".").encode(["some text", "another"])
+model = SentenceTransformer(".")   # this folder, or its name on the Hub
+print(model.encode(["some text", "another"]))
 ```
-"""
+
+The encoder alone. A vector is the {"mean of the last layer's states" if pooling == "mean" else "state of [CLS]"}, of the first {length} tokens of a text. Not trained
+for similarity: a start for that, or features for another model."""
+    entries = {"library_name": "sentence-transformers", "pipeline_tag": "feature-extraction"}
+    return with_use(with_header(card, {**entries, "metrics": None, "model-index": None}), use)

@@ -40,6 +40,9 @@ class Publication:
                 example = "en, apache-2.0, wikipedia"
                 raise SettingsError(f"{text!r} is no code of a language, licence or data set: {example}.")
 
+    def entries(self) -> dict[str, Any]:
+        return {"language": list(self.language), "license": self.license, "datasets": list(self.datasets)}
+
 
 UNSAID = Publication()
 
@@ -194,6 +197,29 @@ def pretrained_card(
         settings,
         publication,
     ).text()
+
+
+# The card of a model in another form
+
+
+def with_header(card: str, entries: Mapping[str, Any]) -> str:
+    """With these entries in its header, whether they were there, to be filled in, or not; None takes one out, an empty one stays as it is."""
+    card = card.replace("\r\n", "\n")
+    found = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
+    blocks = re.split(r"\n(?=[#\w])", found[1]) if found else []  # a list may go on below its key
+    for key, value in entries.items():
+        if value or value is None:
+            place = next((number for number, it in enumerate(blocks) if re.match(rf"(# )?{key}:", it)), len(blocks))
+            blocks[place : place + 1] = [] if value is None else [f"{key}: {yaml(value)}"]
+    body = card[found.end() :] if found else f"\n{card}"
+    return "\n".join(["---", *blocks, "---", body]) if blocks else card
+
+
+def with_use(card: str, use: str) -> str:
+    """With these lines in the place of its own, or at its end."""
+    before, found, after = card.partition("\n## Use\n")
+    rest = re.split(r"\n(?=## )", after, maxsplit=1)[1:] if found else []
+    return "\n".join([f"{before.rstrip()}\n\n## Use\n\n{use.strip()}\n", *rest])
 
 
 # A folder whose card can say more than when it was written

@@ -23,6 +23,7 @@ from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import read_object, write_synced
 from electra.base.progress import Progress, literal
 from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
+from electra.interop.card import usage
 from electra.interop.foreign import (
     Weights,
     file_vocabulary,
@@ -552,11 +553,9 @@ The weights are those of the source, under whose licence they are; `electra impo
 
 {rows}
 
-```python
-from transformers import AutoTokenizer, {reader}
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = {reader}.from_pretrained(".")
-```
+## Use
+
+{usage(reader)}
 
 `recipe.toml` has the sizes, to go on pre-training: `electra pretrain RECIPE+FOLDER/recipe.toml start=FOLDER data=… run=…`.
 """

@@ -54,6 +54,7 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
     ]
     about_training = [
         ("objective", settings.objective.kind),
+        ("seed", str(settings.seed)),
         ("steps", f"{step:,} of {settings.train.batch:,} rows of {settings.rows.length} tokens" if step else ""),
         ("tokens seen", f"{tokens:,.0f}{passes}" if tokens else ""),
         *cost(settings, environment, last, data.get("vocab_size")),
@@ -85,25 +86,29 @@ def cost(
 ) -> list[tuple[str, str]]:
     """Hardware, time, energy and operations of the steps up to `last`."""
     step, seconds = last.get("step", 0), last.get("seconds") or 0.0
-    gpu = environment.get("gpu") if settings.train.device != "cpu" else None
-    cores, count = environment.get("torch_threads") or 1, environment.get("processes") or 1
-    one = (POWER.get(known_device(gpu)) if gpu else CORE_POWER * cores) or 0
-    watts = one * count
-    assumed = "the full power of the board" if gpu else f"{CORE_POWER} W for each thread"
-    machine = literal(gpu or f"a processor, {cores} thread{'s' * (cores != 1)}, {environment.get('platform', '')}")
-    rows = [("hardware", f"{count} x {machine}" if count > 1 else machine)]
-    if seconds:
-        training = duration(last.get("training_seconds") or seconds)
-        rows.append(("time", f"{duration(seconds)}, of which training {training}"))
-    if seconds and watts:
-        energy = watts * seconds * PUE / 3.6e6
-        how = f"{assumed} ({watts:,} W) all the time, times {PUE} for the building"
-        rows.append(("energy, an estimate", f"{energy:.2g} kWh: {how}"))
+    training = duration(last.get("training_seconds") or seconds)
+    rows = hardware(environment, settings.train.device, seconds, f"{duration(seconds)}, of which training {training}")
     if step and vocab_size:
         done = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": step})})
         rows.append(("operations", f"{step * step_flops(settings, vocab_size):.3g} FLOPs in matrix products"))
         if (paper := paper_flops(done, vocab_size)) is not None:
             rows.append(("as the ELECTRA paper counts", f"{paper:.3g} FLOPs"))
+    return rows
+
+
+def hardware(environment: Mapping[str, Any], device: str, seconds: float, time: str) -> list[tuple[str, str]]:
+    """The machine, the time and what it drew in it."""
+    gpu = environment.get("gpu") if device != "cpu" else None
+    cores, count = environment.get("torch_threads") or 1, environment.get("processes") or 1
+    watts = ((POWER.get(known_device(gpu)) if gpu else CORE_POWER * cores) or 0) * count
+    assumed = "the full power of the board" if gpu else f"{CORE_POWER} W for each thread"
+    machine = literal(gpu or f"a processor, {cores} thread{'s' * (cores != 1)}, {environment.get('platform', '')}")
+    rows = [("hardware", f"{count} x {machine}" if count > 1 else machine)]
+    if seconds:
+        rows.append(("time", time))
+    if seconds and watts:
+        how = f"{assumed} ({watts:,} W) all the time, times {PUE} for the building"
+        rows.append(("energy, an estimate", f"{watts * seconds * PUE / 3.6e6:.2g} kWh: {how}"))
     return rows
 
 

@@ -121,18 +121,29 @@ def export_networks(
     manner: Manner = PLAIN,
 ) -> list[Exported]:
     """A folder for each network; one network is `out` itself."""
-    written, sections = [], run_sections(run, settings, metrics)
+    written = []
     for name, parts in networks.items():
         network, note = pretrained(settings, parts, run), ""
         if not has_form(network.encoder.settings, network.kind):
             size = network.encoder.settings.embedding
             note = f" (the encoder alone: ModernBERT has no token head of {size} units; encoder.token_head=tied makes one it has)"
             network = replace(network, kind="encoder", head=None)
-        about = config.to_toml(settings), sections, network.objective, publication
-        card = pretrained_card(network.kind, settings.encoder.kind, *about, sum(map(torch.numel, tensors_of(network))))
+        card = run_card(run, settings, network, metrics, publication)
         target = out if len(networks) == 1 else out / name
         written.append(Exported(target, write_network(target, network, card, manner=manner) + note))
     return written
+
+
+def run_card(
+    run: Path, settings: PretrainSettings, network: Pretrained, metrics: Mapping[str, Any], publication: Publication
+) -> str:
+    about = config.to_toml(settings), run_sections(run, settings, metrics), network.objective, publication
+    parameters = sum(map(torch.numel, tensors_of(network)))
+    return pretrained_card(network.kind, settings.encoder.kind, *about, parameters)
+
+
+def last_heldout(run: Path) -> dict[str, Any]:
+    return (read_metrics(run, "heldout")[-1:] or [{}])[0]
 
 
 def tensors_of(network: Pretrained) -> Iterator[torch.Tensor]:
@@ -144,7 +155,8 @@ def tensors_of(network: Pretrained) -> Iterator[torch.Tensor]:
 def export_run(run: Path, out: Path, publication: Publication = UNSAID, manner: Manner = PLAIN) -> list[Exported]:
     """All networks of a run, or none."""
     settings, objective = load_run(run)
-    heldout = read_metrics(run, "heldout")[-1:] or [{}]
     with whole_or_absent(out) as temporary:
-        written = export_networks(settings, objective.networks(), run, temporary, heldout[0], publication, manner)
+        written = export_networks(
+            settings, objective.networks(), run, temporary, last_heldout(run), publication, manner
+        )
     return [Exported(out / it.folder.relative_to(temporary), it.note) for it in written]

@@ -39,7 +39,7 @@ from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.start import before_and_after, take_weights
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
-from electra.train.device import choose_device, explain_machine, log_shortcomings
+from electra.train.device import choose_device, explain_machine, log_shortcomings, machine
 from electra.train.distributed import is_sharded, shard
 from electra.train.loop import Run, train
 from electra.train.settings import FREE_TO_CHANGE, memory_remedy, schedule_warning
@@ -277,8 +277,6 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "tokenizers": tokenizers.__version__,
         "numpy": numpy.__version__,
-        "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        **machine(),
     }

@@ -2,11 +2,12 @@
 
 import logging
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -55,6 +56,12 @@ def gpu_names(device: str = "auto") -> list[str]:
 def has_bfloat16() -> bool:
     """In hardware: an emulated one is slower than float32."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def machine() -> dict[str, Any]:
+    """What a run remembers of where it ran."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"platform": platform.platform(), "torch_threads": torch.get_num_threads(), "gpu": gpu}
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
