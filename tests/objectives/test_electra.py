@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 import reference
@@ -169,6 +171,8 @@ def test_metrics_equal_sklearn_on_the_same_answers():
     targets = batch.ids.gather(1, corrupted.chosen.positions)
     sampled = corrupted.batch.ids.gather(1, corrupted.chosen.positions)
     assert measured["sampled_accuracy"] == pytest.approx((targets == sampled).float().mean().item())
+    commonest = Counter(targets.flatten().tolist()).most_common(1)[0][1]
+    assert measured["mlm_baseline"] == pytest.approx(commonest / targets.numel())
 
 
 def test_metrics_of_two_batches_add_up():

@@ -90,11 +90,11 @@ def test_sampling_one_token_everywhere_is_called_out():
     assert "sampling is degenerate" in text
 
 
-def test_an_adversarial_generator_that_knows_less_than_frequencies_gets_one_remedy():
-    failed = {"mlm_loss": 6.5, "target_variety": 460.0, "auc": 0.55, "flagged_share": 0.0, "recall": 0.0}
+def test_an_adversarial_generator_that_knows_less_than_the_most_frequent_token_gets_one_remedy():
+    failed = {"mlm_accuracy": 0.02, "mlm_baseline": 0.05, "auc": 0.55, "flagged_share": 0.0, "recall": 0.0}
     (text,) = alarms(history(reward=1.8, **failed), 0.5, 2000).values()
-    assert "MLM loss 6.50" in text and "entropy 6.13" in text and "objective.likelihood_weight=1" in text
-    assert alarms(history(reward=1.8, target_variety=460.0), 0.5, 2000) == {}
+    assert "0.020, of that token 0.050" in text and "objective.likelihood_weight=1" in text
+    assert alarms(history(reward=1.8, mlm_baseline=0.05), 0.5, 2000) == {}
     assert "objective.likelihood_weight" not in str(alarms(history(**failed), 0.5, 2000))
 
 

@@ -40,7 +40,7 @@ RATIOS = (
 )
 
 # Metrics of the generator: they say nothing about a discriminator that reads another network's replacements.
-OF_GENERATOR = ("mlm_loss", "mlm_accuracy", "sampled_accuracy", "sampled_variety", "target_variety")
+OF_GENERATOR = ("mlm_loss", "mlm_accuracy", "mlm_baseline", "sampled_accuracy", "sampled_variety", "target_variety")
 
 # Names of alarms, for objectives that mute one.
 ONE_CLASS = "one class"
@@ -97,6 +97,8 @@ def summarise(sums: Mapping[str, Tensor], extra: Sequence[Ratio] = ()) -> Metric
     for name in ("sampled", "target"):
         if f"{name}_counts" in counts:
             metrics[f"{name}_variety"] = effective_number(counts[f"{name}_counts"])
+    if "target_counts" in counts:
+        metrics["mlm_baseline"] = ratio(float(counts["target_counts"].max()), float(counts["target_counts"].sum()))
     if "real" in value:
         wrong = value["flagged"] - value["caught"] + value["replaced"] - value["caught"]
         metrics |= {
@@ -165,12 +167,11 @@ def alarms(
             f"every token has the same score (variance of the energies {now['energy_variance']:.1g}): the network ignores "
             "its text. Lengthen schedule.warmup or lower optimizer.lr, and start a new run."
         )
-    entropy = math.log(now.get("target_variety", math.inf))
-    if "reward" in now and now["mlm_loss"] > entropy:  # whatever else is wrong follows from it
+    if "reward" in now and now["mlm_accuracy"] < now["mlm_baseline"]:  # whatever else is wrong follows from it
         warnings = {
-            FORGETS: f"the generator knows less of the text than how frequent its tokens are (MLM loss {now['mlm_loss']:.2f}, "
-            f"their entropy {entropy:.2f}): a discriminator that misses most replacements rewards wrong tokens, not likely ones. "
-            "Start a new run with objective.likelihood_weight=1."
+            FORGETS: f"the generator knows less than which token is the most frequent (MLM accuracy {now['mlm_accuracy']:.3f}, of "
+            f"that token {now['mlm_baseline']:.3f}): a discriminator that misses most replacements rewards wrong tokens, not "
+            "likely ones. Start a new run with objective.likelihood_weight=1."
         }
     warnings = {name: text for name, text in warnings.items() if name not in muted}
 
