@@ -129,7 +129,11 @@ def test_a_pair_becomes_a_folder_of_two_with_a_recipe(vocabulary, tmp_path):
     main, _ = their_folder(tmp_path, vocabulary, "ElectraForPreTraining", embedding_size=16)
     small = {"embedding_size": 16, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
     generator, network = their_folder(tmp_path, vocabulary, "ElectraForMaskedLM", **small)
+    tensors = load_file(generator / "model.safetensors")  # as the Hub's generators have it
+    tensors["generator_lm_head.weight"] = tensors["electra.embeddings.word_embeddings.weight"].clone()
+    save_file(tensors, generator / "model.safetensors")
     imported = package.import_model(main, tmp_path / "out", generator)
+    assert imported.left_out == {"generator_lm_head.weight": "the word table or the bias again"}
     assert list(imported.folders) == ["discriminator", "generator"]
     assert load_network(tmp_path / "out").kind == "discriminator"
     again = load_network(tmp_path / "out", "generator")
@@ -281,6 +285,22 @@ def test_a_part_of_the_encoder_without_a_place_is_refused(vocabulary, tmp_path):
     save_file(tensors | {"encoder.layer.0.attention.self.distance_embedding.weight": torch.ones(9, 8)}, folder / "model.safetensors")  # fmt: skip
     with pytest.raises(DataError, match=r"no block here has a place for: encoder\.layer\.N"):
         package.import_model(folder, tmp_path / "out")
+
+
+def test_a_tokenizer_with_far_fewer_ids_is_not_its_own(vocabulary, tmp_path):
+    theirs(tmp_path / "bert", "BertForMaskedLM", vocabulary_size(vocabulary) + 1025)
+    save_tokenizer(vocabulary, tmp_path / "bert")
+    done = electra("import", tmp_path / "bert", tmp_path / "out")
+    assert done.returncode == CorruptError.exit_code, done.stderr
+    assert "too few for the rest to be padding" in done.stderr and "--tokenizer" in done.stderr
+
+
+def test_names_of_tensors_break_no_line(vocabulary, tmp_path):
+    folder, _ = their_folder(tmp_path, vocabulary, "BertModel")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "x\n| y": torch.ones(2)}, folder / "model.safetensors")
+    done = electra("import", folder, tmp_path / "out")
+    assert "(x\\n| y)" in done.stdout, done.stdout
 
 
 def test_a_missing_tokenizer_is_asked_for(vocabulary, tmp_path):

@@ -38,9 +38,9 @@ def tokenizer_command(
         path, pieces = electra.extend_tokenizer(extend, inputs, out, new_tokens, **reading)
         say(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens, of which {len(pieces):,} are new")
         say("  " + ", ".join(f"{token} ({' '.join(old)})" for token, old in list(pieces.items())[:8]) + ", …")
-        return say(
-            f"next: electra prepare SHARDS TEXT --tokenizer {out}   and   electra pretrain RECIPE start={extend} data=SHARDS"
-        )
+        recipe = f"RECIPE+{extend / 'recipe.toml'}" if (extend / "recipe.toml").is_file() else "RECIPE"
+        prepare = f"electra prepare SHARDS TEXT --tokenizer {out}"
+        return say(f"next: {prepare}   and   electra pretrain {recipe} start={extend} data=SHARDS run=RUN")
     if sum(map(bool, (inputs, from_vocab, from_json))) != 1 or extend:
         raise SettingsError("give either text to train on, or --from-vocab, or --from-json; with --extend text.")
     if from_vocab:

@@ -135,8 +135,9 @@ def open_bin(path: Path) -> Weights:
         raise CorruptError(
             f"{path} holds more than weights, or is damaged ({reason[:200]}). It was not read."
         ) from None
-    if not isinstance(tensors, dict) or not all(isinstance(it, Tensor) for it in tensors.values()):
-        raise CorruptError(f"{path} is not a table of tensors.")
+    tables = tensors.values() if isinstance(tensors, dict) else [None]
+    if not all(isinstance(it, Tensor) and it.layout == torch.strided for it in tables):
+        raise CorruptError(f"{path} is not a table of tensors, or has sparse ones.")
     for name, tensor in tensors.items():
         if tensor.nbytes > tensor.untyped_storage().nbytes():
             raise CorruptError(f"{path}: {str(name)[:60]} is {tuple(tensor.shape)}, larger than what is stored of it.")
@@ -145,7 +146,7 @@ def open_bin(path: Path) -> Weights:
 
 def listed(names: Iterable[str], most: int = 4) -> str:
     """For people: of many names the first ones, layers counted as one."""
-    kinds = list(dict.fromkeys(re.sub(r"(?<=[._/])\d+(?=[._/])", "N", name) for name in names))
+    kinds = list(dict.fromkeys(re.sub(r"(?<=[._/])\d+(?=[._/])", "N", name.replace("\n", "\\n")) for name in names))
     return ", ".join(kinds[:most]) + (f" and {len(kinds) - most} more" if len(kinds) > most else "")
 
 

@@ -51,6 +51,8 @@ from electra.interop.write import whole_or_absent, write_network
 RECIPE_FILE, REPORT_FILE = "recipe.toml", "import.json"
 HEAD_UNITS = 64
 """Of one attention head in every ELECTRA and BERT that was released; a TensorFlow checkpoint does not say how many heads there are."""
+MOST_PADDING = 1024
+"""Rows of a word table without a token; or a tenth of them."""
 WORD_TABLE, POSITION_TABLE, SEGMENT_TABLE = (
     f"electra.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
 )
@@ -170,9 +172,9 @@ def import_network(source: Path, out: Path, generator: Path | None, options: Imp
         network, used = build_candidate(candidate, tokenizer, notes)
         networks.append(network)
         taken[candidate.weights.where] = taken.get(candidate.weights.where, set()) | used
-    for candidate in candidates:
+    for candidate, network in zip(candidates, networks, strict=True):
         unused = [name for name in candidate.weights.shapes if name not in taken[candidate.weights.where]]
-        left_out |= {name: reason(name, candidate.family, networks[0].kind) for name in unused}
+        left_out |= {name: reason(name, candidate.family, network.kind) for name in unused}
     refuse_strange(source, left_out)
     notes[:] = dict.fromkeys(notes)  # of two networks the same
     if generator is not None and networks[1].kind != "generator":
@@ -452,6 +454,11 @@ def fit_vocabulary(candidate: Candidate, tensors: dict[str, Tensor], tokenizer: 
     if size > rows:
         raise CorruptError(
             f"the tokenizer has {size:,} ids, {candidate.weights.where} has {rows:,} words. Give the right tokenizer.",
+            ("tokenizer",),
+        )
+    if rows - size > max(MOST_PADDING, rows // 10):
+        raise CorruptError(
+            f"{candidate.weights.where} has {rows:,} words, the tokenizer {size:,} ids: too few for the rest to be padding. Give the right tokenizer.",
             ("tokenizer",),
         )
     if rows > size:

@@ -176,8 +176,10 @@ def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int,
     """Before a network is built: what config.json says costs nothing to write and may be more than any memory."""
     try:
         stored = encoder_from_transformers(settings, tensors)
-    except (KeyError, RuntimeError) as error:
+    except KeyError as error:
         raise CorruptError(f"{where} has no {error}.") from None
+    except (RuntimeError, IndexError) as error:  # matrices that are joined here
+        raise CorruptError(f"{where} does not fit its config.json: {str(error).splitlines()[0]}.") from None
     words = stored.get("embeddings.words.weight")
     if words is not None and len(words) != vocab_size:
         raise CorruptError(f"config.json: vocab_size is {vocab_size}, {where} has {len(words)} words.")

@@ -17,6 +17,7 @@ from electra.base.progress import Table
 from electra.data.extension import added_pieces
 from electra.data.tokenizer import vocabulary_size
 from electra.interop.formats import own_tensors
+from electra.interop.importing import RECIPE_FILE
 from electra.interop.read import Pretrained
 from electra.model import Encoder, EncoderSettings, compatibility_settings
 from electra.model.heads import TokenHead
@@ -47,7 +48,12 @@ def take_weights(settings: PretrainSettings, objective: Objective, tokenizer: To
     said = [f"the encoder of {settings.start}"]
     if generator is not None and settings.generator.kind == "transformer":
         said.append(take_generator(settings, start, main, generator, tokenizer))
-    copy_encoder(f"start={settings.start}", start, main.encoder, tokenizer)
+    try:
+        copy_encoder(f"start={settings.start}", start, main.encoder, tokenizer)
+    except SettingsError as error:
+        recipe = Path(settings.start) / RECIPE_FILE
+        added = f" Or add the sizes of the import: RECIPE+{recipe}." if recipe.is_file() else ""
+        raise SettingsError(f"{error}{added}") from None
     if has_same_head(settings, start, main):
         copy_weights(f"start={settings.start}", grown_head(start, tokenizer), main.head)
         said.insert(1, "its head")
@@ -61,7 +67,7 @@ def take_generator(
     if settings.generator.start == "discriminator":
         layers = generator.encoder.settings.layers
         copy_first_layers(f"start={settings.start}", start, generator, tokenizer)
-        return f"a generator of its first {layers} layers"
+        return f"a generator of its first {f'{layers} layers' if layers > 1 else 'layer'}"
     stored = stored_generator(Path(settings.start)) if settings.generator.start == "auto" else None
     if stored is None:
         return "a new generator"

@@ -176,8 +176,9 @@ def require_floats(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if name.endswith("_ids"):
             continue
-        if not tensor.is_floating_point():
-            raise CorruptError(f"{path}: {name} is {str(tensor.dtype).removeprefix('torch.')}, not floating point.")
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:  # eight bits mean nothing without their scales
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CorruptError(f"{path}: {name} is {kind}, not floating point of 16 bits or more.")
         if not torch.isfinite(tensor).all():
             raise CorruptError(f"{path}: {name} has NaN or infinity: its numbers are not all finite. Use another.")
 
