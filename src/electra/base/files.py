@@ -18,15 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from electra.base.errors import CorruptError, DiskFullError, ElectraError, ForbiddenError, MachineError, SettingsError
 from electra.base.remote import Place, RemotePath
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
 log = logging.getLogger(__name__)
+Content = TypeVar("Content")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_JSON = 1 << 28
@@ -275,10 +276,28 @@ def validation_text(error: "ValidationError") -> str:
 
 def read_or_set_aside(path: Path) -> dict[str, Any] | None:
     """A file that its owner can write anew: None where there is none. A damaged one is kept under another name."""
+    return _or_set_aside(path, read_object)
+
+
+def read_shaped_or_set_aside(path: Path, shape: "TypeAdapter[Content]") -> Content | None:
+    """The same, where what is in it must have a shape too."""
+
+    def read(path: Path) -> Content:
+        from pydantic import ValidationError
+
+        try:
+            return shape.validate_python(read_object(path))
+        except ValidationError as error:
+            raise CorruptError(f"{path} is damaged ({validation_text(error)}).") from None
+
+    return _or_set_aside(path, read)
+
+
+def _or_set_aside(path: Path, read: Callable[[Path], Content]) -> Content | None:
     if not path.is_file():
         return None
     try:
-        return read_object(path)
+        return read(path)
     except CorruptError as error:
         log.warning("%s Kept as %s; a new one is written.", error, set_aside_file(path).name)
         return None

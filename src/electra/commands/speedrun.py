@@ -25,7 +25,7 @@ def speedrun_command(
         ),
     ],
     minutes: Annotated[float, typer.Option(help="of pre-training")] = 10.0,
-    seeds: Annotated[int, typer.Option(help="fine-tuning runs of each task", min=1)] = 5,
+    seeds: Annotated[int, typer.Option(help="fine-tuning runs of each task", min=1, max=10_000)] = 5,
     jobs: Jobs = 1,
     out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/speedrun"),
 ) -> None:

@@ -23,13 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
-from electra.base.files import lock, read_object, read_or_set_aside, remove_leftovers, write_atomically, write_json
-from electra.base.progress import Table, duration
+from electra.base.files import (
+    lock,
+    read_object,
+    read_shaped_or_set_aside,
+    refuse_other_kind,
+    remove_leftovers,
+    write_atomically,
+    write_json,
+)
+from electra.base.progress import Table, duration, literal
 from electra.data.corpus import Corpus
-from electra.data.overlap import find_overlap
+from electra.data.overlap import Overlap, find_overlap
 from electra.data.prepare import prepare
 from electra.data.shards import MANIFEST, read_manifest
 from electra.data.tables import column_of
@@ -102,6 +111,7 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
     # what cannot work is refused before anything is computed
     if not 0 < settings.minutes < math.inf:
         raise SettingsError(f"minutes ({settings.minutes}) must be above 0.")
+    refuse_other_kind(settings.out, "a speed-run")
     shards = settings.data if (settings.data / MANIFEST).is_file() else settings.out / "shards"
     if not settings.data.exists():
         raise DataError(f"{settings.data} does not exist. Give text, or a folder of token shards (data=…).")
@@ -167,11 +177,12 @@ def prepare_text(settings: SpeedrunSettings, shards: Path) -> None:
 
 def check_overlap(settings: SpeedrunSettings, plans: Mapping[str, Plan], shards: Path) -> dict[str, Any]:
     path = settings.out / "overlap.json"
-    if not path.is_file() or read_object(path).keys() != plans.keys():
+    found = read_shaped_or_set_aside(path, OVERLAPS) or {}
+    if found.keys() != plans.keys():
         texts = {name: [row_texts(plan, row) for row in plan.splits["dev"]] for name, plan in plans.items()}
-        write_json(path, {name: asdict(overlap) for name, overlap in find_overlap(texts, shards).items()})
-    content: dict[str, Any] = read_object(path)
-    return content
+        found = find_overlap(texts, shards)
+        write_json(path, {name: asdict(overlap) for name, overlap in found.items()})
+    return {name: asdict(overlap) for name, overlap in found.items()}
 
 
 def row_texts(plan: Plan, row: Mapping[str, Any]) -> list[str]:
@@ -179,29 +190,38 @@ def row_texts(plan: Plan, row: Mapping[str, Any]) -> list[str]:
     return [value for value in values if isinstance(value, str)]
 
 
+@dataclass
+class Stage:
+    seconds: float = 0.0
+    finished: bool = False
+
+
+OVERLAPS, STAGES = TypeAdapter(dict[str, Overlap]), TypeAdapter(dict[str, Stage])
+
+
 class Timings:
     """Seconds of each stage, over all starts. A stage that was finished before is not counted again."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.stages: dict[str, dict[str, Any]] = read_or_set_aside(path) or {}
+        self.stages = read_shaped_or_set_aside(path, STAGES) or {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        entry = self.stages.setdefault(name, {"seconds": 0.0, "finished": False})
-        began, counted = time.monotonic(), not entry["finished"]
+        entry = self.stages.setdefault(name, Stage())
+        began, counted = time.monotonic(), not entry.finished
         try:
             yield
-            entry["finished"] = True
+            entry.finished = True
         finally:
             if counted:
-                entry["seconds"] += time.monotonic() - began
-                write_json(self.path, self.stages)
+                entry.seconds += time.monotonic() - began
+                write_json(self.path, {name: asdict(stage) for name, stage in self.stages.items()})
 
     def split(self, run: Path) -> dict[str, float]:
         """In seconds; "start" is what a pre-training run takes before its first step and for its export."""
         inside = {key: round(value, 2) for key, value in read_object(run / RUN_STATE)["seconds"].items()}
-        seconds = {name: round(entry["seconds"], 2) for name, entry in self.stages.items()}
+        seconds = {name: round(entry.seconds, 2) for name, entry in self.stages.items()}
         start = max(0.0, round(seconds.pop("pretrain") - sum(inside.values()), 2))
         prepared = {"prepare": seconds.pop("prepare"), "start": start}
         parts = {**prepared, **inside, **seconds}
@@ -283,7 +303,7 @@ def page(result: Mapping[str, Any]) -> str:
         "Rows whose text (either of two) shares an n-gram of words with the training split: 13 words for texts of at least 13, 8 for "
         "texts of 8 to 12; shorter texts are not judged. `whole text`: every n-gram of a text is in the corpus.",
         *(
-            f"- {TITLES.get(name, name)}: “{it['examples'][0]}”"
+            f"- {TITLES.get(name, name)}: “{literal(it['examples'][0])}”"
             for name, it in result["overlap"].items()
             if it["examples"]
         ),

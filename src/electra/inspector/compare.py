@@ -22,10 +22,10 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -35,7 +35,7 @@ from electra.base.errors import CorruptError, DataError, DivergedError, MemoryEx
 from electra.base.files import (
     LONGEST_NAME,
     read_object,
-    read_or_set_aside,
+    read_shaped_or_set_aside,
     refuse_other_kind,
     remove_leftovers,
     set_aside_file,
@@ -56,7 +56,7 @@ from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import paper_flops, step_flops, try_step
 from electra.train.device import choose_device
-from electra.train.log import picture
+from electra.train.log import GREATEST, picture
 from electra.train.step import Execution, build_step
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
     key, equals, values = vary.partition("=")
     if vary and not equals:
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
-    for name in config.parse_overrides(overrides).keys() & {"seed", "run"}:
+    for name in {*config.parse_overrides(overrides), key.strip()} & {"seed", "run"}:
         raise SettingsError(f"{name} is the comparison's own, another for each run: seeds from 0 on, folders in out.")
     added = [(f"{key}={value}",) for value in values.split(",")] if vary else [()]
     texts = [text.strip() for text in budgets.split(",")]
@@ -152,21 +152,25 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
     return made
 
 
+Steps = Annotated[int, Field(ge=1, le=MOST["steps"])]
+Figure = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
+
+
 @dataclass(frozen=True)
 class ComparedRun:
     """One run. Figures that its objective does not have are missing; a run that diverged has none."""
 
     variant: str
     seed: int
-    steps: int
-    flops: float
-    seconds: float
-    figures: dict[str, float]
-    probe: float | None
+    steps: Steps
+    flops: Figure
+    seconds: Figure
+    figures: dict[str, Figure]
+    probe: Figure | None
     diverged: bool = False
     series: str = ""
-    paper_flops: float | None = None
-    tasks: dict[str, list[float]] = field(default_factory=dict)
+    paper_flops: Figure | None = None
+    tasks: dict[str, Annotated[list[Figure], Field(min_length=1)]] = field(default_factory=dict)
     """The headline of each task, seed by seed, in hundredths."""
 
     def measure(self, name: str) -> float | None:
@@ -179,7 +183,12 @@ class ComparedRun:
         return self.figures.get(name)
 
 
-STORED_RUN = TypeAdapter(ComparedRun)
+@dataclass(frozen=True)
+class StepPlan:
+    steps: Steps
+
+
+STORED_RUN, STORED_PLAN = TypeAdapter(ComparedRun), TypeAdapter(StepPlan)
 
 
 @dataclass(frozen=True)
@@ -289,15 +298,15 @@ def run_job_if_it_fits(job: Job) -> ComparedRun | str:
 def run_job(job: Job) -> ComparedRun:
     """One run from nothing to its metrics; a finished one is read back, an interrupted one goes on."""
     path = job.folder / "result.json"
-    if (stored := read_or_set_aside(path)) is not None:
-        try:
-            return STORED_RUN.validate_python(stored)
-        except ValidationError:
-            log.warning("%s is damaged. Kept as %s; measured again.", path, set_aside_file(path).name)
+    if stored := read_shaped_or_set_aside(path, STORED_RUN):
+        if (stored.variant, stored.seed) == (job.variant.name, job.seed):
+            return stored
+        kept = set_aside_file(path).name
+        log.warning("%s is of %s, seed %d. Kept as %s; measured again.", path, stored.variant, stored.seed, kept)
     job.folder.mkdir(parents=True, exist_ok=True)
 
     # what a step costs decides how many the budget buys
-    own = f"seed={job.seed}", f'run="{job.folder / "run"}"'
+    own = f"seed={job.seed}", f"run={config.toml_value(str(job.folder / 'run'))}"
     settings, _ = resolve(job.variant.recipe, [*job.variant.overrides, *own])
     vocab_size = read_manifest(Path(settings.data)).vocab_size
     flops = step_flops(settings, vocab_size)
@@ -338,8 +347,11 @@ def finetuned_scores(run: Path, tasks: Tasks, out: Path) -> dict[str, list[float
 
 def plan_steps(job: Job, settings: PretrainSettings, flops: float, paper: float | None) -> int:
     """Kept with the run: a time that was measured again would be another, and the run could not go on."""
-    path = job.folder / "plan.json"
-    if not isinstance((read_or_set_aside(path) or {}).get("steps"), int):
+    path, begun = job.folder / "plan.json", job.folder / "run" / CONFIG
+    if begun.is_file():
+        return load_settings(begun.parent).train.steps
+    planned = read_shaped_or_set_aside(path, STORED_PLAN)
+    if planned is None:
         match job.variant.budget.unit:
             case "steps":
                 cost = 1.0
@@ -351,10 +363,9 @@ def plan_steps(job: Job, settings: PretrainSettings, flops: float, paper: float 
                 cost = paper
             case "seconds":
                 cost = step_seconds(settings)
-        begun = job.folder / "run" / CONFIG
-        steps = load_settings(begun.parent).train.steps if begun.is_file() else round(job.variant.budget.amount / cost)
-        write_json(path, {"steps": max(1, steps)})
-    return int(read_object(path)["steps"])
+        planned = StepPlan(max(1, round(job.variant.budget.amount / cost)))
+        write_json(path, asdict(planned))
+    return planned.steps
 
 
 def step_seconds(settings: PretrainSettings) -> float:
@@ -470,9 +481,14 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
         records.append((mix("probe", str(row[text])), str(row[text]), str(row[label])))
     records = sorted(records)[:limit]
     labels = [label for _, _, label in records]
-    if len(set(labels)) < 2:
-        raise DataError(f"{path} has {len(set(labels))} label in column {label!r}; a probe needs two or more.")
-    return LabelledTexts([it for _, it, _ in records], np.array(labels), round(0.8 * len(records)))
+    train = round(0.8 * len(records))
+    if len(set(labels[:train])) < 2 or train == len(records):
+        raise DataError(
+            f"{path} has {len(records):,} rows, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
+            f"{label!r}; a probe needs two or more, and a row to be judged by. Give it more rows."
+        )
+    # as objects: an array of text has room for the longest in every place
+    return LabelledTexts([it for _, it, _ in records], np.array(labels, dtype=object), train)
 
 
 def probe_accuracy(table: LabelledTexts, network: Pretrained, length: int) -> float:

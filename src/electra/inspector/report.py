@@ -3,13 +3,13 @@ server for inside. Nothing in it can load anything from anywhere."""
 
 import base64
 import hashlib
-import json
 import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from electra.base.errors import DataError, SettingsError
+from electra.base.files import json_text
 from electra.data.files import whole_file
 from electra.inspector.gallery import Gallery
 from electra.inspector.results import result_view, wrong_rows
@@ -60,7 +60,7 @@ def report_page(name: str, content: dict[str, Any]) -> str:
         "<title>electra", f"<title>{escaped(name)} · electra"
     )
     body = page[page.index("<body>") :].replace('href="#try"', 'href="#watch"')
-    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
+    data = json_text(content).replace("<", "\\u003c")
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">\n{head}'
         f"<style>{style}</style>\n</head>\n"

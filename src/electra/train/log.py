@@ -1,5 +1,6 @@
 """What a run leaves behind for people and programs: metrics.jsonl, what trackers are told, run_state.json, curves."""
 
+import io
 import json
 import logging
 import math
@@ -11,7 +12,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from electra.base.config import LARGEST
 from electra.base.files import read_json_lines, remove_leftovers, write_atomically, write_json, writing
+from electra.base.progress import visible
 from electra.train.trackers import Tracked, TrackerName, Trackers
 
 log = logging.getLogger(__name__)
@@ -24,6 +27,7 @@ PANELS = (
     ("ROC-AUC and shares", (("auc", "AUC"), ("recall", "recall"), ("mlm_accuracy", "generator accuracy"))),
 )
 FLATTEST = 0.1  # axis of scores: small changes shall look small
+GREATEST = 1e300  # beyond it neither a difference nor an axis can be computed
 
 Values = Mapping[str, float | str]
 Record = dict[str, Any]
@@ -105,10 +109,15 @@ def read_records(folder: Path) -> tuple[list[Record], list[bytes]]:
 
 def is_record(record: Record) -> bool:
     """A kind, a step, and numbers or nulls; an alarm has words."""
-    kind, values = record.get("kind"), [value for key, value in record.items() if key != "kind"]
+    kind, step, values = record.get("kind"), record.get("step"), [it for key, it in record.items() if key != "kind"]
     allowed = (int, float, str, NoneType) if kind == "alarm" else (int, float, NoneType)
+    numbers = [it for it in values if isinstance(it, int | float)]
     return (
-        isinstance(kind, str) and isinstance(record.get("step"), int) and all(isinstance(it, allowed) for it in values)
+        isinstance(kind, str)
+        and isinstance(step, int)
+        and 0 <= step <= LARGEST
+        and all(isinstance(it, allowed) for it in values)
+        and all(abs(it) <= GREATEST for it in numbers)
     )
 
 
@@ -187,20 +196,25 @@ def panels(out: Path, title: str, labels: Sequence[str], size: tuple[float, floa
 
 @contextmanager
 def picture(out: Path, title: str, count: int, size: tuple[float, float], **how: Any) -> Iterator[Sequence[Any]]:
-    """So many axes side by side; written as a PNG when the caller has drawn. `how` is for matplotlib's `subplots`."""
+    """So many axes side by side; written as a PNG when the caller has drawn. `how` is for matplotlib's `subplots`. Names of runs and
+    recipes are shown as they are, a $ in them begins no formula."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, count, figsize=size, squeeze=False, **how)
-    yield axes[0]
-    for axis in axes[0]:
-        axis.grid(alpha=0.3)
-    figure.suptitle(title, fontsize=11)
-    figure.tight_layout()
-    figure.savefig(out, dpi=110)
-    plt.close(figure)
+    content = io.BytesIO()
+    with plt.rc_context({"text.parse_math": False}):
+        figure, axes = plt.subplots(1, count, figsize=size, squeeze=False, **how)
+        yield axes[0]
+        for axis in axes[0]:
+            axis.grid(alpha=0.3)
+        figure.suptitle(visible(title), fontsize=11)
+        figure.tight_layout()
+        figure.savefig(content, dpi=110)
+        plt.close(figure)
+    remove_leftovers(out.parent, out.name)
+    write_atomically(out, content.getvalue())
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
