@@ -14,16 +14,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, time
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import annotated_types
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 from electra.base.errors import CorruptError, MachineError, SettingsError
 from electra.base.files import read_bytes
 
 MOST_TOML, MOST_SECTIONS, LARGEST = 1 << 22, 8, 10**15
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
+GREATEST = 1e300
+"""Of what was measured: beyond it neither a difference nor an axis can be computed."""
+
+
+def figure(value: float) -> float:
+    if not abs(value) <= GREATEST:
+        raise ValueError(f"{value:g} is beyond {GREATEST:g}")
+    return value
+
+
+Figure = Annotated[float, AfterValidator(figure)]
 
 
 class Settings(BaseModel):

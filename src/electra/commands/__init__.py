@@ -4,6 +4,7 @@ Flags, colours, tables, logging and exit codes are known here and nowhere below.
 imported inside the verbs: `electra --help` must answer at once.
 """
 
+import errno
 import io
 import logging
 import os
@@ -192,7 +193,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     except OSError as error:  # no permission, a folder that vanished
         give_up_full_output()
-        fail(words, f"{error if error.filename else f'standard output cannot be written: {error.strerror}'}.", 5)
+        reason = f"{error if error.filename else f'standard output cannot be written: {error.strerror}'}."
+        fail(words, shortened(reason), 2 if error.errno == errno.ENAMETOOLONG else 5)
     except MemoryError:
         fail(words, "out of memory. Close other programs, or use smaller files or settings.", 7)
     except Exception as error:

@@ -11,12 +11,15 @@ import statistics
 import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from electra.base.files import read_or_set_aside, write_json
+from electra.base.config import Figure
+from electra.base.files import read_shaped_or_set_aside, write_json
 from electra.finetuning import LOWER_IS_BETTER, Prediction, Rows, Splits, Task, merit
 
 MAJORITY, WORDS, UNTRAINED = "majority", "words", "untrained"
@@ -32,7 +35,7 @@ READ_CHARACTERS = 1 << 16
 LOOSENESS = 10.0
 """What scikit-learn calls C in a logistic regression; in ridge its inverse is alpha."""
 
-Scores = dict[str, dict[str, dict[str, float]]]
+Scores = dict[str, dict[str, dict[str, Figure]]]
 """split -> baseline -> metrics."""
 LOGGED_ENOUGH = 10
 """Losses below which nothing is said about their course."""
@@ -48,21 +51,26 @@ MEMORISED = "Give it more rows, or an encoder that was pre-trained longer or on 
 TRY = "Try other rates (lr), more epochs or fewer (keep=best), or give it more rows."
 
 
+@dataclass(frozen=True)
+class Stored:
+    data_sha256: str
+    scores: Scores
+
+
 def baseline_scores(folder: Path, data_sha256: str, task: Task, train: Rows, others: Splits) -> Scores:
     """On every one of the other splits. Kept in the folder for as long as the data are the same; of train at most
     MOST_ROWS are read."""
     path = folder / "baselines.json"
-    stored = read_or_set_aside(path) or {}
-    if stored.get("data_sha256") != data_sha256 or not isinstance(stored.get("scores"), dict):
+    stored = read_shaped_or_set_aside(path, TypeAdapter(Stored))
+    if stored is None or stored.data_sha256 != data_sha256 or stored.scores.keys() != others.keys():
         answering = task.baselines(train[:: -(-len(train) // MOST_ROWS)])
         scores = {
             split: {name: task.scores(rows, answers(rows)) for name, answers in answering.items()}
             for split, rows in others.items()
         }
-        stored = {"data_sha256": data_sha256, "scores": scores}
-        write_json(path, stored)
-    found: Scores = stored["scores"]
-    return found
+        stored = Stored(data_sha256, scores)
+        write_json(path, asdict(stored))
+    return stored.scores
 
 
 def beginning(text: str) -> str:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
+from electra.base.config import LARGEST
 from electra.data.tables import Row, column_of, label_list, label_name, number, read_label
 from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
@@ -191,8 +192,11 @@ class Classification(Task):
         if value is None and settings.kind != "multilabel":
             yield "no label. Fill it or remove the row."
         elif settings.kind == "regression":
-            if number(value) is None:
+            read = number(value)
+            if read is None:
                 yield f"label {value!r} is not a number"
+            elif abs(read) > LARGEST:
+                yield f"label {value!r} is beyond {LARGEST:,}, too large to be learned. Use other units."
         else:
             for name in settings.label_names(row):
                 if name not in self.numbers:

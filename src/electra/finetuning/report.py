@@ -9,12 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from electra.base import config
+from electra.base.config import Figure
 from electra.base.errors import CorruptError, SettingsError
-from electra.base.files import folder_problems, json_text, read_object, read_or_set_aside, write_atomically, write_json
+from electra.base.files import (
+    folder_problems,
+    json_text,
+    read_object,
+    read_or_set_aside,
+    set_aside_file,
+    validation_text,
+    write_atomically,
+    write_json,
+)
 from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter, column_of
 from electra.finetuning import Mistake, Outputs, Rows, Task, merit
@@ -108,19 +119,96 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
 # Results
 
 
+class StoredRun(BaseModel):
+    """What is asked of a result.json."""
+
+    scores: dict[str, dict[str, Figure]]
+    seconds: Figure
+    cut: dict[str, tuple[int, int]]
+    curve: list[dict[str, Figure | None]]
+    alarms: list[str] = []
+
+
+class StoredFile(BaseModel):
+    split: str
+    file: str
+    rows: int
+    official: bool | None
+    official_rows: int | None
+
+
+class StoredClass(BaseModel):
+    label: str
+    precision: Figure
+    recall: Figure
+    f1: Figure
+    rows: int
+
+
+class StoredTrial(BaseModel):
+    trial: int
+    settings: dict[str, float | str]
+    scores: list[Figure | None]
+
+
+class StoredSearch(BaseModel):
+    metric: str
+    shares: list[Figure]
+    trials: list[StoredTrial]
+
+
+class StoredResult(BaseModel):
+    """What is asked of a task's entry in a results.json."""
+
+    metric: str
+    runs: int
+    median: Figure
+    mean: Figure
+    sd: Figure | None
+    best: Figure
+    best_seed: int
+    ensemble: dict[str, Figure]
+    scores: dict[str, dict[str, dict[str, Figure]]]
+    files: list[StoredFile]
+    notes: list[str]
+    cut: dict[str, tuple[int, int]]
+    cut_words: str
+    baselines: Scores = {}
+    labels: list[str] = []
+    confusion: list[list[int]] = []
+    per_class: list[StoredClass] = []
+    alarms: list[str] = []
+    search: StoredSearch | None = None
+
+    @model_validator(mode="after")
+    def parts_fit(self) -> "StoredResult":
+        judged = [self.ensemble, *self.baselines.get("dev", {}).values()]
+        fits = all(self.metric in scores for scores in judged) and all(self.scores.values())
+        fits &= any(file.split == "dev" for file in self.files)
+        fits &= not self.confusion or len(self.confusion) == len(self.labels)
+        if self.search is not None:
+            searched = [it.settings.keys() for it in self.search.trials]
+            fits &= bool(searched) and all(it == searched[0] for it in searched)
+        if not fits:
+            raise ValueError("its parts are not of one result")
+        return self
+
+
 def read_result(folder: Path) -> dict[str, Any]:
     """What a finished run says of itself."""
     content = read_object(folder / RESULT, AGAIN.lower())
-    scores = content.get("scores")
-    splits = scores.values() if isinstance(scores, dict) else ()
-    has_scores = all(
-        isinstance(it, dict) and all(isinstance(value, int | float) for value in it.values()) for it in splits
-    )
-    kinds = {"seconds": int | float, "cut": dict, "curve": list}
-    odd = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
-    if odd or not has_scores or not isinstance(scores, dict) or not scores.get("dev"):
-        raise CorruptError(f"{folder / RESULT} has no {odd[0] if odd else 'scores'} that can be read. {AGAIN}.")
+    try:
+        stored = StoredRun.model_validate(content)
+    except ValidationError as error:
+        raise CorruptError(f"{folder / RESULT} is damaged ({validation_text(error)}). {AGAIN}.") from None
+    if not stored.scores.get("dev"):
+        raise CorruptError(f"{folder / RESULT} has no scores of dev. {AGAIN}.")
     return content
+
+
+def scored(run: Mapping[str, Any]) -> dict[str, list[str]]:
+    """split -> the names of its metrics."""
+    return {split: list(scores) for split, scores in run["scores"].items()}
 
 
 def read_outputs(folder: Path, split: str, rows: int) -> list[Outputs]:
@@ -147,6 +235,9 @@ def task_result(
             raise CorruptError(f"{folder}: {problems[0]}. {AGAIN}.")
     runs = {seed: read_result(folder) for seed, folder in folders.items()}
     seeds, first = list(runs), next(iter(runs.values()))
+    for seed, run in runs.items():
+        if scored(run) != scored(first):
+            raise CorruptError(f"{folders[seed] / RESULT} has other scores than {folders[seeds[0]] / RESULT}. {AGAIN}.")
     scores: dict[str, dict[str, Any]] = {
         split: {f"seed {seed}": run["scores"][split] for seed, run in runs.items()} for split in first["scores"]
     }
@@ -215,6 +306,8 @@ def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]
     earlier = read_or_set_aside(path) or {}
     tasks = earlier.get("tasks")
     described: dict[str, Any] = tasks if isinstance(tasks, dict) else {}
+    if odd := [name for name, entry in described.items() if not is_result(entry)]:
+        log.warning("%s: %s cannot be read. Kept as %s; a new one is written.", path, odd[0], set_aside_file(path).name)
     for name in sorted({path.parents[1].name for path in out.glob(f"*/seed-*/{RESULT}")} - results.keys()):
         if is_result(described.get(name)):
             results[name] = {"model": earlier.get("model", ""), **described[name]}
@@ -246,9 +339,11 @@ def plot_task(folder: Path, result: Mapping[str, Any]) -> None:
 
 def is_result(entry: object) -> bool:
     """Whether an entry of results.json has what results.md is made of."""
-    return (
-        isinstance(entry, dict) and {"metric", "median", "best", "ensemble", "scores", "files", "cut"} <= entry.keys()
-    )
+    try:
+        StoredResult.model_validate(entry)
+    except ValidationError:
+        return False
+    return True
 
 
 def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:

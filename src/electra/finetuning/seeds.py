@@ -16,7 +16,7 @@ from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
-from electra.base.files import read_or_set_aside, write_json
+from electra.base.files import read_object, read_or_set_aside, write_json
 from electra.base.jobs import Signals
 from electra.base.randomness import mix
 from electra.data.tokenizer import special_ids
@@ -84,7 +84,7 @@ def intermediate_start(word: str, out: Path, base: Start) -> Start:
     if not (chosen / TASK_FILE).is_file():
         remedy = f"Fine-tune on {word} first, with the same out, or give the path of a fine-tuned folder."
         raise DataError(f"start={word}: {folder} holds no fine-tuned model. {remedy}")
-    stored = read_or_set_aside(folder / report.SETTINGS) if (folder / report.SETTINGS).is_file() else None
+    stored = read_object(folder / report.SETTINGS) if (folder / report.SETTINGS).is_file() else None
     if stored and stored.get("model_sha256") != base.sha256:
         log.warning("%s was fine-tuned from %s, not from %s", folder, stored.get("model"), base.path)
     return load_start(chosen)

@@ -31,6 +31,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from electra.base import config
+from electra.base.config import Figure
 from electra.base.errors import CorruptError, DataError, DivergedError, MemoryExhaustedError, SettingsError
 from electra.base.files import (
     LONGEST_NAME,
@@ -56,7 +57,7 @@ from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import paper_flops, step_flops, try_step
 from electra.train.device import choose_device
-from electra.train.log import GREATEST, picture
+from electra.train.log import picture
 from electra.train.step import Execution, build_step
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,6 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
 
 
 Steps = Annotated[int, Field(ge=1, le=MOST["steps"])]
-Figure = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.base.errors import CorruptError
-from electra.base.files import read_json, read_json_lines, read_object
+from electra.base.files import is_plain_name, read_json, read_json_lines, read_object
 from electra.finetuning import LOWER_IS_BETTER
 from electra.finetuning.report import MOST_WRONG, WRONG, baselines_of, is_result
 from electra.inspector.compare import MEASURES
@@ -29,7 +29,7 @@ def result_view(folder: Path) -> dict[str, Any]:
 def finetuning_view(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     groups = []
     for name, result in content["tasks"].items():
-        if not is_result(result):
+        if not is_plain_name(name) or not is_result(result):
             continue
         metric, dev = result["metric"], result["scores"].get("dev", {})
         seeds = [scores.get(metric) for seed, scores in dev.items() if seed != "ensemble"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from electra.base.config import LARGEST
+from electra.base.config import GREATEST, LARGEST
 from electra.base.files import read_json_lines, remove_leftovers, write_atomically, write_json, writing
 from electra.base.progress import visible
 from electra.train.trackers import Tracked, TrackerName, Trackers
@@ -27,7 +27,6 @@ PANELS = (
     ("ROC-AUC and shares", (("auc", "AUC"), ("recall", "recall"), ("mlm_accuracy", "generator accuracy"))),
 )
 FLATTEST = 0.1  # axis of scores: small changes shall look small
-GREATEST = 1e300  # beyond it neither a difference nor an axis can be computed
 
 Values = Mapping[str, float | str]
 Record = dict[str, Any]
