@@ -19,6 +19,7 @@ from electra.base import config
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import read_object
 from electra.base.progress import Table, duration, literal
+from electra.data.tokenizer import tokenizer_hash
 from electra.finetuning import Task, TaskSettings
 from electra.finetuning.classification import PROBLEM_TYPES, ClassificationSettings
 from electra.finetuning.plan import MethodSettings, Plan, describe_files, file_line, settings_class
@@ -86,8 +87,28 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes],
 
 def seed_folders(folder: Path, holding: str = TASK_FILE) -> dict[int, Path]:
     """The finished runs of a task, by their seeds in order; copies that people made beside them have other names."""
-    found = ((_SEED.fullmatch(path.parent.name), path.parent) for path in folder.glob(f"seed-*/{holding}"))
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    found = ((_SEED.fullmatch(path.name), path) for path in folder.glob("seed-*"))
+    folders = dict(sorted((int(match[1]), path) for match, path in found if match))
+    if odd := next((path for path in folders.values() if not (path / holding).exists()), None):
+        raise CorruptError(f"{odd / holding} is missing. Restore it, or remove the folder.")
+    return folders
+
+
+def refuse_unlike(models: Mapping[Path, TaskModel]) -> None:
+    """Seeds of one task give answers that have a mean: of the same labels, to the same tokens."""
+
+    def described(it: TaskModel) -> tuple[object, ...]:
+        return it.task.settings.kind, it.task.config_entries(), it.task.length, tokenizer_hash(it.tokenizer)
+
+    first, *others = models
+    for folder in others:
+        pairs = zip(
+            ("kind", "labels", "length", "tokenizer"), described(models[first]), described(models[folder]), strict=True
+        )
+        if unlike := [name for name, one, other in pairs if one != other]:
+            raise CorruptError(
+                f"{folder} is not of the same task as {first} ({', '.join(unlike)}). Remove one of them."
+            )
 
 
 def load_task_folder(folder: Path) -> TaskModel:

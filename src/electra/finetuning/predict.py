@@ -18,7 +18,14 @@ from electra.data.files import whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
-from electra.finetuning.folder import TASK_FILE, TaskModel, adopt_classifier, load_task_folder, seed_folders
+from electra.finetuning.folder import (
+    TASK_FILE,
+    TaskModel,
+    adopt_classifier,
+    load_task_folder,
+    refuse_unlike,
+    seed_folders,
+)
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id
 from electra.finetuning.report import file_sha256
@@ -64,8 +71,10 @@ class Predictor:
 
 def load_predictor(folder: Path, columns: Mapping[str, Any] | None = None) -> Predictor:
     """A fine-tuned folder, or the folder of a task, in which every seed has one."""
-    models = [load_task_folder(it) for it in seed_folders(folder).values()]
-    return Predictor(*(models or [load_classifier(folder, columns or {})]), columns=columns)
+    models = {it: load_task_folder(it) for it in seed_folders(folder).values()}
+    models = models or {folder: load_classifier(folder, columns or {})}
+    refuse_unlike(models)
+    return Predictor(*models.values(), columns=columns)
 
 
 def load_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
@@ -212,7 +221,7 @@ def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[s
     """All metrics on a file with answers, and the tables of its classes."""
     predictor = load_predictor(model, columns)
     task = predictor.task
-    if file.is_file() and file_sha256(file) in {it.note.get("train_sha256") for it in predictor.models}:
+    if file.is_file() and file_sha256(file) in [it.note.get("train_sha256") for it in predictor.models]:
         log.warning("%s is the table it was trained on: the score says nothing about new rows. Give others.", file)
     rows, malformed = task.settings.read(file)
     refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shutil
 import statistics
 import time
@@ -14,13 +13,13 @@ from typing import Any
 
 import torch
 
-from electra.base.errors import CorruptError, SettingsError
+from electra.base.errors import SettingsError
 from electra.base.files import lock, refuse_other_kind, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, Problem, merit, report
 from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
-from electra.finetuning.folder import architecture, update_cards
+from electra.finetuning.folder import architecture, seed_folders, update_cards
 from electra.finetuning.plan import describe_files, file_line, plan_problems, refuse
 from electra.finetuning.search import SEARCH, Search, altered, search
 from electra.finetuning.seeds import (
@@ -166,9 +165,8 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
                 log.info("%s: transformers has no class for this head; it reads the encoder, electra reads all", name)
             report.refuse_other_runs(out / name, it.settings)
         names = [it.plan.name for it in group]
-        for folder in (report.run_folder(out, name, seed) for name in names for seed in range(seeds)):
-            if os.path.lexists(folder) and not (folder / report.RESULT).exists():
-                raise CorruptError(f"{folder / report.RESULT} is missing. {report.AGAIN}.")
+        for name in names:
+            seed_folders(out / name, report.RESULT)  # one without a result is said now
         todo[item] = [
             seed for seed in range(seeds) if not all(report.run_folder(out, name, seed).exists() for name in names)
         ]

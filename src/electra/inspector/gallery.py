@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from electra.base.errors import DataError
+from electra.base.progress import visible
 from electra.data.tokenizer import tokenizer_hash, vocabulary_size
 from electra.finetuning.baselines import UNTRAINED
 from electra.finetuning.folder import TASK_FILE
@@ -73,7 +74,7 @@ class Gallery:
         if len(own) < MOST_FOUND and all(it.path != folder for it in own):
             below = folder.relative_to(root)
             name = str(below) if len(self.paths) == 1 and below.parts else str(Path(root.resolve().name) / below)
-            own.append(Found(folder, name))
+            own.append(Found(folder, visible(name)))
 
     def at(self, shelf: Shelf, number: int) -> Found:
         own: list[Found] = getattr(self, shelf)

@@ -10,6 +10,7 @@ from typing import Any
 
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import json_text
+from electra.base.progress import visible
 from electra.data.files import whole_file
 from electra.inspector.gallery import Gallery
 from electra.inspector.results import result_view, wrong_rows
@@ -30,7 +31,7 @@ def write_html(path: Path, out: Path) -> Path:
         raise DataError(
             f"{path} has neither a run nor results: there is nothing to report. A model alone is for electra serve."
         )
-    page = report_page(path.resolve().name, report_content(gallery)).encode()
+    page = report_page(visible(path.resolve().name), report_content(gallery)).encode()
     with whole_file(out) as file:
         file.write(page)
     return out
