@@ -444,7 +444,7 @@ def resealed(change: Callable[[Path], object]) -> Callable[[Path], object]:
 
 
 for label, values in {"empty": {"scores": None}, "text": {"scores": {"dev": {"accuracy": "x"}}}, "list": {"scores": []}, "cut": {"cut": 3}, "curve": {"curve": None}}.items():
-    case(f"result-resealed-{label}", FINETUNE, 4, r"result\.json has no", resealed(lambda f, values=values: edit(f / "result.json", lambda r: r.update(values))))
+    case(f"result-resealed-{label}", FINETUNE, 4, r"result\.json (has no|is damaged)", resealed(lambda f, values=values: edit(f / "result.json", lambda r: r.update(values))))
 OUTPUTS = "outputs-dev.safetensors"
 case("outputs-resealed-short", FINETUNE, 4, OUTPUTS, resealed(lambda f: tensors(f / OUTPUTS, lambda t: t.update({name: it[:-1].clone() for name, it in t.items()}))))
 case("outputs-resealed-shapes", FINETUNE, 4, OUTPUTS, resealed(lambda f: tensors(f / OUTPUTS, lambda t: [it.fill_(-5) for name, it in t.items() if name.endswith("shapes")] and None)))
@@ -494,3 +494,77 @@ case("flops-vocabulary", "flops recipe.toml --vocab-size 99999999999999999999", 
 case("serve-host-empty", "serve run --host '' --port 0", 2, "host")
 case("serve-origin", "serve run --allow-origin zebra --port 0", 2, "origin")
 case("label-tag", FINETUNE.replace("tasks", "new"), 0, "accuracy", lambda w: put(w / "table.csv", "text,label\n" + "".join(f"the timak {n},{'<img src=x>' if n % 2 else 'no'}\n" for n in range(20))))
+
+# What a speed-run, a comparison and fine-tuning keep for themselves: of its shape, of its own run, or set aside
+
+RUN_OF = "compared/recipe.toml/seed-0"
+for label, values in {"variant": {"variant": "zebra"}, "seed": {"seed": 7}, "no-scores": {"tasks": {"cola": []}}, "steps": {"steps": -3}, "digits": {"steps": 10**4200}, "axis": {"figures": {"auc": 1e308, "mlm_loss": -1e308}}}.items():
+    case(f"compared-{label}", COMPARE, 0, "result.json.damaged-1", lambda w, values=values: edit(w / RUN_OF / "result.json", lambda r: r.update(values)), fast=label == "variant")
+for steps in (-3, 3, 10**400):
+    case(f"compared-plan-{str(steps)[:5]}", COMPARE, 0, "recipe.toml", lambda w, steps=steps: ((w / RUN_OF / "result.json").unlink(), edit(w / RUN_OF / "plan.json", lambda p: p.update(steps=steps))))
+case("compared-out-quote", COMPARE.replace("compared", "'a\"b'"), 0, "recipe.toml", lambda w: os.mkfifo(w / '"a"b'))
+case("compared-recipe-formula", "compare '$\\x$.toml' data=shards --seeds 1 --budget '2 steps' --out new", 0, "recipe|toml", lambda w: shutil.copy(w / "recipe.toml", w / "$\\x$.toml"))
+case("compared-probe-few", f"{COMPARE} --table two.csv", 3, "more rows", lambda w: put(w / "two.csv", "text,label\nthe timak,a\nthe bar,b\n"), fast=True)
+case("compared-probe-long-label", f"{COMPARE.replace('compared', 'new')} --table two.csv", 0, "probe", lambda w: put(w / "two.csv", "text,label\n" + "".join(f"the timak {n},{'a' if n % 2 else long_word(1_000_000) if n == 2 else 'c'}\n" for n in range(600))), alone=True)
+for word in ("seed=1,2", "run=a,b"):
+    case(f"compared-vary-{word[:4]}", f"{COMPARE.replace('compared', 'new')} --vary {word}", 2, "of its own|its own", fast=word == "run=a,b")
+SPEEDRUN = "speedrun recipe.toml data=shards glue=glue --minutes 0.001 --seeds 1 --out speed finetune.epochs=1 finetune.length=24"
+
+
+def glue(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """A task, beside a speed-run of which somebody has damaged what it keeps."""
+
+    def make(w: Path) -> None:
+        for split, first in (("train", 0), ("dev", 100)):
+            put(w / f"glue/cola/{split}.tsv", "sentence\tlabel\n" + "".join(f"the timak {n}\t{n % 2}\n" for n in range(first, first + 20)))
+        change(w / "speed")
+
+    return make
+
+
+for label, name, content in [("stage", "timings.json", '{"prepare": 3}'), ("keys", "timings.json", '{"pretrain": []}'), ("other", "timings.json", '{"zebra": 3}'), ("cut", "overlap.json", '{"co'), ("values", "overlap.json", '{"cola": 3}'), ("rows", "overlap.json", '{"cola": {"rows": "x"}}')]:
+    case(f"speedrun-{name}-{label}", SPEEDRUN, 0, f"{name}.damaged-1", glue(lambda f, name=name, content=content: put(f / name, content)))
+case("speedrun-seeds", SPEEDRUN.replace("--seeds 1", "--seeds 100000000000"), 2, "less than or equal", glue(lambda f: None), fast=True)
+for name in ("shards", "export", "run"):
+    case(f"speedrun-into-{name}", SPEEDRUN.replace("--out speed", f"--out {name}"), 2, "Choose another folder", glue(lambda f: None), unchanged=(f"{name}/*.json",), fast=name == "run")
+for label, values in {"cut-pairs": {"cut": {"train": 3}}, "cut-text": {"cut": {"train": ["a", "b"]}}, "curve-items": {"curve": [1]}, "curve-axis": {"curve": [{"step": 1, "accuracy": 1e308}]}, "alarms": {"alarms": None}, "digits": {"seconds": 10**400}}.items():
+    case(f"result-shape-{label}", FINETUNE, 4, r"result\.json is damaged", resealed(lambda f, values=values: edit(f / "result.json", lambda r: r.update(values))), fast=label == "alarms")
+for label, values in {"metric": {"metric": 3}, "files": {"files": [{}]}, "scores": {"scores": {"dev": {}}}, "baselines": {"baselines": 3}, "search": {"search": {"trials": []}}, "confusion": {"confusion": [[1]]}}.items():
+    case(f"results-entry-{label}", FINETUNE.replace("table.csv", "other.csv"), 0, "results.json.damaged-1", lambda w, values=values: (shutil.copy(w / "table.csv", w / "other.csv"), edit(w / "tasks/results.json", lambda r: r["tasks"]["table"].update(values))))
+case("baselines-shape", FINETUNE, 0, "baselines.json.damaged-1", lambda w: edit(w / "tasks/table/baselines.json", lambda b: b.update(scores={"dev": 3})))
+case("start-settings-cut", FINETUNE.replace("--out tasks", "start=tasks/table --out new"), 4, r"settings\.json", lambda w: cut(w / "tasks/table/settings.json"), unchanged=("tasks/table/settings.json",))
+
+
+def two_seeds(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Beside seed-0 a copy of it, to which something is done."""
+
+    def make(w: Path) -> None:
+        other = w / "tasks/table/seed-1"
+        shutil.copytree(w / "tasks/table/seed-0", other)
+        change(other)
+        if (other / "task.json").exists():
+            reseal(other)
+
+    return make
+
+
+SEEDS = "predict tasks/table table.csv --out p.csv"
+LABELS = {"id2label": {"0": "yes", "1": "no"}, "label2id": {"yes": 0, "no": 1}}
+case("seeds-labels-swapped", SEEDS, 4, "not of the same task.*labels", two_seeds(lambda f: (edit(f / "task.json", lambda t: t["task"].update(labels=["yes", "no"])), edit(f / "config.json", lambda c: c.update(LABELS)))), fast=True)
+case("seeds-tokenizers", SEEDS, 4, "not of the same task.*tokenizer", two_seeds(lambda f: put(f / "tokenizer.json", (f / "tokenizer.json").read_text().replace('"the"', '"xhe"').replace('"walks"', '"the"').replace('"xhe"', '"walks"'))))
+case("seeds-lengths", SEEDS, 4, "not of the same task.*length", two_seeds(lambda f: edit(f / "task.json", lambda t: t.update(length=12))))
+for verb, words in {"predict": SEEDS, "finetune": f"{FINETUNE} --seeds 2"}.items():
+    case(f"seeds-empty-{verb}", words, 4, r"seed-1/\w+\.json is missing", two_seeds(lambda f: (shutil.rmtree(f), f.mkdir())))
+    case(f"seeds-nowhere-{verb}", words, 4, r"seed-1/\w+\.json is missing", two_seeds(lambda f: (shutil.rmtree(f), f.symlink_to("nowhere"))))
+case("seeds-scores", FINETUNE, 4, "has other scores than", two_seeds(lambda f: edit(f / "result.json", lambda r: r["scores"].update(dev={"f1": 1}))))
+case("train-sha256-list", EVALUATE_TASK, 0, "accuracy", resealed(lambda f: edit(f / "task.json", lambda t: t.update(train_sha256=[1]))))
+case("regression-huge", FINETUNE.replace("table.csv", "odd.csv kind=regression").replace("tasks", "new"), 3, "too large to be learned", lambda w: put(w / "odd.csv", "text,label\n" + "".join(f"the timak {n},{n}e300\n" for n in range(1, 20))), fast=True)
+case("start-too-long", FINETUNE.replace("--out tasks", f"start={'z' * 5000} --out new"), 2, "too long")
+HUGE = "".join(json.dumps({"kind": "train", "step": step, "mlm_loss": loss, "seconds": 1e308}) + "\n" for step, loss in ((10**400, 1e308), (3, -1e308)))
+for words in ("report run", "evaluate run"):
+    case(f"metrics-huge-{words[:6]}", words, 0, "run", lambda w: put(w / METRICS, (w / METRICS).read_text() + HUGE), fast=words == "report run")
+    case(f"run-called-formula-{words[:6]}", f"{words.split()[0]} 'r$\\x$'", 0, "r", lambda w: (w / "run").rename(w / "r$\\x$"))
+case("report-not-a-name", "report .", 0, "report.html", lambda w: (w / "run").rename(os.fsdecode(os.fsencode(w) + b"/r\xff")), fast=True)
+case("report-task-outside", "report tasks", 0, "report.html", lambda w: edit(w / "tasks/results.json", lambda r: r["tasks"].update({"../../x": r["tasks"]["table"], "z" * 5000: r["tasks"]["table"]})), fast=True)
+for what in ("folder", "pipe"):
+    case(f"{what}-as-curves", FINETUNE, 5, "a folder, a pipe or a device", instead("tasks/table/curves.png", what))
