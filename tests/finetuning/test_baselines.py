@@ -89,7 +89,31 @@ def test_no_answer_at_all_is_the_baseline_of_squad_2_alone(tokenizer):
     rows[0]["answers"] = [{"text": "barak", "answer_start": 0}]
     said, task = baselines(tokenizer, SpanSettings(has_unanswerable=True, max_query_length=6), rows, rows)
     assert task.scores(rows, said["majority"])["exact"] == pytest.approx(2 / 3)
-    assert baselines(tokenizer, SpanSettings(max_query_length=6), rows, rows)[0] == {}
+    assert baselines(tokenizer, SpanSettings(max_query_length=6), rows, rows)[0].keys() == {"words"}
+
+
+def test_a_question_is_answered_by_the_sentence_that_shares_its_rarest_words(tokenizer):
+    context = "The barak walks 5.2 miles in the sea. The timak, as the others, sleeps! 山に犬がいる。川に猫がいる。"
+    rows = [
+        {"id": question, "question": question, "context": context, "answers": [{"text": answer, "answer_start": 0}]}
+        for question, answer in {
+            "where, as they say, do the others see a barak": "The barak walks 5.2 miles in the sea.",
+            "what does the timak do": "The timak, as the others, sleeps!",
+            "猫はどこ": "川に猫がいる。",
+        }.items()
+    ]
+    train = [*rows, *({**rows[0], "context": f"as the others of {n}"} for n in range(5))]
+    said, task = baselines(tokenizer, SpanSettings(max_query_length=6), train, rows)
+    assert [it["prediction"] for it in said["words"]] == [row["answers"][0]["text"] for row in rows]
+    assert task.scores(rows, said["words"])["exact"] == 1
+    asked = [{**rows[0], "question": question} for question in ("the barak walks", "why sugar the barak")]
+    sure, unsure = (-it["null_score_difference"] for it in said_of(task, train, asked))
+    assert sure == pytest.approx(1) and 0 < unsure < 1
+    assert said_of(task, train, [{**rows[0], "question": "?", "context": ""}])[0]["prediction"] == ""
+
+
+def said_of(task, train, rows):
+    return task.baselines(train)["words"](rows)
 
 
 def test_scripts_without_spaces_have_words_too():

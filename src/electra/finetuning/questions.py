@@ -291,11 +291,20 @@ class SpanTask(Task):
         return found
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
-        """No answer to any question, where that can be right. Nothing simple finds spans."""
-        from electra.finetuning.baselines import MAJORITY
+        """No answer to any question, where that can be right; and the likest sentence, the less sure the less it shares."""
+        from electra.finetuning.baselines import MAJORITY, WORDS, LikestSentence
+
+        likest = LikestSentence(row["context"] for row in train)
+
+        def sentence(row: Row) -> Prediction:
+            text, share = likest.answer(row["question"], row["context"])
+            return {"prediction": text, "span": text, "null_score_difference": -share}
 
         nothing = {"prediction": "", "span": "", "null_score_difference": question_heads.NOTHING_FOUND}
-        return {MAJORITY: lambda rows: [nothing for _ in rows]} if self.settings.has_unanswerable else {}
+        majority: dict[str, Answering] = {MAJORITY: lambda rows: [nothing for _ in rows]}
+        return (majority if self.settings.has_unanswerable else {}) | {
+            WORDS: lambda rows: [sentence(row) for row in rows]
+        }
 
     @property
     def threshold(self) -> float:
