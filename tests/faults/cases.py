@@ -568,3 +568,4 @@ case("report-not-a-name", "report .", 0, "report.html", lambda w: (w / "run").re
 case("report-task-outside", "report tasks", 0, "report.html", lambda w: edit(w / "tasks/results.json", lambda r: r["tasks"].update({"../../x": r["tasks"]["table"], "z" * 5000: r["tasks"]["table"]})), fast=True)
 for what in ("folder", "pipe"):
     case(f"{what}-as-curves", FINETUNE, 5, "a folder, a pipe or a device", instead("tasks/table/curves.png", what))
+case("table-not-a-name", FINETUNE.replace("table.csv", "folder").replace("tasks", "new"), 3, "not UTF-8. Rename", lambda w: ((w / "folder").mkdir(), shutil.copy(w / "table.csv", os.fsdecode(os.fsencode(w) + b"/folder/train\xff.csv"))), fast=True)

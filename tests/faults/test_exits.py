@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.world import long_word
+from faults.world import PRETRAIN, long_word, run_words
 from helpers import command, environment
 
 
@@ -56,6 +56,20 @@ def test_streams_that_are_closed_or_full_change_no_exit_code(words, streams, cod
     done = subprocess.run(line, shell=True, cwd=world, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == code and says in done.stderr
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"RANK": "x"}, {"RANK": "-1"}, {"RANK": "1"}, {"WORLD_SIZE": "x"}, {"LOCAL_RANK": "zz"}]
+    + [{"ELECTRA_MEET_SECONDS": it} for it in ("soon", "nan", "1e300")],
+)
+def test_variables_of_a_launcher_that_are_no_numbers_are_named(variables, world, monkeypatch):
+    given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} | variables
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    done = run_words(f"{PRETRAIN}2", world)
+    assert done.returncode == 5 and f"{next(iter(variables))}=" in done.stderr and "bug" not in done.stderr
+    assert not (world / "run2").exists()
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path):

@@ -7,6 +7,7 @@ process 0 speaks of those.
 
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -200,10 +201,13 @@ def abort_nccl() -> None:
 def meet() -> Ranks:
     if missing := [name for name in NAMES if not os.environ.get(name)]:
         raise MachineError(f"{', '.join(missing)} must be set beside {NAMES[0]} and {NAMES[1]}. Start with torchrun.")
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world = variable("RANK"), variable("WORLD_SIZE")
+    if rank >= world:
+        raise MachineError(f"RANK={rank}, but WORLD_SIZE={world}: ranks count from 0. Start with torchrun.")
+    local = variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else rank
+    patience = variable("ELECTRA_MEET_SECONDS") if "ELECTRA_MEET_SECONDS" in os.environ else PATIENCE
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    patience = float(os.environ.get("ELECTRA_MEET_SECONDS", PATIENCE))
     try:
         store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=patience)))
         dist.init_process_group(
@@ -218,9 +222,18 @@ def meet() -> Ranks:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise MachineError(f"port {where} is in use. Choose another MASTER_PORT.") from None
         raise MachineError(f"process {rank} of {world} did not meet the others at {where}: {reason}") from None
-    ranks = Ranks(rank, world, int(os.environ.get("LOCAL_RANK", rank)), together=True)
+    ranks = Ranks(rank, world, local, together=True)
     ranks.wait_at_most(patience)
     return ranks
+
+
+def variable(name: str) -> int:
+    text = os.environ[name]
+    if not re.fullmatch("[0-9]{1,6}", text):
+        raise MachineError(
+            f"{name}={text[:40]!r} is not a whole number from 0 to 999999. Start with torchrun, or unset it."
+        )
+    return int(text)
 
 
 def meeting_place(store: dist.Store, rank: int, world: int, patience: float) -> dist.Store:

@@ -325,6 +325,8 @@ def find_files(name: str, source: str, names: Mapping[str, str], any_file: bool)
         raise DataError(
             f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME.{others}"
         )
+    if odd := next((it for it in files.values() if it.name != it.name.encode("utf-8", "replace").decode()), None):
+        raise DataError(f"{odd}: its name has bytes that are not UTF-8. Rename it.")
     return {split: files[split] for split in dict.fromkeys([*SPLIT_PREFIXES, *names]) if split in files}
 
 

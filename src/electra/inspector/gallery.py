@@ -1,6 +1,7 @@
 """What a server or a report shows: the models, runs and results in some folders, each known by a number. No path ever comes from
 a request; models are read when they are first asked for, and only so many are kept."""
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -127,7 +128,9 @@ def things_in(folder: Path, levels: int) -> Iterator[tuple[Path, list[Shelf]]]:
     with suppress(OSError):  # somebody else's, or gone
         children = sorted(it for it in folder.iterdir() if it.is_dir() and not it.is_symlink())
     for child in children:
-        if not child.name.startswith(".") and child.name != UNTRAINED:  # a baseline of what is beside it
+        if child.name.startswith(".") or child.name == UNTRAINED:  # a baseline of what is beside it
+            continue
+        if os.access(child, os.R_OK | os.X_OK):
             yield from things_in(child, levels - 1)
 
 

@@ -45,7 +45,7 @@ class Tail:
         except FileNotFoundError:
             is_other, self.inode, self.place = self.inode != 0, 0, 0
             return [], is_other
-        whole = data[: data.rfind(b"\n") + 1]
+        whole = data[: data.rfind(b"\n") + 1] or data[: self.most_bytes * (len(data) == self.most_bytes)]
         self.place += len(whole)
         return list(records_in(whole)), is_other
 
