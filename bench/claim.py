@@ -99,7 +99,9 @@ def with_rates(family: Family, lr: float) -> Family:
 
 
 def with_decay(variant: Variant, base: PretrainSettings) -> Variant:
-    """Rate x decay x steps as in the base recipe."""
+    """Rate x decay x steps as in the base recipe, unless a decay is given."""
+    if any(word.startswith("optimizer.weight_decay=") for word in variant.overrides):
+        return variant
     is_second = variant.series == TWO_STAGE
     settings, _ = resolve(variant.recipe, [*variant.overrides, "run=x", *(["generator.source=x"] if is_second else [])])
     cost = step_flops(settings, read_manifest(Path(settings.data)).vocab_size) if variant.budget.unit == "flops" else 1
