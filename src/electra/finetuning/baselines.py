@@ -3,7 +3,8 @@
 "words" is TF-IDF of words and pairs of words under a logistic regression (ridge for numbers); of two texts also the
 products of their weights and the sum of those, their cosine, without which it could not say whether they are alike. Where a
 script has no spaces each character is a word. In tagging it is the tag that a word has most often in train, of questions the
-sentence that is most like each. Seconds of work, done once for each task. And warnings about results that look ordinary and are not, as pre-training has them (objectives.metrics).
+sentence that is most like each. Seconds of work, done once for each task. And warnings about results that look ordinary and are
+not, as pre-training has them (objectives.metrics).
 """
 
 import math
@@ -51,7 +52,7 @@ CUT_SHARE = 0.01
 ENOUGH_ROWS = 100
 """Of dev. With fewer, chance moves an accuracy by five points or more."""
 LONGER = "Train longer (epochs, min_steps), try other rates (lr), or give it more rows."
-MEMORISED = "Give it more rows, or an encoder that was pre-trained longer or on text like this; fewer epochs end near the majority."
+MEMORISED = "Give it more rows, or an encoder that was pre-trained longer or on text like this."
 TRY = "Try other rates (lr), more epochs or fewer (keep=best), or give it more rows."
 
 
