@@ -232,15 +232,15 @@ def test_a_missing_library_is_named_before_anything_is_written(prepared, recipe,
     assert done.returncode == SettingsError.exit_code and "train.track" in done.stderr
 
 
-def test_fine_tuning_tells_trackers_too_and_they_may_change(toy_model, tmp_path, alone):
+def test_fine_tuning_tells_trackers_too_and_they_may_change(toy_model, tmp_path, alone, database):
     rows = [(f"a{number} {'good' if number % 2 else 'bad'} thing", number % 2) for number in range(40)]
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
     words = ("finetune", toy_model, table, "epochs=1", "min_steps=0", "batch=8", "--out", tmp_path / "out")
-    done = electra(*words, "track=mlflow")
+    done = electra(*words, f"track={','.join(ALL[1:])}")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "out" / "table" / "training" / "seed-0"
-    assert told_to_mlflow(run) == measured(run) and not (run / "tensorboard").exists()
+    assert all(told(name, run, database) == measured(run) for name in ALL[1:]) and not (run / "tensorboard").exists()
     again = electra(*words, "--seeds", "2")  # back to the default: no other run
     assert again.returncode == 0 and "1 finished run kept" in again.stderr, again.stderr
     assert told_to_tensorboard(run.parent / "seed-1") == as_written(measured(run.parent / "seed-1"), "tensorboard")
