@@ -85,6 +85,9 @@ def test_every_setting_of_the_migration_page_exists():
         "batch",
         "head",
         "answerability",
+        "null_threshold",
+        "n_best",
+        "metric",
         "beam",
         "keep",
         "patience",
@@ -94,6 +97,27 @@ def test_every_setting_of_the_migration_page_exists():
         assert word in flat and f"`{word}" in PAGE
     for names in re.findall(r"`((?:electra-[a-z-]+)?\+[a-z-]+|electra-[a-z-]+|tiny)`", PAGE):
         assert {name for name in names.split("+") if name} <= set(recipe_names()), names
+
+
+THEIRS = """
+corpus-dir vocab-file output-dir max-seq-length num-processes blanks-separate-docs no-lower-case no-strip-accents
+debug do_train do_eval electra_objective gen_weight disc_weight mask_prob learning_rate lr_decay_power weight_decay_rate num_warmup_steps
+iterations_per_loop save_checkpoints_steps num_train_steps num_eval_steps model_size model_hparam_overrides embedding_size vocab_size do_lower_case
+uniform_generator untied_generator_embeddings untied_generator generator_layers generator_hidden_size disallow_correct temperature max_seq_length
+train_batch_size eval_batch_size use_tpu pretrain_tfrecords vocab_file max_predictions_per_seq model_name data_dir
+log_examples num_trials keep_all_models task_names layerwise_lr_decay num_train_epochs warmup_proportion use_tfrecords_if_existing write_test_outputs
+n_writes_test predict_batch_size double_unordered max_query_length doc_stride n_best_size max_answer_length answerable_classifier
+answerable_uses_start_logits answerable_weight joint_prediction beam_size qa_na_threshold init_checkpoint
+output_dir max_steps per_device_train_batch_size gradient_accumulation_steps weight_decay adam_beta1 max_grad_norm lr_scheduler_type warmup_ratio bf16
+fp16 gradient_checkpointing optim dataloader_num_workers group_by_length fsdp deepspeed metric_for_best_model do_predict overwrite_output_dir report_to
+device base_run_name seed adam_bias_correction schedule sampling electra_mask_style tie_gen_in_out_embedding gen_smooth_label disc_smooth_label size my_model
+""".split()
+"""What people look for: flags of Google's three scripts, of the Trainer and of electra_pytorch."""
+
+
+def test_every_option_of_theirs_is_in_the_left_column():
+    left = {word for row in re.findall(r"^\|([^|]*)\|", PAGE, re.MULTILINE) for word in re.findall(r"[\w-]{2,}", row)}
+    assert not {it for it in THEIRS if it not in left and f"--{it}" not in left}
 
 
 def test_the_links_between_their_names_and_ours_are_one_row_each():
