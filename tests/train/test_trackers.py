@@ -156,7 +156,7 @@ def test_an_interrupted_run_is_one_run_to_its_tracker_and_every_value_is_told_on
                 log.write("heldout", step, {"auc": step / 100})
         log.write("alarm", step, {"alarm": "collapse", "text": "words"})
         log.close()
-        time.sleep(1 - time.time() % 1)  # TensorBoard reads its files in the order of the seconds in which they were begun
+        time.sleep(1 - time.time() % 1)  # TensorBoard reads files in the order of the seconds they were begun in
     rows = told(name, run, database)
     if name == "mlflow":  # which has fewer characters for names
         rows = Counter(
