@@ -78,11 +78,13 @@ def extend_tokenizer(
     (PosixPath('longer-tokenizer/tokenizer.json'), 1)
     """
     from electra.base import config
+    from electra.base.files import refuse_edited
     from electra.data import extension, tokenizer
     from electra.data.corpus import Corpus, CorpusSettings
 
     homes = [Path(model), *(Path(model) / name for name in ("discriminator", "generator"))]
     home = next((it for it in homes if (it / "tokenizer.json").is_file()), Path(model))
+    refuse_edited(home)
     old = tokenizer.load_tokenizer(home)
     corpus = Corpus(_paths(texts), config.validate(CorpusSettings, reading))
     new = extension.extend_tokenizer(old, (document.text for document in corpus.read()), new_tokens)

@@ -569,3 +569,11 @@ case("report-task-outside", "report tasks", 0, "report.html", lambda w: edit(w /
 for what in ("folder", "pipe"):
     case(f"{what}-as-curves", FINETUNE, 5, "a folder, a pipe or a device", instead("tasks/table/curves.png", what))
 case("table-not-a-name", FINETUNE.replace("table.csv", "folder").replace("tasks", "new"), 3, "not UTF-8. Rename", lambda w: ((w / "folder").mkdir(), shutil.copy(w / "table.csv", os.fsdecode(os.fsencode(w) + b"/folder/train\xff.csv"))), fast=True)
+for name in ("shards", "export", "run"):
+    case(f"tokenizer-onto-{name}", f"tokenizer {name} text.txt --vocab-size 300", 2, "Choose another folder", unchanged=(f"{name}/*.json",), fast=name == "export")
+case("extend-edited", "tokenizer new text.txt --extend export", 4, r"tokenizer\.json has", lambda w: swap(w / "export/tokenizer.json", '"the"', '"thx"'))
+case("extend-nothing-new", "tokenizer new text.txt --extend export", 3, r"only\. Give more text")
+case("embed-keep-digits", "embed export odd.jsonl --out e.parquet --keep x", 3, "does not fit a parquet column", lambda w: put(w / "odd.jsonl", f'{{"text": "a", "x": {"9" * 400}}}\n'), fast=True)
+case("recipe-many-problems", "config show odd.toml data=x", 2, "and 19,980 more", lambda w: put(w / "odd.toml", "".join(f"k{n} = 1\n" for n in range(20_000))))
+case("doctor-no-shards", "doctor recipe.toml data=nowhere", 3, "no manifest.json")
+case("push-link", "push export a/b", 4, "config.json is a link", lambda w: ((w / "export/config.json").rename(w / "moved"), (w / "export/config.json").symlink_to("../moved")))

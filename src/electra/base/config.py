@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from electra.base.errors import CorruptError, MachineError, SettingsError
 from electra.base.files import read_bytes
 
-MOST_TOML, MOST_SECTIONS, LARGEST = 1 << 22, 8, 10**15
+MOST_TOML, MOST_SECTIONS, MOST_PROBLEMS, LARGEST = 1 << 22, 8, 20, 10**15
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 GREATEST = 1e300
 """Of what was measured: beyond it neither a difference nor an axis can be computed."""
@@ -172,8 +172,9 @@ def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        lines = [describe(problem, kind) for problem in error.errors()]
-        raise SettingsError("\n".join(dict.fromkeys(lines))) from None
+        lines = [describe(problem, kind) for problem in error.errors()[:MOST_PROBLEMS]]
+        more = [f"… and {error.error_count() - MOST_PROBLEMS:,} more."] * (error.error_count() > MOST_PROBLEMS)
+        raise SettingsError("\n".join([*dict.fromkeys(lines), *more])) from None
 
 
 def describe(problem: Any, kind: type[BaseModel]) -> str:

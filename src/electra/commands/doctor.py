@@ -31,7 +31,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
 
     from electra.base.jobs import cpu_count
     from electra.base.progress import duration
-    from electra.data.shards import verify_shards
+    from electra.data.shards import read_manifest, verify_shards
     from electra.pretraining.run import build_parts, fingerprint_of, refuse_others, refuse_uneven
     from electra.pretraining.settings import resolve
     from electra.pretraining.trial import try_checkpoint, try_group, try_step
@@ -61,6 +61,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
             notes.append(f"WARNING: {warning}")
 
     with check("shards") as notes:
+        ranks.everyone(lambda: read_manifest(Path(settings.data)))
         if problems := ranks.first(lambda: verify_shards(Path(settings.data))):
             raise common(CorruptError(" ".join(problems)))
         parts = ranks.everyone(lambda: build_parts(settings, device, verify=False, ranks=ranks))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from electra.base.errors import SettingsError
-from electra.commands.console import Documents, OnBad, TextKey, say
+from electra.commands.console import Documents, OnBad, TextKey, Trust, say
 
 
 def tokenizer_command(
@@ -28,6 +28,7 @@ def tokenizer_command(
     text_key: TextKey = "text",
     documents: Documents = "blank-line",
     on_bad: OnBad = "stop",
+    trust: Trust = False,
 ) -> None:
     """Train a tokenizer from text, adopt one, or add the words of a field to one."""
     import electra

@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, MachineError
-from electra.base.files import parse_json, read_bytes, remove_leftovers, write_atomically
+from electra.base.files import parse_json, read_bytes, refuse_other_kind, remove_leftovers, write_atomically
 from electra.base.jobs import interruptible
 from electra.base.progress import live_bars
 from electra.base.remote import Place
@@ -139,7 +139,8 @@ def is_linear(pattern: str) -> bool:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
-    """Writes folder/tokenizer.json and returns its path."""
+    """Writes folder/tokenizer.json and returns its path. Not onto that of a model, a run or shards, which could not be read again."""
+    refuse_other_kind(folder, TOKENIZER)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder, TOKENIZER)

@@ -290,7 +290,7 @@ def parquet_file(path: Path, width: int) -> Iterator[Write]:
                 fields = [pa.field(name, pa.string() if pa.types.is_null(it) else it) for name, it in kinds.items()]
                 writer = pq.ParquetWriter(file, pa.schema([*fields, vector]))
             columns = [pa.array([row[name] for row in kept], writer.schema.field(name).type) for name in kept[0]]
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OverflowError) as error:
             problem = " ".join(str(error).split())
             raise DataError(f"what is kept does not fit a parquet column ({problem}). Keep other columns.") from None
         flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))

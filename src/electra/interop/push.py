@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra.base.errors import DataError, ElectraError, MachineError, SettingsError
+from electra.base.errors import CorruptError, DataError, ElectraError, MachineError, SettingsError
 from electra.base.files import FOLDER_MANIFEST, distrust, is_plain_name, read_object, refuse_edited
 from electra.base.progress import live_bars
 from electra.interop.card import CARD, TO_FILL
@@ -71,6 +71,8 @@ def checked_files(folder: Path) -> dict[str, int]:
         refuse_edited(manifest.parent)
         names = [name for name in read_object(manifest) if is_plain_name(name)]
         paths += [*(manifest.with_name(name) for name in names), manifest]
+        if link := next((it for it in paths if it.is_symlink()), None):
+            raise CorruptError(f"{link} is a link. Put the file itself there.")
     return {str(it.relative_to(folder)): it.stat().st_size for it in paths if it.is_file() and not it.is_symlink()}
 
 
