@@ -15,7 +15,7 @@ from electra.train.log import DAMAGED, METRICS, read_metrics, read_records
 from helpers import command, environment
 
 STEPS = int(os.environ.get("ELECTRA_LONG_RUN_STEPS", "200000"))
-LINES, EVALUATIONS, SAVES, KEPT_FOR_EVER = 4000, 400, 2000, 4  # however many steps there are
+LINES, EVALUATIONS, SAVES, KEPT_FOR_EVER = 4000, 1000, 2000, 4  # however many steps; samples.json is full at a fifth
 RECIPE = f"""
 seed = 3
 encoder = {{layers = 1, hidden = 8, heads = 1, intermediate = 8, embedding = 8, positions = 16}}
