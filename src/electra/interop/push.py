@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from electra.base.errors import CorruptError, DataError, ElectraError, MachineError, SettingsError
-from electra.base.files import FOLDER_MANIFEST, distrust, is_plain_name, read_object, refuse_edited
+from electra.base.files import FOLDER_FILES, FOLDER_MANIFEST, distrust, is_plain_name, read_object, refuse_edited
 from electra.base.progress import live_bars
 from electra.interop.card import CARD, TO_FILL
 
@@ -71,7 +71,7 @@ def checked_files(folder: Path) -> dict[str, int]:
         refuse_edited(manifest.parent)
         names = [name for name in read_object(manifest) if is_plain_name(name)]
         paths += [*(manifest.with_name(name) for name in names), manifest]
-        if link := next((it for it in paths if it.is_symlink()), None):
+        if link := next((it for it in paths if it.name in FOLDER_FILES and it.is_symlink()), None):
             raise CorruptError(f"{link} is a link. Put the file itself there.")
     return {str(it.relative_to(folder)): it.stat().st_size for it in paths if it.is_file() and not it.is_symlink()}
 
