@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import electra as package
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
-from electra.data.tokenizer import load_tokenizer, save_tokenizer, vocabulary_size
+from electra.data.tokenizer import TOKENIZER, load_tokenizer, tokenizer_bytes, vocabulary_size
 from electra.interop.foreign import open_safetensors
 from electra.interop.read import read_network
 from electra.pretraining.load import load_network
@@ -54,7 +54,7 @@ def one_row(tokenizer, text=TEXT):
 def their_folder(tmp_path, vocabulary, class_name, **more):
     folder = tmp_path / class_name
     network = theirs(folder, class_name, vocabulary_size(vocabulary) + PADDED, **more)
-    save_tokenizer(vocabulary, folder)
+    (folder / TOKENIZER).write_bytes(tokenizer_bytes(vocabulary))
     return folder, network
 
 
@@ -289,7 +289,7 @@ def test_a_part_of_the_encoder_without_a_place_is_refused(vocabulary, tmp_path):
 
 def test_a_tokenizer_with_far_fewer_ids_is_not_its_own(vocabulary, tmp_path):
     theirs(tmp_path / "bert", "BertForMaskedLM", vocabulary_size(vocabulary) + 1025)
-    save_tokenizer(vocabulary, tmp_path / "bert")
+    (tmp_path / "bert" / TOKENIZER).write_bytes(tokenizer_bytes(vocabulary))
     done = electra("import", tmp_path / "bert", tmp_path / "out")
     assert done.returncode == CorruptError.exit_code, done.stderr
     assert "too few for the rest to be padding" in done.stderr and "--tokenizer" in done.stderr
