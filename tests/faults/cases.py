@@ -262,7 +262,7 @@ case("full-prepare", "prepare new text.txt --tokenizer tokenizer --workers 1", 5
 case("full-finetune", FINETUNE.replace("tasks", "new"), 5, "does not fit|full", alone=True, file_limit=20_000)
 case("full-pretrain", f"{PRETRAIN}2", 5, "does not fit|full", alone=True, file_limit=20_000)
 case("full-evaluate", "evaluate run", 5, "does not fit", alone=True, file_limit=300)
-case("export-leftover", "export run new", 0, "same", lambda w: (w / "new/.generator.999999999.tmp").mkdir(parents=True))
+case("export-leftover", "export run new", 0, "same", lambda w: (w / ".new.999999999.tmp/generator").mkdir(parents=True))
 case("predict-leftover", PREDICT, 0, "40 rows", lambda w: put(w / ".p.csv.999999999.tmp", "x"))
 case("export-again", "export run new", 0, "already|same", lambda w: __import__("faults.world").world.run_words("export run new", w))
 case("export-elsewhere", "export run table.csv", 5, "table.csv")
@@ -392,6 +392,7 @@ case("import-name-escape", IMPORT, 0, "left out", theirs(lambda f: tensors(f / W
 case("import-tokenizer-regex", IMPORT, 4, "regular expression", theirs(lambda f: edit(f / "tokenizer.json", lambda it: it.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}))))
 PAIR = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 9}}]
 case("import-tokenizer-segments", IMPORT, 4, "segments up to 9", theirs(lambda f: edit(f / "tokenizer.json", lambda it: it.update(post_processor={"type": "TemplateProcessing", "single": PAIR[:1], "pair": PAIR, "special_tokens": {}}))))
+case("import-tokenizer-unknown-frame", IMPORT, 4, "is not a tokenizer.json", theirs(lambda f: edit(f / "tokenizer.json", lambda it: it.update(post_processor={"type": "TemplateProcessing", "single": PAIR[:1], "pair": [*PAIR, {"SpecialToken": {"id": "[CLS:]", "type_id": 0}}], "special_tokens": {}}))))
 case("import-tokenizer-growth", IMPORT, 4, "1,000,000 times as long", theirs(lambda f: edit(f / "tokenizer.json", lambda it: it.update(normalizer={"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 1000}] * 2}))))
 case("import-nothing", "import nowhere new", 3, "does not exist", fast=True)
 case("import-a-file", "import text.txt new", 3, "neither a folder nor")

@@ -14,7 +14,12 @@ from helpers import command, environment
 
 
 def start(words: str, folder: Path, **more) -> subprocess.Popen:
-    return subprocess.Popen(command(*shlex.split(words)), cwd=folder, env=environment(), **more)
+    def answer_ctrl_c() -> None:  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(
+        command(*shlex.split(words)), cwd=folder, env=environment(), preexec_fn=answer_ctrl_c, **more
+    )
 
 
 def test_a_run_whose_reader_goes_away_is_saved_and_goes_on(world, tmp_path):

@@ -104,14 +104,12 @@ def read_tokenizer(file: Place, text: str) -> Tokenizer:
         tokenizer = Tokenizer.from_str(text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-    except CorruptError:
-        raise
-    except (KeyboardInterrupt, SystemExit):
+        return _ready(file, tokenizer)
+    except (CorruptError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
         reason = next(iter(str(error).splitlines()), "")
         raise CorruptError(f'{file} is not a tokenizer.json ({reason}). Train one with "electra tokenizer".') from None
-    return _ready(file, tokenizer)
 
 
 def refuse_patterns(file: Place, content: Any) -> None:
