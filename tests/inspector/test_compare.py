@@ -187,6 +187,7 @@ def test_what_is_finished_is_in_the_report_when_a_run_fails(error, finished, rec
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["variant"] for row in rows] == [recipes[0], recipes[2]][:finished]
     assert (tmp_path / "out" / "comparison.md").read_text().count("0.700") == 3 * finished
+    assert (tmp_path / "out" / "comparison.png").is_file() == (error is MemoryExhaustedError)
 
 
 def test_several_budgets_and_tasks_give_a_curve_over_flops(recipe, prepared, tmp_path):

@@ -234,11 +234,12 @@ def run_comparison(
         write_json(out / "results.json", summary(results))
         remove_leftovers(out, "comparison.md")
         write_atomically(out / "comparison.md", comparison_table(results).markdown().encode())
+    if results:
+        plot_comparison(out / "comparison.png", results)
     if problems:
         raise MemoryExhaustedError(
             f"{len(problems)} of {len(queue)} runs did not fit, the others are kept. {problems[0]}"
         )
-    plot_comparison(out / "comparison.png", results)
     return results
 
 

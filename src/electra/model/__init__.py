@@ -114,7 +114,7 @@ def question_head(settings: EncoderSettings) -> nn.Module:
 
 
 @torch.no_grad()
-def draw_cut_normal(weight: Tensor, deviation: float, generator: torch.Generator) -> None:
+def truncated_normal_(weight: Tensor, deviation: float, generator: torch.Generator) -> None:
     """What lies beyond two deviations is drawn again. By hand, because torch's own changed its draws between 2.11 and 2.13."""
     weight.normal_(std=deviation, generator=generator)
     while (outside := weight.abs() > 2 * deviation).any():
@@ -138,7 +138,7 @@ def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
             case nn.Linear() | nn.Embedding():
                 adds = isinstance(part, Linear) and part.start == "residual"
                 deviation = DEVIATION * (1 / math.sqrt(2 * settings.layers) if adds else 1.0)
-                draw_cut_normal(part.weight, deviation, generator)
+                truncated_normal_(part.weight, deviation, generator)
             case nn.LayerNorm():
                 nn.init.ones_(part.weight)
         if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
