@@ -35,6 +35,7 @@ from electra.interop.write import (
     write_network,
 )
 from electra.model.heads import Pooling
+from electra.pretraining.card import run_sections
 from electra.pretraining.load import (
     CONFIG,
     EXPORTS,
@@ -104,7 +105,8 @@ def export_one(model: Path, out: Path, settings: ExportSettings, publication: Pu
 def source_card(model: Path, network: Pretrained) -> str:
     """What is known of the model: by its run, or by the card that it has."""
     if (model / CONFIG).is_file():
-        return run_card(model, load_settings(model), network, last_heldout(model), UNSAID)
+        settings = load_settings(model)
+        return run_card(settings, network, run_sections(model, settings, last_heldout(model)), UNSAID)
     cards = [folder / CARD for folder in (model, *(model / name for name in EXPORTS)) if (folder / CARD).is_file()]
     if cards:
         return cards[0].read_text("utf-8", "replace")

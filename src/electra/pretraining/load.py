@@ -121,25 +121,24 @@ def export_networks(
     manner: Manner = PLAIN,
 ) -> list[Exported]:
     """A folder for each network; one network is `out` itself."""
-    written = []
+    written, sections = [], run_sections(run, settings, metrics)
     for name, parts in networks.items():
         network, note = pretrained(settings, parts, run), ""
         if not has_form(network.encoder.settings, network.kind):
             size = network.encoder.settings.embedding
             note = f" (the encoder alone: ModernBERT has no token head of {size} units; encoder.token_head=tied makes one it has)"
             network = replace(network, kind="encoder", head=None)
-        card = run_card(run, settings, network, metrics, publication)
+        card = run_card(settings, network, sections, publication)
         target = out if len(networks) == 1 else out / name
         written.append(Exported(target, write_network(target, network, card, manner=manner) + note))
     return written
 
 
 def run_card(
-    run: Path, settings: PretrainSettings, network: Pretrained, metrics: Mapping[str, Any], publication: Publication
+    settings: PretrainSettings, network: Pretrained, sections: Mapping[str, str], publication: Publication
 ) -> str:
-    about = config.to_toml(settings), run_sections(run, settings, metrics), network.objective, publication
-    parameters = sum(map(torch.numel, tensors_of(network)))
-    return pretrained_card(network.kind, settings.encoder.kind, *about, parameters)
+    about = config.to_toml(settings), sections, network.objective, publication
+    return pretrained_card(network.kind, settings.encoder.kind, *about, sum(map(torch.numel, tensors_of(network))))
 
 
 def last_heldout(run: Path) -> dict[str, Any]:
