@@ -576,5 +576,5 @@ case("extend-edited", "tokenizer new text.txt --extend export", 4, r"tokenizer\.
 case("extend-nothing-new", "tokenizer new text.txt --extend export", 3, r"only\. Give more text")
 case("embed-keep-digits", "embed export odd.jsonl --out e.parquet --keep x", 3, "does not fit a parquet column", lambda w: put(w / "odd.jsonl", f'{{"text": "a", "x": {"9" * 400}}}\n'), fast=True)
 case("recipe-many-problems", "config show odd.toml data=x", 2, "and 19,980 more", lambda w: put(w / "odd.toml", "".join(f"k{n} = 1\n" for n in range(20_000))))
-case("doctor-no-shards", "doctor recipe.toml data=nowhere", 3, "no manifest.json")
+case("doctor-no-shards", "doctor recipe.toml data=nowhere", 3, "nowhere does not exist")
 case("push-link", "push export a/b", 4, "config.json is a link", lambda w: ((w / "export/config.json").rename(w / "moved"), (w / "export/config.json").symlink_to("../moved")))

@@ -126,7 +126,8 @@ def json_hash(text: str) -> str:
 def read_manifest(folder: Place) -> Manifest:
     path, remedy = folder / MANIFEST, 'remove it and run "electra prepare" again'
     if not path.exists():
-        raise DataError(f'{folder} has no {MANIFEST}. Run "electra prepare" to build token shards there.')
+        what = f"has no {MANIFEST}" if folder.exists() else "does not exist"
+        raise DataError(f'{folder} {what}. Run "electra prepare" to build token shards there.')
     try:
         return Manifest.model_validate(parse_json(read_bytes(path)))
     except ElectraError:
