@@ -133,8 +133,8 @@ def read_manifest(folder: Place) -> Manifest:
     except ElectraError:
         raise
     except ValueError as error:
-        what = validation_text(error) if isinstance(error, ValidationError) else error
-        raise CorruptError(f"{path} is damaged or of another version ({what}): {remedy}.") from None
+        why = validation_text(error) if isinstance(error, ValidationError) else error
+        raise CorruptError(f"{path} is damaged or of another version ({why}): {remedy}.") from None
 
 
 def manifest_hash(folder: Path) -> str:
