@@ -240,27 +240,17 @@ def test_a_bad_request_does_not_spoil_the_group_it_is_in():
     assert (first, third) == (["A"], ["C"]) and isinstance(second, DataError)
 
 
-def test_requests_of_like_length_are_taken_together():
+def test_requests_that_ask_the_same_are_taken_together_as_many_as_may_be():
     async def check():
         batcher, loop = Batcher(), asyncio.get_running_loop()
         for key, length in [("a", 10), ("b", 10), ("a", 90_000), ("a", 12), ("a", 200_000), ("a", 11)]:
             batcher.waiting.append(Waiting(key, ["x"], length, list, loop.create_future()))
         taken = [[(it.key, it.characters) for it in batcher.take()] for _ in range(4)]
-        assert taken[0] == [("a", 10), ("a", 11), ("a", 12), ("a", 90_000)]
-        assert taken[1:] == [[("b", 10)], [("a", 200_000)], []]
+        assert taken == [[("a", 10), ("a", 90_000), ("a", 12)], [("b", 10)], [("a", 200_000), ("a", 11)], []]
+        batcher.waiting = [Waiting("a", ["x"] * 100, 100, list, loop.create_future()) for _ in range(3)]
+        assert [len(batcher.take()) for _ in range(4)] == [1, 1, 1, 0]
 
     asyncio.run(check())
-
-
-def test_a_group_is_computed_a_few_of_like_length_at_a_time_and_answered_in_order():
-    items, seen = ["x" * (7 * n % 40) for n in range(40)], []
-
-    def answer(part):
-        seen.append([len(item) for item in part])
-        return [len(item) for item in part]
-
-    assert batching.by_length(answer, items) == [len(item) for item in items]
-    assert [n for part in seen for n in part] == sorted(map(len, items)) and max(map(len, seen)) == batching.AT_ONCE
 
 
 def test_clients_that_come_back_one_after_the_other_are_answered_in_halves(monkeypatch):

@@ -1,5 +1,5 @@
-"""Requests of many clients, answered together: one thread computes, and what waits for it is grouped by question and length.
-The queue has an end: who comes later is told when to come again."""
+"""Requests of many clients, answered together: one thread computes, and what waits for it is grouped by question. The
+models compute what is of like length together. The queue has an end: who comes later is told when to come again."""
 
 import asyncio
 import math
@@ -14,12 +14,9 @@ Answer = Callable[[Sequence[Any]], Sequence[Any]]
 """All items of a group -> an answer for each."""
 MOST_WAITING, QUEUED_CHARACTERS = 256, 1 << 23  # requests, and the characters of all of them
 GROUP_ITEMS, GROUP_CHARACTERS = 128, 1 << 18
-AT_ONCE = 8  # so many of like length keep a processor busy, and hardly any of them is padding
 LONGEST_RETRY = 60
-LINGER, LINGER_SHARE = (
-    0.05,
-    0.1,
-)  # a small group waits so many seconds for more, or so much of the time that the last one took
+LINGER, LINGER_SHARE = 0.05, 0.05
+"""A small group waits so many seconds for more, or so much of the time that the last one took."""
 
 
 class BusyError(Exception):
@@ -39,10 +36,6 @@ class Waiting:
     characters: int
     answer: Answer
     future: "asyncio.Future[Sequence[Any]]"
-
-    @property
-    def length(self) -> float:
-        return self.characters / max(1, len(self.items))
 
 
 @dataclass
@@ -130,21 +123,13 @@ class Batcher:
             await asyncio.sleep(0.001)
 
     def take(self) -> list[Waiting]:
-        """The oldest request and, of those that ask the same, the ones nearest to it in length: little of a batch is padding."""
-        if not self.waiting:
-            return []
-        oldest = self.waiting[0]
-        alike = sorted(
-            (it for it in self.waiting if it.key == oldest.key and it is not oldest),
-            key=lambda it: abs(it.length - oldest.length),
-        )
-        group, items, characters = [oldest], len(oldest.items), oldest.characters
-        for it in alike:
-            if items + len(it.items) > GROUP_ITEMS or characters + it.characters > GROUP_CHARACTERS:
+        """The oldest request, and those that ask the same."""
+        group, items, characters = list[Waiting](), 0, 0
+        for it in [it for it in self.waiting if it.key == self.waiting[0].key]:
+            items, characters = items + len(it.items), characters + it.characters
+            if group and (items > GROUP_ITEMS or characters > GROUP_CHARACTERS):
                 break
             group.append(it)
-            items, characters = items + len(it.items), characters + it.characters
-        for it in group:
             self.waiting.remove(it)
         return group
 
@@ -153,23 +138,12 @@ def answer_group(group: Sequence[Waiting]) -> list[Sequence[Any] | Exception]:
     """All at once; where that fails, each by itself, so that nobody pays for what another one sent."""
     if len(group) > 1:
         with suppress(Exception):
-            answers, place, parts = by_length(group[0].answer, [item for it in group for item in it.items]), 0, []
+            answers, place, parts = group[0].answer([item for it in group for item in it.items]), 0, []
             for it in group:
                 parts.append(answers[place : place + len(it.items)])
                 place += len(it.items)
             return list(parts)
     return [answer_one(it) for it in group]
-
-
-def by_length(answer: Answer, items: Sequence[Any]) -> list[Any]:
-    """The answers in the order of the items, which are computed a few of like length at a time."""
-    order = sorted(range(len(items)), key=lambda number: characters_of(items[number]))
-    answers: list[Any] = [None] * len(items)
-    for first in range(0, len(order), AT_ONCE):
-        part = order[first : first + AT_ONCE]
-        for number, own in zip(part, answer([items[number] for number in part]), strict=True):
-            answers[number] = own
-    return answers
 
 
 def characters_of(content: object) -> int:
@@ -186,6 +160,6 @@ def characters_of(content: object) -> int:
 
 def answer_one(waiting: Waiting) -> Sequence[Any] | Exception:
     try:
-        return by_length(waiting.answer, waiting.items)
+        return waiting.answer(waiting.items)
     except Exception as error:  # of whatever kind: the thread answers others too
         return error
