@@ -1,7 +1,7 @@
 """Refactoring must not change a bit: 20 losses of every recipe, and a fine-tuned network of every kind, as they were.
 
 Floating-point sums depend on the processor and on torch's build, so the stored values are compared on the machine class
-that stored them and the test is skipped elsewhere; tests/train/test_golden.py holds with a tolerance everywhere. It goes
+that stored them and the test is skipped elsewhere; tests/pretraining/test_golden.py holds with a tolerance everywhere. It goes
 through the command line, so that nothing inside can hide from it. A change on purpose, in a commit that says so:
 
     UPDATE_EXACT=1 pytest tests/test_exact.py

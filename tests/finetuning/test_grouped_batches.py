@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from electra.finetuning import Example
-from electra.finetuning.training import Encoded, ExampleBatches, Prepared, collate, epoch_order
+from electra.finetuning.training import Encoded, ExampleBatches, Prepared, collate, epoch_order, sorted_order
 
 
 class NoTargets:
@@ -71,6 +71,13 @@ def test_batches_from_any_step_on_are_those_of_the_whole_run(step):
         return [batch.targets["row"].tolist() for batch in batches_of(examples).batches(first)]
 
     assert rows(step) == rows(0)[step:]
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_evaluation_starts_with_the_longest_and_misses_nothing(batch):
+    lengths = np.array([5, 3, 9, 9, 4])
+    order = sorted_order(lengths, batch)
+    assert sorted(np.concatenate(order)) == [0, 1, 2, 3, 4] and lengths[order[0][0]] == 9
 
 
 @pytest.mark.parametrize(("min_steps", "epochs"), [(0, 2), (18, 2), (19, 3), (100, 12)])

@@ -6,12 +6,16 @@ import torch
 from conftest import SPECIAL, TINY, VOCABULARY, make_batch, noisy
 from electra.interop import formats
 from electra.interop.formats import network_tensors
-from electra.model import initialise
+from electra.model import build_embeddings, build_encoder, encode, initialise
 from electra.model.electra import ElectraEmbeddings, ElectraEncoder, ElectraEncoderSettings
 from electra.model.heads import ElectraDetectionHead, TokenHead
+from electra.model.modern import ModernEncoderSettings
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
+MODERN = ModernEncoderSettings(
+    layers=4, hidden=32, heads=2, intermediate=48, embedding=16, positions=40, window=6, global_every=2
+)
 SAME_WIDTH = TINY.model_copy(update={"embedding": TINY.hidden})
 
 
@@ -102,6 +106,21 @@ def test_padding_does_not_change_real_tokens():
         alone = encoder(batch.ids, batch.segments, None)
         padded = encoder(longer, torch.nn.functional.pad(batch.segments, (0, 6)), real)
     torch.testing.assert_close(padded[:, :-6], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("direction", ["both", "left", "right"])
+@pytest.mark.parametrize("settings", [TINY, MODERN], ids=["electra", "modernbert"])
+def test_a_processor_that_learns_nothing_computes_no_padding(settings, direction):
+    encoder, batch = build_encoder(settings, build_embeddings(settings, VOCABULARY), direction), make_batch()
+    encoder, tokens = noisy(encoder).double().eval(), []
+    for layer in encoder.layers:
+        layer.expand.register_forward_hook(lambda module, given, out: tokens.append(given[0][..., 0].numel()))
+    whole = encode(encoder, batch)
+    with torch.no_grad():
+        packed = encode(encoder, batch)
+    all_of_them, real = batch.ids.numel(), int(batch.is_real.sum())
+    assert tokens == [all_of_them] * settings.layers + [real] * (settings.layers - 1) + [all_of_them]
+    torch.testing.assert_close(packed[batch.is_real], whole[batch.is_real], atol=1e-12, rtol=0)
 
 
 def test_initial_weights_depend_on_the_seed_and_on_nothing_else():

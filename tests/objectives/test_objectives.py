@@ -179,7 +179,8 @@ def test_electric_equals_numpy_proposal_and_all():
     }
     nothing = np.zeros_like(towers["left"][:, :1])
     before = np.concatenate([nothing, towers["left"][:, :-1]], 1)
-    after = np.concatenate([towers["right"][:, 1:], nothing], 1)
+    right = towers["right"] * arrays[2][:, :, None]  # behind the last token of a row stands nothing
+    after = np.concatenate([right[:, 1:], nothing], 1)
     both = np.concatenate([before, after], 2)
     q = reference.token_logits(side.w, "corruptor.generator.head", side.table, both)
 

@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 KEYS = ("step", "loss", "mlm_loss", "rtd_loss", "gradient_norm", "lr")
 MESSAGE = """the losses of a short run are no longer those in {file}.
 If you meant to change the data order, the masking, the initial weights, the network, the losses or the optimizer, say so in
-CHANGELOG.md and store the new ones:  UPDATE_GOLDEN=1 pytest tests/train/test_golden.py
+CHANGELOG.md and store the new ones:  UPDATE_GOLDEN=1 pytest tests/pretraining/test_golden.py
 If you meant to change none of these (a refactoring, a faster kernel), this is a bug: find it before you go on."""
 
 VARIANTS = [*shipped_additions(), "masked-lm+whole-word"]

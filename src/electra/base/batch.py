@@ -3,13 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-CALL_TOKENS = {"cpu": 30, "cuda": 1 << 12}
-"""A forward pass costs as much as so many tokens more (ELECTRA-Small): its launches, and reading the weights."""
 
 
 @dataclass(frozen=True)
@@ -82,24 +78,3 @@ class Batch:
             return [self]
         pieces = zip(*(tensor.chunk(parts) for tensor in self.tensors()), strict=True)
         return [self.with_tensors(piece) for piece in pieces]
-
-
-def by_length(
-    lengths: Sequence[int] | np.ndarray, device: str, most_rows: int, most_tokens: int = 1 << 62
-) -> list[np.ndarray]:
-    """Rows in batches that are computed soonest, for inference: of like length, so that little is padding, and not too
-    small. Longest first: what does not fit into memory fails at once."""
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    widths = np.asarray(lengths, np.int64)[order]
-    cost, begin = np.zeros(len(order) + 1, np.int64), np.zeros(len(order) + 1, np.int64)
-    for end in range(1, len(order) + 1):
-        begins = np.arange(max(0, end - most_rows), end)
-        tokens = widths[begins] * (end - begins)
-        costs = cost[begins] + tokens + np.where((tokens > most_tokens) & (begins < end - 1), 1 << 40, 0)
-        chosen = costs.argmin()
-        cost[end], begin[end] = costs[chosen] + CALL_TOKENS[device], begins[chosen]
-    batches, end = list[np.ndarray](), len(order)
-    while end:
-        batches.append(order[begin[end] : end])
-        end = int(begin[end])
-    return batches[::-1]

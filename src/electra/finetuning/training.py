@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from electra.base.batch import Batch, by_length
+from electra.base.batch import Batch
 from electra.base.jobs import Signals
 from electra.base.randomness import mix, permute
 from electra.data.tables import Row
@@ -281,6 +281,12 @@ def epoch_order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[
     return ordered
 
 
+def sorted_order(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
+    """Longest first, for evaluation: what does not fit into memory fails at once."""
+    order = np.argsort(-lengths, kind="stable")
+    return [order[first : first + batch] for first in range(0, len(order), batch)]
+
+
 def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: bool) -> Batch:
     lengths = lengths_of(examples)
     width = int(lengths.max())
@@ -301,7 +307,7 @@ def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: Met
     model.to(device).eval()
     answers: list[Outputs] = [{} for _ in examples]
     with torch.inference_mode(), autocast(method.precision, device):
-        for group in in_chunks(by_length(lengths_of(examples), device.type, 2 * method.batch), CHUNK_BATCHES):
+        for group in in_chunks(sorted_order(lengths_of(examples), 2 * method.batch), CHUNK_BATCHES):
             batches = (
                 collate(task, [examples[index] for index in chosen], pad, with_targets=False) for chosen in group
             )

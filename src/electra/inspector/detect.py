@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from electra.base.batch import Batch, SpecialIds, by_length
+from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import parse_json
 from electra.base.randomness import mix
@@ -28,7 +28,7 @@ from electra.model.heads import TokenHead
 from electra.objectives.corruption import Corruptor, MaskingSettings, ObjectiveInputs, SamplingSettings, mark
 
 log = logging.getLogger(__name__)
-WINDOWS_AT_ONCE, TOKENS_AT_ONCE = 1024, {"cpu": 1 << 12, "cuda": 1 << 16}
+TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
 LISTS_AT_ONCE = 64
 ENOUGH_TOKENS, SAME_SCORE = 8, 1e-3  # so many tokens with scores no further apart say that nothing was learned
 MOST_PROPOSALS = 1000
@@ -126,11 +126,14 @@ def read_windows(
     encoder, special = network.encoder, special_ids(network.tokenizer)
     device, size = encoder.embeddings.table.device, encoder.settings.positions - 2
     windows = [window for text, ids in enumerate(texts) for window in windows_of(text, ids, size)]
-    lengths = [len(window.ids) + 2 for window in windows]
+    windows.sort(key=lambda window: -len(window.ids))
     if windows:
-        warn_beyond(encoder.settings, network.length, max(lengths))
-    for chosen in by_length(lengths, device.type, WINDOWS_AT_ONCE, TOKENS_AT_ONCE[device.type]):
-        part, width = [windows[number] for number in chosen], lengths[chosen[0]]
+        warn_beyond(encoder.settings, network.length, len(windows[0].ids) + 2)
+    start = 0
+    while start < len(windows):
+        width = len(windows[start].ids) + 2
+        part = windows[start : start + max(1, TOKENS_AT_ONCE[device.type] // width)]
+        start += len(part)
         ids = np.full((len(part), width), special.pad, np.int64)
         for row, window in zip(ids, part, strict=True):
             row[: len(window.ids) + 2] = [special.cls, *window.ids, special.sep]

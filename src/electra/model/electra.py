@@ -124,6 +124,28 @@ def look_up_type(types: nn.Embedding, segments: Int[Tensor, "batch seq"]) -> Flo
     return torch.where(segments[:, :, None] == 1, second, first)
 
 
+Rows = Bool[Tensor, "rows width"] | None
+"""Which tokens of rows are real, where x is packed: the tokens of all rows one behind the other, as one."""
+
+
+def packing(network: nn.Module, is_real: Rows) -> Rows:
+    """`is_real` where packing pays: on a processor that learns nothing, which need not compute padding then."""
+    learns = network.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return None if is_real is None or learns or is_real.device.type != "cpu" else is_real
+
+
+def packed(x: Float[Tensor, "batch seq size"], rows: Rows) -> Float[Tensor, "packed tokens size"]:
+    return x if rows is None else x[rows][None]
+
+
+def unpacked(x: Float[Tensor, "packed tokens size"], rows: Rows) -> Float[Tensor, "batch seq size"]:
+    if rows is None:
+        return x
+    padded = x.new_zeros(*rows.shape, x.shape[2])
+    padded[rows] = x[0]
+    return padded
+
+
 class ElectraLayer(nn.Module):
     """x -> LN(x + attention(x)) -> LN(x + feed_forward(x)), with dropout before each sum."""
 
@@ -143,12 +165,13 @@ class ElectraLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch seq hidden"],
-        attend: Bool[Tensor, "#batch 1 #query seq"] | None,
+        attend: Bool[Tensor, "#rows 1 #query width"] | None,
         first_only: bool = False,
+        rows: Rows = None,
     ) -> Float[Tensor, "batch kept hidden"]:
         """`first_only` computes the vector of the first token alone, which looks at all others as ever: in the last
         layer of a classifier nobody reads the rest."""
-        attention_out = self.attention(x, attend, first_only)
+        attention_out = self.attention(x, attend, first_only, rows)
         kept = x[:, :1] if first_only else x
         x = self.attention_norm(kept + self.dropout(self.attention_output(attention_out)))
         return self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
@@ -160,20 +183,24 @@ class ElectraLayer(nn.Module):
         return [tensor for part in (*products, *norms) for tensor in (part.weight, part.bias)]
 
     def attention(
-        self, x: Float[Tensor, "batch seq hidden"], attend: Bool[Tensor, "#batch 1 #query seq"] | None, first_only: bool
+        self,
+        x: Float[Tensor, "batch seq hidden"],
+        attend: Bool[Tensor, "#rows 1 #query width"] | None,
+        first_only: bool,
+        rows: Rows,
     ) -> Float[Tensor, "batch kept hidden"]:
-        batch, _, hidden = x.shape
+        hidden = x.shape[2]
         if first_only:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
             first = F.linear(x[:, :1], weight[:hidden], bias[:hidden])
             parts = first, *F.linear(x, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
         else:
-            parts = self.query_key_value(x).chunk(3, dim=2)
+            parts = unpacked(self.query_key_value(x), rows).chunk(3, dim=2)
         size = hidden // self.heads
-        query, key, value = (part.view(batch, -1, self.heads, size).transpose(1, 2) for part in parts)
+        query, key, value = (part.view(*part.shape[:2], self.heads, size).transpose(1, 2) for part in parts)
         dropout = self.attention_dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
-        return out.transpose(1, 2).reshape(batch, -1, hidden)
+        return packed(out.transpose(1, 2).flatten(2), rows)
 
 
 Direction = Literal["both", "left", "right"]
@@ -227,6 +254,8 @@ class ElectraEncoder(nn.Module):
             parameters = [layer.in_order() for layer in fused if isinstance(layer, ElectraLayer)]
             x = fused_layers(x, is_real, parameters, settings.heads, *dropout, settings.norm_eps)
             return last(x, attend, first_only) if first_only else x
+        rows = packing(self, is_real)
+        x = packed(x, rows)
         for layer in most:
-            x = layer(x, attend)
-        return last(x, attend, first_only)
+            x = layer(x, attend, rows=rows)
+        return last(unpacked(x, rows), attend, first_only)

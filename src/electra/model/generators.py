@@ -141,7 +141,10 @@ class TwoTowerGenerator(nn.Module):
 
     def forward(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
         before = F.pad(encode(self.left, batch)[:, :-1], (0, 0, 1, 0))
-        after = F.pad(encode(self.right, batch)[:, 1:], (0, 0, 0, 1))
+        right = encode(self.right, batch)
+        if batch.padded:  # behind the last token there is nothing, as in a row that is full
+            right = right * batch.is_real[:, :, None]
+        after = F.pad(right[:, 1:], (0, 0, 0, 1))
         both = gather_rows(torch.cat([before, after], dim=2), positions)
         return self.head(both, self.left)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from electra.base.config import Settings
 from electra.kernels import usable
-from electra.model.electra import Direction, Linear, WordEmbeddings, attention_mask
+from electra.model.electra import Direction, Linear, Rows, WordEmbeddings, attention_mask, packed, packing, unpacked
 from electra.model.heads import in_float32
 
 NORM_EPS = 1e-5
@@ -72,7 +72,7 @@ class ModernEncoderSettings(Settings):
         return distance % self.global_every != 0
 
 
-Rotation = tuple[Float[Tensor, "seq 1 size"], Float[Tensor, "seq 1 size"]]
+Rotation = tuple[Float[Tensor, "width 1 size"], Float[Tensor, "width 1 size"]]
 
 
 def nearby_mask(
@@ -87,7 +87,7 @@ def nearby_mask(
     return near if attend is None else (near & attend) | torch.eye(length, dtype=torch.bool, device=device)
 
 
-def rotation(positions: Int[Tensor, "seq"], size: int, theta: float, dtype: torch.dtype = torch.float) -> Rotation:
+def rotation(positions: Int[Tensor, "width"], size: int, theta: float, dtype: torch.dtype = torch.float) -> Rotation:
     """cos and sin of position * theta^(-2i / size) for the pairs of units (i, i + size / 2). Half precision is no `dtype` for
     angles."""
     exponents = torch.arange(0, size, 2, device=positions.device, dtype=dtype) / size
@@ -96,7 +96,7 @@ def rotation(positions: Int[Tensor, "seq"], size: int, theta: float, dtype: torc
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Float[Tensor, "batch seq heads size"], by: Rotation) -> Float[Tensor, "batch seq heads size"]:
+def rotate(x: Float[Tensor, "batch width heads size"], by: Rotation) -> Float[Tensor, "batch width heads size"]:
     cos, sin = by
     wide = x.to(cos.dtype)
     first, second = wide.chunk(2, dim=-1)
@@ -132,21 +132,22 @@ class ModernLayer(nn.Module):
         self,
         x: Float[Tensor, "batch seq hidden"],
         by: Rotation,
-        attend: Bool[Tensor, "#batch 1 #query seq"] | None,
+        attend: Bool[Tensor, "#rows 1 #query width"] | None,
         first_only: bool = False,
+        rows: Rows = None,
     ) -> Float[Tensor, "batch kept hidden"]:
         """`first_only`: as in ElectraLayer, the vector of the first token alone, which looks at all others."""
-        batch, seq, hidden = x.shape
+        projected = unpacked(self.query_key_value(self.attention_norm(x)), rows)
+        batch, seq, _ = projected.shape
         kept = 1 if first_only else seq
-        projected = self.query_key_value(self.attention_norm(x))
-        query, key, value = projected.view(batch, seq, 3, self.heads, hidden // self.heads).unbind(2)
+        query, key, value = projected.view(batch, seq, 3, self.heads, -1).unbind(2)
         parts = rotate(query, by)[:, :kept], rotate(key, by), value
         query, key, value = (part.transpose(1, 2) for part in parts)
         attend = None if attend is None else attend[:, :, :kept]
         dropout = self.attention_dropout.p if self.training else 0.0
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
-        out = self.attention_output(out.transpose(1, 2).reshape(batch, kept, hidden))
-        x = x[:, :kept] + self.attention_dropout(out)
+        out = self.attention_output(packed(out.transpose(1, 2).flatten(2), rows))
+        x = (x[:, :1] if first_only else x) + self.attention_dropout(out)
         value, gate = self.expand(self.feed_forward_norm(x)).chunk(2, dim=-1)
         return x + self.contract(self.dropout(F.gelu(value) * gate))
 
@@ -190,10 +191,14 @@ class ModernEncoder(nn.Module):
             x = self.fused(x, is_real, first, (whole, near))
             if not first_only:
                 return x
+        rows = packing(self, is_real)
+        x = packed(x, rows)
         for number in range(first, last + 1):
             layer = self.layers[number]
             by, attend = (near, nearby) if layer.is_local else (whole, everywhere)
-            x = layer(x, by, attend, first_only and number == last)
+            if number == last:
+                x, rows = unpacked(x, rows), None
+            x = layer(x, by, attend, first_only and number == last, rows)
         return self.final_norm(x)
 
     def projected(self, words: Float[Tensor, "batch seq embedding"]) -> Float[Tensor, "batch seq hidden"]:
