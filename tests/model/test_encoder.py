@@ -117,10 +117,10 @@ def test_a_processor_that_learns_nothing_computes_no_padding(settings, direction
         layer.expand.register_forward_hook(lambda module, given, out: tokens.append(given[0][..., 0].numel()))
     whole = encode(encoder, batch)
     with torch.no_grad():
-        packed = encode(encoder, batch)
+        unpadded = encode(encoder, batch)
     all_of_them, real = batch.ids.numel(), int(batch.is_real.sum())
     assert tokens == [all_of_them] * settings.layers + [real] * (settings.layers - 1) + [all_of_them]
-    torch.testing.assert_close(packed[batch.is_real], whole[batch.is_real], atol=1e-12, rtol=0)
+    torch.testing.assert_close(unpadded[batch.is_real], whole[batch.is_real], atol=1e-12, rtol=0)
 
 
 def test_initial_weights_depend_on_the_seed_and_on_nothing_else():

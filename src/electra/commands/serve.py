@@ -10,7 +10,7 @@ from electra.base.errors import MachineError
 from electra.commands.console import Trust, say
 
 SWITCH_SECONDS = 1e-4
-"""The thread that computes waits so long for the one that talks to clients; Python's 5 ms cost 4 % of the throughput."""
+"""The thread that computes waits so long for the one that talks to clients; Python's 5 ms cost 1 to 4 % of the throughput."""
 
 
 def serve_command(

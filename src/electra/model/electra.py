@@ -125,20 +125,20 @@ def look_up_type(types: nn.Embedding, segments: Int[Tensor, "batch seq"]) -> Flo
 
 
 Rows = Bool[Tensor, "rows width"] | None
-"""Which tokens of rows are real, where x is packed: the tokens of all rows one behind the other, as one."""
+"""Which tokens of rows are real, where x is unpadded: the real tokens of all rows one behind the other, as one."""
 
 
-def packing(network: nn.Module, is_real: Rows) -> Rows:
-    """`is_real` where packing pays: on a processor that learns nothing, which need not compute padding then."""
+def unpadding(network: nn.Module, is_real: Rows) -> Rows:
+    """`is_real` where it pays: on a processor that learns nothing, which need not compute padding then."""
     learns = network.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
     return None if is_real is None or learns or is_real.device.type != "cpu" else is_real
 
 
-def packed(x: Float[Tensor, "batch seq size"], rows: Rows) -> Float[Tensor, "packed tokens size"]:
+def unpad(x: Float[Tensor, "batch seq size"], rows: Rows) -> Float[Tensor, "one tokens size"]:
     return x if rows is None else x[rows][None]
 
 
-def unpacked(x: Float[Tensor, "packed tokens size"], rows: Rows) -> Float[Tensor, "batch seq size"]:
+def pad(x: Float[Tensor, "one tokens size"], rows: Rows) -> Float[Tensor, "batch seq size"]:
     if rows is None:
         return x
     padded = x.new_zeros(*rows.shape, x.shape[2])
@@ -195,12 +195,12 @@ class ElectraLayer(nn.Module):
             first = F.linear(x[:, :1], weight[:hidden], bias[:hidden])
             parts = first, *F.linear(x, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
         else:
-            parts = unpacked(self.query_key_value(x), rows).chunk(3, dim=2)
+            parts = pad(self.query_key_value(x), rows).chunk(3, dim=2)
         size = hidden // self.heads
         query, key, value = (part.view(*part.shape[:2], self.heads, size).transpose(1, 2) for part in parts)
         dropout = self.attention_dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
-        return packed(out.transpose(1, 2).flatten(2), rows)
+        return unpad(out.transpose(1, 2).flatten(2), rows)
 
 
 Direction = Literal["both", "left", "right"]
@@ -254,8 +254,8 @@ class ElectraEncoder(nn.Module):
             parameters = [layer.in_order() for layer in fused if isinstance(layer, ElectraLayer)]
             x = fused_layers(x, is_real, parameters, settings.heads, *dropout, settings.norm_eps)
             return last(x, attend, first_only) if first_only else x
-        rows = packing(self, is_real)
-        x = packed(x, rows)
+        rows = unpadding(self, is_real)
+        x = unpad(x, rows)
         for layer in most:
             x = layer(x, attend, rows=rows)
-        return last(unpacked(x, rows), attend, first_only)
+        return last(pad(x, rows), attend, first_only)

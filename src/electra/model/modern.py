@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from electra.base.config import Settings
 from electra.kernels import usable
-from electra.model.electra import Direction, Linear, Rows, WordEmbeddings, attention_mask, packed, packing, unpacked
+from electra.model.electra import Direction, Linear, Rows, WordEmbeddings, attention_mask, pad, unpad, unpadding
 from electra.model.heads import in_float32
 
 NORM_EPS = 1e-5
@@ -137,7 +137,7 @@ class ModernLayer(nn.Module):
         rows: Rows = None,
     ) -> Float[Tensor, "batch kept hidden"]:
         """`first_only`: as in ElectraLayer, the vector of the first token alone, which looks at all others."""
-        projected = unpacked(self.query_key_value(self.attention_norm(x)), rows)
+        projected = pad(self.query_key_value(self.attention_norm(x)), rows)
         batch, seq, _ = projected.shape
         kept = 1 if first_only else seq
         query, key, value = projected.view(batch, seq, 3, self.heads, -1).unbind(2)
@@ -146,7 +146,7 @@ class ModernLayer(nn.Module):
         attend = None if attend is None else attend[:, :, :kept]
         dropout = self.attention_dropout.p if self.training else 0.0
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=attend, dropout_p=dropout)
-        out = self.attention_output(packed(out.transpose(1, 2).flatten(2), rows))
+        out = self.attention_output(unpad(out.transpose(1, 2).flatten(2), rows))
         x = (x[:, :1] if first_only else x) + self.attention_dropout(out)
         value, gate = self.expand(self.feed_forward_norm(x)).chunk(2, dim=-1)
         return x + self.contract(self.dropout(F.gelu(value) * gate))
@@ -191,13 +191,13 @@ class ModernEncoder(nn.Module):
             x = self.fused(x, is_real, first, (whole, near))
             if not first_only:
                 return x
-        rows = packing(self, is_real)
-        x = packed(x, rows)
+        rows = unpadding(self, is_real)
+        x = unpad(x, rows)
         for number in range(first, last + 1):
             layer = self.layers[number]
             by, attend = (near, nearby) if layer.is_local else (whole, everywhere)
             if number == last:
-                x, rows = unpacked(x, rows), None
+                x, rows = pad(x, rows), None
             x = layer(x, by, attend, first_only and number == last, rows)
         return self.final_norm(x)
 
