@@ -134,3 +134,5 @@ def test_what_is_no_such_classifier_is_named_in_one_line(make, toy_model, tmp_pa
     assert done.returncode == 3 and "model of type 'bert', not electra or modernbert" in done.stderr
     done = electra("predict", tmp_path, "a b")
     assert done.returncode == 3 and "no task.json" in done.stderr
+    done = electra("predict", "absent", "some text", cwd=tmp_path)
+    assert done.returncode == 3 and "absent does not exist" in done.stderr

@@ -113,9 +113,8 @@ def refuse_unlike(models: Mapping[Path, TaskModel]) -> None:
 
 def load_task_folder(folder: Path) -> TaskModel:
     if not (folder / TASK_FILE).is_file():
-        raise DataError(
-            f'{folder} is not a fine-tuned model of ours: it has no {TASK_FILE}. "electra finetune" writes such folders.'
-        )
+        what = f"is not a fine-tuned model of ours: it has no {TASK_FILE}" if folder.exists() else "does not exist"
+        raise DataError(f'{folder} {what}. "electra finetune" writes such folders.')
     stored = read_folder(folder)
     described = read_object(folder / TASK_FILE)
     try:
