@@ -109,8 +109,8 @@ class Case:
     def flops_per_token(self) -> float:
         size = SIZES[self.size]
         settings = PretrainSettings(
-            data="",
-            run="",
+            data="unused",
+            run="unused",
             encoder=self.encoder,
             generator=size.generator,
             masking=MaskingSettings(share=size.share),

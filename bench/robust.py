@@ -32,6 +32,7 @@ from electra.base.progress import Table, duration
 from electra.data.tables import TableWriter, column_of, read_rows
 from electra.finetuning.run import finetune
 from electra.finetuning.seeds import load_start
+from electra.finetuning.tagging import all_tags
 from electra.train.device import gpu_names
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
@@ -74,6 +75,13 @@ def source_of(name: str, data: Sequence[Path]) -> tuple[Path, Path, dict[str, An
     return begins(data, folder, train), begins(data, folder, dev), settings
 
 
+def tags_of(train: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Of the whole set: a cut of it does not show every type that dev has."""
+    tags = {str(tag) for row in read_rows(train) for tag in row[settings["tags"]]}
+    scheme = settings.get("train_scheme", settings.get("scheme", "iob2"))
+    return sorted(tags) if scheme == "none" else all_tags({tag[2:] for tag in tags - {"O"}}, scheme)
+
+
 def table_of(name: str, data: Sequence[Path], out: Path, rows: int, dev_rows: int) -> Path:
     """The TOML file of the cut."""
     folder, toml = out / "data" / name, out / "data" / f"{name}.toml"
@@ -83,7 +91,7 @@ def table_of(name: str, data: Sequence[Path], out: Path, rows: int, dev_rows: in
         cut(dev, folder / "dev.jsonl", dev_rows)
         kept = {key: value for key, value in settings.items() if key not in ("rows", "files", "submission", "epochs")}
         kept |= {"data": str(folder.resolve()), "name": name}
-        kept |= {} if name in TAGGING else {"shared_rows": "allow"}
+        kept |= {"labels": tags_of(train, settings)} if name in TAGGING else {"shared_rows": "allow"}
         toml.write_text("".join(f"{key} = {config.toml_value(value)}\n" for key, value in kept.items()))
     return toml
 

@@ -28,12 +28,12 @@ PRINTED = {
     "albert": 3.113923955392512e22,
     "t5_11b": 4.581900124212429e22,
 }
-BENCH = Path(__file__).parents[2] / "bench" / "published_flops.py"
+BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.fixture(scope="module")
 def published():
-    return runpy.run_path(str(BENCH))["published"]
+    return runpy.run_path(str(BENCH / "published_flops.py"))["published"]
 
 
 def test_every_number_of_the_original_is_reproduced_to_the_last_digit(published):
@@ -54,6 +54,14 @@ def test_a_recipe_of_the_paper_costs_what_the_paper_says(recipe, words, name, pu
     settings, _ = resolve(recipe, ["data=x", *words])
     assert trial.paper_flops(settings, trial.PAPER_VOCABULARY) == PRINTED[name]
     assert trial.paper_flops(settings, trial.PAPER_VOCABULARY, True) == published(corrected=True)[name]
+
+
+@pytest.mark.parametrize(("size", "recipe"), [("small", "electra-small"), ("modern-small", "modern-small")])
+def test_the_benches_count_what_the_recipe_does(size, recipe, monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    case = runpy.run_path(str(BENCH / "pretraining_steps.py"))["Case"](size, rows=128, length=128, dropout=0.1)
+    settings, _ = resolve(recipe, ["data=x", "run=x", "train.batch=128", "rows.length=128"])
+    assert case.flops_per_token() == trial.flops_per_token(settings, trial.PAPER_VOCABULARY)
 
 
 def test_the_corrections_are_of_the_size_that_they_should_be(published):
