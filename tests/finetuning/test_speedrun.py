@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -149,3 +150,11 @@ def test_what_cannot_work_is_one_line_before_anything_is_done(words, code, messa
     done = electra("speedrun", *filled, "--out", tmp_path / "out")
     assert done.returncode == code and message in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_table_that_cannot_be_used_is_refused_before_the_minutes_are_spent(recipe, prepared, glue, tmp_path):
+    other = shutil.copytree(glue, tmp_path / "glue")
+    (other / "rte" / "dev.jsonl").write_text((other / "rte" / "train.jsonl").read_text())
+    done = electra("speedrun", recipe, f"data={prepared}", f"glue={other}", *OPTIONS, "--out", tmp_path / "out")
+    assert done.returncode == 3 and "rte: dev row 1" in done.stderr and "shared_rows=allow" in done.stderr
+    assert not (tmp_path / "out" / "run").exists()

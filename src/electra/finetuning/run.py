@@ -17,10 +17,10 @@ from electra.base.errors import SettingsError
 from electra.base.files import lock, refuse_other_kind, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
-from electra.finetuning import IS_ALSO, Problem, merit, report
+from electra.finetuning import IS_ALSO, Problem, Task, merit, report
 from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
 from electra.finetuning.folder import architecture, seed_folders, update_cards
-from electra.finetuning.plan import describe_files, file_line, plan_problems, refuse
+from electra.finetuning.plan import Plan, describe_files, file_line, plan_problems, refuse
 from electra.finetuning.search import SEARCH, Search, altered, search
 from electra.finetuning.seeds import (
     TRAINING,
@@ -60,23 +60,29 @@ def plan_all(items: Sequence[str], overrides: Mapping[str, Any], start: Start) -
     """By the words they were made from. Everything that is wrong with any of the tables is said at once."""
     groups = {item: plan_item(item, overrides, start) for item in items}
     planned = [it for item in items for it in groups[item]]
-    problems: list[Problem] = []
-    remedies: dict[str, None] = {}
     names: set[str] = set()
     for it in planned:
-        name = it.plan.name
-        if name in names:
-            raise SettingsError(f"two tasks are called {name}. Give one another name with name=….")
-        names.add(name)
+        if it.plan.name in names:
+            raise SettingsError(f"two tasks are called {it.plan.name}. Give one another name with name=….")
+        names.add(it.plan.name)
         wanted_trackers(it.plan.method.track)
-        own = plan_problems(it.plan, it.task)
+    refuse_tables([(it.plan, it.task) for it in planned])
+    return groups
+
+
+def refuse_tables(tables: Sequence[tuple[Plan, Task]]) -> None:
+    problems: list[Problem] = []
+    remedies: dict[str, None] = {}
+    for plan, task in tables:
+        own = plan_problems(plan, task)
         problems += (
-            [replace(one, split=f"{name}: {one.split}".removesuffix(": ")) for one in own] if len(planned) > 1 else own
+            [replace(one, split=f"{plan.name}: {one.split}".removesuffix(": ")) for one in own]
+            if len(tables) > 1
+            else own
         )
         if any(problem.text == IS_ALSO for problem in own):
-            remedies[f"Rows of dev that are in train too: {it.plan.task.shared_rows_remedy}"] = None
+            remedies[f"Rows of dev that are in train too: {plan.task.shared_rows_remedy}"] = None
     refuse(problems, remedies)
-    return groups
 
 
 def finetune(

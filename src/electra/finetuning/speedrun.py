@@ -45,7 +45,7 @@ from electra.data.tables import column_of
 from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, load_tokenizer, save_tokenizer, train_tokenizer
 from electra.finetuning.plan import TASKS, Plan, make_plan, plain
 from electra.finetuning.report import GLUE, SETTINGS
-from electra.finetuning.run import finetune
+from electra.finetuning.run import finetune, refuse_tables
 from electra.pretraining.run import environment, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import device_peak, paper_flops, step_flops
@@ -124,6 +124,8 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
         with timings.stage("prepare"):
             if shards != settings.data:
                 prepare_text(settings, shards)
+        tokenizer = load_tokenizer(shards)
+        refuse_tables([(it, it.task.build(tokenizer, it.task.length, it.splits)) for it in plans.values()])
         with timings.stage("pretrain"):
             heldout = pretrain(pretraining, command)
             plot_run(Path(pretraining.run), Path(pretraining.run) / "curves.png")
