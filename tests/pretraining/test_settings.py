@@ -56,6 +56,18 @@ def test_a_frozen_generator_that_is_to_share_everything_gets_one_remedy_and_neve
     assert "generator.sharing=tied" not in str(error.value)
 
 
+def test_what_is_given_for_a_generator_that_is_not_there_is_said_to_be_without_effect(caplog):
+    words = ["generator.width=0.5", "sampling.temperature=2.0"]
+    resolve("tiny+masked-lm", [DATA, *words])
+    assert caplog.messages == [
+        "generator.width, sampling.temperature without effect: a masked language model has no generator."
+    ]
+    caplog.clear()
+    resolve("modern-small+masked-lm", [DATA, "masking.share=0.3"])  # the recipe's own generator is nobody's slip
+    resolve("tiny", [DATA, *words])
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("size", shipped_sizes())
 @pytest.mark.parametrize("addition", shipped_additions())
 def test_every_addition_joins_every_size(size, addition):

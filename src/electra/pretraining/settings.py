@@ -1,5 +1,6 @@
 """The settings of a pre-training run as one tree, and the networks they describe."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,13 @@ from electra.model.generators import GeneratorSettings
 from electra.objectives import Objective, ObjectiveSettings, build
 from electra.objectives.corruption import MaskingSettings, NoiseSettings, ObjectiveInputs, SamplingSettings
 from electra.objectives.electra import ElectraSettings
+from electra.objectives.masked_lm import MaskedLMSettings
 from electra.train.optimizers import OptimizerSettings
 from electra.train.settings import ScheduleSettings, TrainSettings
+
+log = logging.getLogger(__name__)
+
+OF_GENERATORS = ("generator.", "sampling.", "optimizer.generator.")
 
 
 class PretrainSettings(config.Settings):
@@ -103,7 +109,11 @@ class PretrainSettings(config.Settings):
 def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, str]]:
     """The settings of a command line. The run folder has a default that depends on the recipe's name."""
     name = "+".join(Path(part).stem for part in recipe.split("+"))
-    return config.resolve(PretrainSettings, recipe, words, {"run": f"runs/{name}"})
+    settings, sources = config.resolve(PretrainSettings, recipe, words, {"run": f"runs/{name}"})
+    given = [key for key in sources if sources[key] == "command line" and key.startswith(OF_GENERATORS)]
+    if given and isinstance(settings.objective, MaskedLMSettings):
+        log.warning("%s without effect: a masked language model has no generator.", ", ".join(given))
+    return settings, sources
 
 
 def build_objective(
