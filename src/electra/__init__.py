@@ -139,7 +139,7 @@ def pretrain(
     """
     from electra.base.ranks import is_launched, join
     from electra.pretraining.run import pretrain as train
-    from electra.pretraining.settings import resolve
+    from electra.pretraining.settings import resolve, warn_without_effect
     from electra.train.distributed import launch
     from electra.train.log import plot_run, read_metrics
 
@@ -147,7 +147,8 @@ def pretrain(
     words = _words(overrides) + _words({key: value for key, value in named.items() if value is not None})
     command = ["pretrain", str(recipe), *words]
     with join() as ranks:
-        settings, _ = ranks.everyone(lambda: resolve(str(recipe), words))
+        settings, sources = ranks.everyone(lambda: resolve(str(recipe), words))
+        warn_without_effect(settings, sources)
         folder = Path(settings.run)
         if settings.train.processes > 1 and not is_launched():
             launch(command, settings.train)

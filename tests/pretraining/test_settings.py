@@ -4,7 +4,7 @@ import pytest
 
 from electra.base import config
 from electra.base.errors import SettingsError
-from electra.pretraining.settings import resolve
+from electra.pretraining.settings import resolve, warn_without_effect
 from helpers import shipped_additions, shipped_sizes, words_of
 
 DATA = "data=x"
@@ -58,13 +58,15 @@ def test_a_frozen_generator_that_is_to_share_everything_gets_one_remedy_and_neve
 
 def test_what_is_given_for_a_generator_that_is_not_there_is_said_to_be_without_effect(caplog):
     words = ["generator.width=0.5", "sampling.temperature=2.0"]
-    resolve("tiny+masked-lm", [DATA, *words])
+    warn_without_effect(*resolve("tiny+masked-lm", [DATA, *words]))
     assert caplog.messages == [
         "generator.width, sampling.temperature without effect: a masked language model has no generator."
     ]
     caplog.clear()
-    resolve("modern-small+masked-lm", [DATA, "masking.share=0.3"])  # the recipe's own generator is nobody's slip
-    resolve("tiny", [DATA, *words])
+    warn_without_effect(
+        *resolve("modern-small+masked-lm", [DATA, "masking.share=0.3"])
+    )  # its generator is the recipe's
+    warn_without_effect(*resolve("tiny", [DATA, *words]))
     assert not caplog.messages
 
 

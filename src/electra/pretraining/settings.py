@@ -1,7 +1,7 @@
 """The settings of a pre-training run as one tree, and the networks they describe."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +109,14 @@ class PretrainSettings(config.Settings):
 def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, str]]:
     """The settings of a command line. The run folder has a default that depends on the recipe's name."""
     name = "+".join(Path(part).stem for part in recipe.split("+"))
-    settings, sources = config.resolve(PretrainSettings, recipe, words, {"run": f"runs/{name}"})
+    return config.resolve(PretrainSettings, recipe, words, {"run": f"runs/{name}"})
+
+
+def warn_without_effect(settings: PretrainSettings, sources: Mapping[str, str]) -> None:
+    """Of what was given for a generator, where there is none."""
     given = [key for key in sources if sources[key] == "command line" and key.startswith(OF_GENERATORS)]
     if given and isinstance(settings.objective, MaskedLMSettings):
         log.warning("%s without effect: a masked language model has no generator.", ", ".join(given))
-    return settings, sources
 
 
 def build_objective(
