@@ -14,6 +14,7 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -57,39 +58,52 @@ def with_others(ranks: Ranks, device: torch.device) -> Iterator[None]:
         yield
 
 
-def add_up_gradients(parameters: Iterable[Tensor], dtype: torch.dtype) -> None:
-    """Every process has the sum of all gradients afterwards, the same bits."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    waiting = []
-    for bucket in buckets(gradients):
-        flat = torch.cat([gradient.flatten() for gradient in bucket]).to(dtype)
-        waiting.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-    for bucket, flat, work in waiting:
-        assert work is not None
-        work.wait()
-        pieces = flat.split([gradient.numel() for gradient in bucket])  # type: ignore[no-untyped-call]
-        torch._foreach_copy_(bucket, [piece.view_as(own) for piece, own in zip(pieces, bucket, strict=True)])
+def add_up_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    """Every process has the sum of all gradients afterwards, the same bits: copied once, into the message that they then
+    stay in."""
+    for bucket in buckets(parameter for parameter in parameters if parameter.grad is not None):
+        gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
+        message = torch.empty(sum(map(space_of, bucket)), dtype=dtype, device=bucket[0].device)
+        torch._foreach_copy_(cut_like(message, bucket), gradients)
+        dist.all_reduce(message)
+        for parameter, total in zip(bucket, cut_like(message.to(gradients[0].dtype), bucket), strict=True):
+            parameter.grad = total
 
 
-def buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
+def buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    bucket: list[nn.Parameter] = []
     size = 0
-    for tensor in tensors:
-        if bucket and size + tensor.nbytes > BUCKET:
+    for parameter in parameters:
+        if bucket and size + parameter.nbytes > BUCKET:
             yield bucket
             bucket, size = [], 0
-        bucket.append(tensor)
-        size += tensor.nbytes
+        bucket.append(parameter)
+        size += parameter.nbytes
     if bucket:
         yield bucket
 
 
+def space_of(tensor: Tensor) -> int:
+    """In a message: kernels read 16 bytes at a time, from where such a stretch begins."""
+    return -(-tensor.numel() // 8) * 8
+
+
+def cut_like(message: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    pieces = message.split([space_of(tensor) for tensor in tensors])  # type: ignore[no-untyped-call]
+    return [piece[: own.numel()].view_as(own) for piece, own in zip(pieces, tensors, strict=True)]
+
+
 def add_up_scalars(sums: Sums) -> Sums:
     """One message for all numbers, exact for counts. Histograms, which are long, are added up when somebody reads them."""
-    names = [name for name, value in sums.items() if value.ndim == 0]
-    packed = torch.stack([sums[name].double() for name in names])
+    names: dict[torch.dtype, list[str]] = {}
+    for name, value in sums.items():
+        if value.ndim == 0:
+            names.setdefault(value.dtype, []).append(name)
+    packed = torch.cat([torch.stack([sums[name] for name in alike]).double() for alike in names.values()])
     dist.all_reduce(packed)
-    return sums | {name: total.to(sums[name].dtype) for name, total in zip(names, packed.unbind(), strict=True)}
+    parts = packed.split([len(alike) for alike in names.values()])  # type: ignore[no-untyped-call]
+    totals = [total for dtype, part in zip(names, parts, strict=True) for total in part.to(dtype).unbind()]
+    return sums | dict(zip(chain.from_iterable(names.values()), totals, strict=True))
 
 
 # Weights in pieces (FSDP2). Every process keeps its piece of each tensor and of what the optimizer knows about it.
