@@ -16,6 +16,7 @@ import torch
 import machine
 from electra.data.rows import RowsSettings
 from electra.data.shards import read_manifest
+from electra.objectives import Trainable
 from electra.objectives.corruption import MaskingSettings
 from electra.objectives.metrics import summarise
 from electra.pretraining.run import build_parts
@@ -37,7 +38,7 @@ def settings_of(shards: str, case: Case, steps: int, seed: int, fast: str) -> Pr
     size = SIZES[case.size]
     return PretrainSettings(
         data=shards,
-        run="",
+        run="unused",
         seed=seed,
         encoder=case.encoder,
         generator=size.generator,
@@ -49,12 +50,12 @@ def settings_of(shards: str, case: Case, steps: int, seed: int, fast: str) -> Pr
     )
 
 
-def curve(settings: PretrainSettings, loader: Any, stop: int, every: int) -> Curve:
-    """The losses over each `every` steps, up to step `stop`."""
+def curve(settings: PretrainSettings, loader: Any, stop: int, every: int, objective: Trainable | None = None) -> Curve:
+    """The losses over each `every` steps, up to step `stop`. `objective`: where it is not that of the settings."""
     torch.compiler.reset()
     gc.collect()
     device = choose_device(settings.train)
-    objective = build_parts(settings, device, verify=False).objective.to(device).train()
+    objective = (objective or build_parts(settings, device, verify=False).objective).to(device).train()
     step = build_step(objective, settings.optimizer, Execution.of(settings.train, device), settings.seed)
     found: Curve = {name: [] for name in LOSSES}
     totals: dict[str, torch.Tensor] = {}

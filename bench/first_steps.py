@@ -1,0 +1,125 @@
+"""The first steps of the paper's recipe, by four ways: is what the generator learns a matter of our kernels, of bfloat16, or of our modules?
+
+    python bench/first_steps.py fast --data SHARDS --out FOLDER [--steps 10000] [KEY=VALUE]...
+    python bench/first_steps.py plain …             the same in plain torch: nothing compiled, no kernels, bfloat16
+    python bench/first_steps.py float32 …           plain torch in float32
+    python bench/first_steps.py transformers …      transformers' modules in place of ours, compiled; masks, losses and optimizer are ours
+    python bench/first_steps.py draw --out FOLDER   the losses of all in one picture, and bench/results/first_steps.json
+
+Rows, their order and what is masked are the same by every way: those of `electra-small` with so many steps (--of 62500, which is what its
+schedule knows). A way is one process, so that several can share a GPU.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import machine
+from electra.base.batch import Batch, SpecialIds
+from electra.objectives import Trainable
+from electra.objectives.corruption import choose, mask_chosen, replace_at
+from electra.objectives.losses import Loss, masked_lm_loss
+from electra.objectives.metrics import detection, generator_sums
+from electra.pretraining.run import build_parts
+from electra.pretraining.settings import PretrainSettings, resolve
+from electra.train.device import choose_device
+from loss_curves import curve
+from transformers_step import DETECTION_WEIGHT, at, config_of, electra_networks
+
+WAYS = {
+    "fast": [],
+    "plain": ["train.fast=off"],
+    "float32": ["train.fast=off", "train.precision=float32"],
+    "transformers": [],
+}
+EVERY = 100
+
+
+class TransformersElectra(nn.Module):
+    """The objective on transformers' modules."""
+
+    headline = extra_metrics = muted_alarms = ()
+    corruptor = None
+
+    def __init__(self, settings: PretrainSettings, special: SpecialIds, vocabulary: int):
+        super().__init__()
+        torch.manual_seed(settings.seed)
+        full = settings.encoder
+        small = full.scaled(settings.generator.width, settings.generator.depth)
+        networks = electra_networks(full, small, lambda sizes: config_of(sizes, vocabulary))
+        self.generator, self.discriminator, self.token_logits = networks[0], networks[1], networks[3]
+        self.masking, self.special = settings.masking, special
+        self.register_buffer("continues", torch.zeros(vocabulary, dtype=torch.bool), persistent=False)
+
+    def forward(self, batch: Batch) -> Loss:
+        read = {"attention_mask": batch.is_real.long(), "token_type_ids": batch.segments}
+        chosen = choose(batch, self.masking, self.special, self.continues)
+        masked = mask_chosen(batch, chosen, self.masking, self.special)
+        states = self.generator.electra(masked.ids, **read).last_hidden_state
+        logits = self.token_logits(at(states, chosen.positions))
+        mlm_loss = masked_lm_loss(logits, chosen.targets, chosen.used)
+        with torch.no_grad():
+            gumbel = -(-torch.rand(logits.shape, device=logits.device).log()).log()
+            sampled = (logits.float() + gumbel).argmax(-1)
+            corrupted = replace_at(batch.ids, chosen.positions, sampled, chosen.used)
+        scores = self.discriminator(corrupted, **read).logits
+        found = detection(scores, corrupted != batch.ids, batch.is_real)
+        sums = generator_sums(logits.detach().argmax(2) == chosen.targets, chosen.used, mlm_loss)
+        return Loss(mlm_loss + DETECTION_WEIGHT * found.total, sums | found.sums)
+
+
+def run(way: str, given: argparse.Namespace) -> None:
+    words = [f"data={given.data}", "run=unused", f"train.steps={given.of}", *WAYS[way], *given.words]
+    settings, _ = resolve("electra-small", words)
+    device = choose_device(settings.train)
+    parts = build_parts(settings, device, verify=False)
+    objective: Trainable = parts.objective
+    if way == "transformers":
+        objective = TransformersElectra(settings, parts.objective.corruptor.special, parts.manifest.vocab_size)
+    given.out.mkdir(parents=True, exist_ok=True)
+    every = min(EVERY, given.steps)
+    found = curve(settings, parts.loader, given.steps, every, objective)
+    (given.out / f"{way}.json").write_text(json.dumps({"every": every, "words": words[2:], **found}) + "\n")
+    print(way, {name: round(values[-1], 4) for name, values in found.items()})
+
+
+def draw(out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    curves = {
+        way: json.loads((out / f"{way}.json").read_text("utf-8")) for way in WAYS if (out / f"{way}.json").is_file()
+    }
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4))
+    for axis, name in zip(axes, ("mlm_loss", "rtd_loss"), strict=True):
+        for way, found in curves.items():
+            axis.plot([found["every"] * (place + 1) for place in range(len(found[name]))], found[name], label=way)
+        axis.set(xlabel="step", ylabel=name)
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(machine.RESULTS / "first_steps.png", dpi=120)
+    machine.write("first_steps", {"curves": curves, "picture": "first_steps.png"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("way", choices=[*WAYS, "draw"])
+    parser.add_argument("words", nargs="*", help="settings, such as train.batch=8")
+    parser.add_argument("--data")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--of", type=int, default=62_500)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_intermixed_args()
+    if given.way == "draw":
+        draw(given.out)
+    else:
+        run(given.way, given)
+
+
+if __name__ == "__main__":
+    main()
