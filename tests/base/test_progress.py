@@ -22,9 +22,9 @@ def test_without_a_live_bar_every_report_of_steps_is_a_line(logged: pytest.LogCa
     assert logged.messages == ["step 3/10 loss 1.000 ETA 0:01:01", "step 4/10 loss 0.500 ETA …"]
 
 
-def test_lines_about_bytes_are_few_and_the_last_is_always_there(logged: pytest.LogCaptureFixture) -> None:
+def test_lines_about_bytes_are_few_and_the_last_is_always_there_once(logged: pytest.LogCaptureFixture) -> None:
     with Progress("prepare", 200, 0, "bytes", seconds_between_lines=1000) as progress:
-        for done in (50, 100, 200):
+        for done in (50, 100, 200, 200):
             progress.advance(done)
             progress.report("1 MB/s", 0.4)
     assert logged.messages == ["prepare: 100% · 1 MB/s · 0 s left"]

@@ -50,6 +50,7 @@ class Progress:
         self.title, self.total, self.done, self.unit = title, total, done, unit
         self.first, self.began = done, time.monotonic()
         self.seconds_between_lines, self.last_line = seconds_between_lines, self.began
+        self.last_state: tuple[int, int, str] | None = None
         self.bar = self._bar() if _live_bars else None
 
     def _bar(self) -> "rich_progress.Progress":
@@ -102,10 +103,11 @@ class Progress:
         if self.bar:
             self.bar.update(self.task, text=text, eta=duration(seconds_left))
             return
-        now = time.monotonic()
-        if (self.done < self.total or not self.total) and now - self.last_line < self.seconds_between_lines:
+        now, state = time.monotonic(), (self.done, self.total, text)
+        is_soon = (self.done < self.total or not self.total) and now - self.last_line < self.seconds_between_lines
+        if is_soon or state == self.last_state:
             return
-        self.last_line = now
+        self.last_line, self.last_state = now, state
         if self.unit == "steps":
             log.info("%s %s ETA %s", self.place, text, duration(seconds_left))
         elif not self.total:
