@@ -7,16 +7,18 @@ Tables are .csv, .tsv, .jsonl or .parquet. A tenth of the table is held back to 
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import electra
 
 
 def main(
-    model: Path, table: Path, new: Path, answers: Path, text: str, label: str, seeds: int = 3, epochs: int = 3
+    model: Path, table: Path, new: Path, answers: Path, text: str, label: str, seeds: int = 3, **settings: Any
 ) -> list[Path]:
-    """Returns the files with the answers; what is fine-tuned goes beside them, and is kept when called again."""
+    """Returns the files with the answers; what is fine-tuned goes beside them, and is kept when called again. `settings` are those of
+    fine-tuning, such as epochs=3."""
     out = answers.with_name(f"{answers.name}-models")
-    tuned = electra.finetune(model, table, out, seeds=seeds, text=text, label=label, epochs=epochs)
+    tuned = electra.finetune(model, table, out, seeds=seeds, text=text, label=label, **settings)
     name, folders = next(iter(tuned.models.items()))
     summary = tuned.results["tasks"][name]
     print(f"{summary['metric']} on the dev rows: median {summary['median']:.3f} of {seeds} seeds")
@@ -35,5 +37,4 @@ if __name__ == "__main__":
     parser.add_argument("--text", required=True)
     parser.add_argument("--label", required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=3)
     print(main(**vars(parser.parse_args())))

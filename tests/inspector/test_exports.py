@@ -288,6 +288,7 @@ def test_a_missing_extra_is_said_in_one_line(toy_model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     done = electra("export", toy_model, tmp_path / "out", "--format", "onnx")
     assert (
-        done.returncode == 5 and "onnxruntime is not installed. Install it: pip install 'electra[onnx]'" in done.stderr
+        done.returncode == 5
+        and "onnxruntime is not installed. Install it from the clone: pip install '.[onnx]'" in done.stderr
     )
     assert not list(tmp_path.iterdir())

@@ -212,7 +212,7 @@ def test_a_missing_package_is_named_with_what_to_install(finished_run, monkeypat
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = electra("serve", finished_run)
-    assert done.returncode == 5 and "pip install 'electra[serve]'" in done.stderr and "uvicorn" in done.stderr
+    assert done.returncode == 5 and "pip install '.[serve]'" in done.stderr and "uvicorn" in done.stderr
 
 
 # answered together

@@ -32,7 +32,7 @@ def serve_command(
     try:
         from electra.inspector.app import Address, build_server
     except ModuleNotFoundError as error:
-        raise MachineError(f"serving needs {error.name}. Install it: pip install 'electra[serve]'") from None
+        raise MachineError(f"serving needs {error.name}. Install it from the clone: pip install '.[serve]'.") from None
     running = build_server(paths, Address(host, port, token, allow_origin))
     shelves = running.desk.gallery
     counts = f"{len(shelves.models)} models, {len(shelves.runs)} runs, {len(shelves.results)} results"

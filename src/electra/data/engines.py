@@ -112,7 +112,7 @@ def run_ray(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
     try:
         import ray
     except ImportError:
-        raise MachineError('the engine ray needs Ray. pip install "electra[ray]".') from None
+        raise MachineError("the engine ray needs Ray. Install it from the clone: pip install '.[ray]'.") from None
     ours = not ray.is_initialized()
     if ours:
         listener = signal.getsignal(signal.SIGTERM)

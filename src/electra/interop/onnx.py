@@ -99,7 +99,7 @@ def require(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         name = module.partition(".")[0]
-        raise MachineError(f"{name} is not installed. Install it: pip install 'electra[onnx]'") from None
+        raise MachineError(f"{name} is not installed. Install it from the clone: pip install '.[onnx]'.") from None
 
 
 def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:

@@ -44,7 +44,9 @@ def push(folder: Path, repository: str, send: bool = False, public: bool = False
     try:
         import huggingface_hub
     except ImportError:
-        raise MachineError('push needs the package huggingface_hub: pip install "electra[hf]".') from None
+        raise MachineError(
+            "push needs the package huggingface_hub. Install it from the clone: pip install '.[hf]'."
+        ) from None
     there = {str(it.relative_to(folder)) for it in folder.rglob("*") if not it.is_dir()}
     remarks = [f"{CARD}: {key} is not filled in" for key in unfilled(folder / CARD)]
     if not huggingface_hub.get_token():

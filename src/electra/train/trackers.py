@@ -83,7 +83,7 @@ def wanted_trackers(track: Sequence[TrackerName]) -> list[TrackerName]:
     wanted += [name for name in dict.fromkeys(track) if name not in ("auto", *wanted)]
     if missing := [name for name in wanted if not find_spec(name)]:
         raise MachineError(
-            f'track={",".join(missing)} needs a package that is not installed: pip install "electra[track]", or leave it out.'
+            f'track={",".join(missing)} needs a package that is not installed. Install it from the clone (pip install ".[track]"), or leave it out.'
         )
     return wanted
 
