@@ -9,6 +9,7 @@ import pytest
 from electra.data.tables import read_rows
 from electra.finetuning.folder import load_task_folder
 from electra.finetuning.plan import make_plan
+from electra.finetuning.predict import load_predictor
 from electra.finetuning.questions import squad1
 from helpers import electra, write_table
 
@@ -165,6 +166,16 @@ def test_the_threshold_is_fitted_on_dev_saved_with_the_model_and_used(second, tm
     assert all((said[name] == "") == (null[name] > threshold) for name in said)
     figures = json.loads(electra("evaluate", model, tmp_path / "t.json", "--json").stdout)["scores"]
     assert {"best_exact", "best_f1", "has_answer_f1", "no_answer_exact"} <= figures.keys()
+
+
+def test_what_is_said_of_the_rows_is_said_with_the_fitted_threshold(second):
+    ensemble = json.loads((second / "results.json").read_text())["tasks"]["mine"]["scores"]["dev"]["ensemble"]
+    wrong = (second / "mine" / "wrong.jsonl").read_text().splitlines()
+    assert len(wrong) == round(40 * (1 - ensemble["exact"]))
+    folders = [second / "mine" / f"seed-{seed}" for seed in range(2)]
+    thresholds = [json.loads((it / "task.json").read_text())["task"]["null_threshold"] for it in folders]
+    together = load_predictor(second / "mine").task.settings.null_threshold
+    assert thresholds[0] != thresholds[1] and together == pytest.approx(sum(thresholds) / 2)
 
 
 def test_an_ensemble_of_beams_is_made_of_answers(second):

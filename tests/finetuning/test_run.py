@@ -56,6 +56,15 @@ def test_a_table_is_a_task_and_the_results_say_everything(finished):
     assert (finished / "my" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_wrong_rows_have_the_numbers_that_they_have_in_the_file(toy_model, tmp_path):
+    table = [{"review": f"barak {number}", "stars": "ab"[number % 7 % 2]} for number in range(120)]
+    out = tmp_path / "out"
+    done = electra("finetune", toy_model, write_table(tmp_path / "my.csv", table), *FAST, "--out", out)
+    assert done.returncode == 0, done.stderr
+    wrong = [json.loads(line) for line in (out / "my" / "wrong.jsonl").read_text().splitlines()]
+    assert wrong and [table[it["row"] - 1]["review"] for it in wrong] == [it["input"]["review"] for it in wrong]
+
+
 def test_the_ensemble_averages_the_logits_of_the_seeds(finished):
     from safetensors.numpy import load_file
 

@@ -327,6 +327,10 @@ class Task(Protocol):
         """The task with what is chosen on dev after training."""
         return self
 
+    def of_seeds(self, settings: Sequence[TaskSettings]) -> "Task":
+        """What several networks answer by together, where something was chosen on dev for each: these are theirs."""
+        return self
+
     def ensemble(self, rows: Rows, examples: Examples, runs: Sequence[Sequence[Outputs]]) -> list[Prediction]:
         """One prediction from several networks: that of their mean outputs, example by example."""
         means = [

@@ -50,7 +50,7 @@ class Predictor:
     `columns` are those of the rows at hand, where they are called otherwise than in training."""
 
     def __init__(self, *models: TaskModel, columns: Mapping[str, Any] | None = None):
-        self.models, task = models, models[0].task
+        self.models, task = models, models[0].task.of_seeds([it.task.settings for it in models])
         self.task = task.with_columns(columns) if columns else task
         self.pad = special_ids(models[0].tokenizer).pad
         self.rows = self.cut = 0

@@ -13,6 +13,7 @@ remains does not count as one.
 
 import math
 import re
+import statistics
 import string
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -315,8 +316,14 @@ class SpanTask(Task):
         """The same task with the threshold that was best on dev, where the settings ask for that."""
         if self.settings.null_threshold != "dev":
             return self
-        best = {"null_threshold": scores[f"best_{self.settings.metric}_threshold"]}
-        return SpanTask(self.settings.model_copy(update=best), self.tokenizer, self.length)
+        return self.with_threshold(scores[f"best_{self.settings.metric}_threshold"])
+
+    def of_seeds(self, settings: Sequence[TaskSettings]) -> "SpanTask":
+        chosen = [it.null_threshold for it in settings if isinstance(it, SpanSettings) and it.null_threshold != "dev"]
+        return self.with_threshold(statistics.fmean(chosen)) if chosen else self
+
+    def with_threshold(self, threshold: float) -> "SpanTask":
+        return SpanTask(self.settings.model_copy(update={"null_threshold": threshold}), self.tokenizer, self.length)
 
 
 def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: TrueAnswer) -> tuple[int, int] | None:

@@ -250,8 +250,9 @@ def task_result(
         if split == "dev":
             tables = task.tables(part.rows, predictions)
             task = task.fitted(scores["dev"]["ensemble"])
+            predictions = task.ensemble(part.rows, part.examples, outputs)
             wrong = task.mistakes(part.rows, predictions)
-            write_wrong(out / plan.name / WRONG, plan.task.input_columns, part.rows, wrong)
+            write_wrong(out / plan.name / WRONG, plan.task.input_columns, part.rows, wrong, plan.numbers.get("dev"))
         if split in plan.source.submission:
             path, content = out / "submission" / plan.source.submission[split], task.submission(part.rows, predictions)
             path.parent.mkdir(exist_ok=True)
@@ -290,12 +291,16 @@ def task_result(
     return result | {"alarms": [*label_alarms(task, plan.splits), *of_seeds, *alarms]}
 
 
-def write_wrong(path: Path, columns: Sequence[str], rows: Rows, mistakes: Sequence[Mistake]) -> None:
+def write_wrong(
+    path: Path, columns: Sequence[str], rows: Rows, mistakes: Sequence[Mistake], numbers: Sequence[int] | None
+) -> None:
+    """`numbers` are those that the rows have in their file, where they are not all of it."""
     lines = []
     for it in sorted(mistakes, key=lambda it: -it.confidence)[:MOST_WRONG]:
         row = rows[it.row]
         texts = {name: row.get(column_of(name, row)) for name in columns}
-        lines.append({"row": it.row + 1, "input": texts} | it._replace(row=it.row + 1)._asdict())
+        number = numbers[it.row] if numbers else it.row + 1
+        lines.append({"row": number, "input": texts} | it._replace(row=number)._asdict())
     write_atomically(path, "".join(json_text(line) + "\n" for line in lines).encode())
 
 

@@ -280,9 +280,10 @@ def judged(
             predictions = task.predict(part.rows, part.examples, outputs[split])
             scores[split] = task.scores(part.rows, predictions)
             if split == "dev":
+                task = task.fitted(scores[split])
+                predictions = task.predict(part.rows, part.examples, outputs[split])
                 losses = [loss for _, loss in history.losses]
                 alarms = run_alarms(task, part.rows, predictions, scores[split], losses)
-                task = task.fitted(scores[split])
     encoded = {"train": prepared.train, **prepared.others}
     cut = {split: (part.cut, len(part.rows)) for split, part in encoded.items()}
     return task, {"scores": scores, **vars(history), "kept": plan.method.keep, "cut": cut, "alarms": alarms}
