@@ -45,6 +45,19 @@ def test_what_is_written_is_read_back(tmp_path, kind, packing):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+def test_every_line_end_inside_a_csv_cell_survives(tmp_path):
+    rows = [
+        {"text": "a\rb", "x": "1"},
+        {"text": "c", "x": "2\r"},
+        {"text": "d\r\ne", "x": "3\n"},
+        {"text": "f", "x": ""},
+    ]
+    with TableWriter(tmp_path / "a.csv") as writer:
+        writer.write(rows)
+    assert list(read_rows(tmp_path / "a.csv")) == rows
+    assert (tmp_path / "a.csv").read_bytes().endswith(b"\nf,\n")  # what needs no quotes has none
+
+
 def test_a_format_is_told_by_content_and_not_by_name(tmp_path):
     path = tmp_path / "data.csv"
     with TableWriter(tmp_path / "x.jsonl.gz") as writer:
@@ -132,11 +145,16 @@ def test_kinds_are_guessed_from_the_labels():
     assert guess_kind([1, 2.5]) == "regression"
     assert guess_kind([["a"], []]) == "multilabel"
     assert guess_kind(["good", "1"]) == "classification"
+    assert guess_kind(['["a", "b"]', '["a"]']) == guess_kind(["['a', 'b']", "[]"]) == "multilabel"
+    assert guess_kind(["[laughs]", "[music", "it['a']"]) == "classification"
 
 
 def test_one_label_has_one_name_in_every_format():
     assert {label_name(value) for value in (1, 1.0, "1")} == {"1"}
     assert label_list('["a", "b"]', "|") == label_list("a | b", "|") == label_list(["a", "b"], "|") == ["a", "b"]
+    assert label_list("['a', \"b's\", 3]", "|") == ["a", "b's", "3"] and label_list("[]", "|") == []
+    for no_list in ("[laughs]", "['a', ['b']]", "['a'] + x", "['a'", "[" * 9999):
+        assert label_list(no_list, "|") == [no_list]
 
 
 def test_an_empty_cell_is_a_row_where_there_is_one_column(tmp_path):

@@ -5,6 +5,7 @@ What a file holds is told by its content (files.py); only csv and tsv, which loo
 first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files; csv is quoted as usual.
 """
 
+import ast
 import csv
 import io
 import json
@@ -251,7 +252,11 @@ class TableWriter:
         if self.escape_formulas:
             table = [[f"'{cell}" if is_formula(cell) else cell for cell in cells] for cells in table]
         if self.format == "csv":
-            csv.writer(buffer, lineterminator="\n").writerows(table)
+            usual, quoted = (
+                csv.writer(buffer, lineterminator="\n", quoting=it) for it in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+            )
+            for cells in table:  # the usual one leaves a lone \r bare
+                (quoted if any("\r" in cell for cell in cells) else usual).writerow(cells)
         else:
             buffer.writelines("\t".join(re.sub(r"[\t\r\n]", " ", cell) for cell in cells) + "\n" for cells in table)
         self.file.write(buffer.getvalue().encode())
@@ -441,7 +446,8 @@ def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
     """Lists are several labels, and so are names with a separator between them; many different numbers, or numbers with a
     fraction, are a quantity; the rest is names."""
     joined = (value.split(separator) for value in values if isinstance(value, str) and separator in value)
-    if any(isinstance(value, list) for value in values) or any(all(map(str.strip, names)) for names in joined):
+    lists = (isinstance(value, list) or written_list(value) is not None for value in values)
+    if any(lists) or any(all(map(str.strip, names)) for names in joined):
         return "multilabel"
     numbers = [number(value) for value in values if value is not None and value != ""]
     real = {value for value in numbers if value is not None}
@@ -466,15 +472,27 @@ def label_name(value: Any) -> str:
 
 
 def label_list(value: Any, separator: str) -> list[str]:
-    """Several labels of one row: a list, a list written as JSON, or names with a separator between them."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = parse_json(value)
-        except ValueError:
-            value = [value]
-    elif isinstance(value, str):
+    """Several labels of one row: a list, also one written as text, or names with a separator between them."""
+    if (read := written_list(value)) is not None:
+        value = read
+    elif isinstance(value, str) and not value.lstrip().startswith("["):
         value = [part.strip() for part in value.split(separator) if part.strip()]
     return [label_name(part) for part in (value if isinstance(value, list) else [value])]
+
+
+def written_list(value: Any) -> list[Any] | None:
+    """A list of names or numbers in a cell of text: as JSON, which is what predictions are written as, or as Python
+    shows it, which is what pandas writes."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return None
+    for parse in (parse_json, ast.literal_eval):
+        try:
+            read = parse(value.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(read, list) and all(isinstance(it, str | int | float | None) for it in read):
+            return read
+    return None
 
 
 def is_missing(value: Any) -> bool:
