@@ -47,6 +47,21 @@ def test_column_files_are_named_without_their_endings(tmp_path, ending):
     assert stem(Path(f"my.{ending}")) == "my" and stem(Path("eng.train")) == "eng.train"
 
 
+def test_only_files_that_were_named_are_looked_for_in_the_current_folder(tmp_path, monkeypatch):
+    """`test` and `dev` may be anything there, a script for example."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("sst.csv", "test", "dev", "data/sst.csv", "data/train.csv", "data/dev"):
+        (tmp_path / name).write_text("text,label\na,0\n")
+    train, dev = Path("sst.csv"), Path("dev")
+    assert find_files("x", "sst.csv", {}, any_file=False) == {"train": train}
+    assert make_plan("sst.csv", {"files.dev": "dev"}, {}).files == {"train": train, "dev": dev}
+    folder = {"train": Path("data/train.csv"), "dev": Path("data/dev")}
+    assert find_files("x", "data", {}, any_file=False) == folder
+    assert find_files("x", "data", {"dev": "dev"}, any_file=False) == folder  # as a shipped task names it
+    assert find_files("x", "data", {"dev": "dev"}, any_file=False, own={"dev"}) == folder | {"dev": dev}
+
+
 def test_a_folder_of_column_files_says_what_is_missing(tmp_path):
     (tmp_path / "train.conll").write_text("a O\n")
     with pytest.raises(DataError, match="A file with a word a line needs kind=tagging"):

@@ -184,8 +184,9 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
     names = tree.get("files", {})
     if Path(source.data).is_file():  # the names that a task gives are for folders
         names = {split: file for split, file in names.items() if f"files.{split}" in overrides}
+    own = {split for split in names if item not in shipped or f"files.{split}" in overrides}
     kind = settings_class(tree["kind"]) if "kind" in tree else None
-    files = find_files(name, source.data, names, kind is not None and kind.any_file)
+    files = find_files(name, source.data, names, kind is not None and kind.any_file, own)
 
     # the settings, with what can be guessed from the training file
     notes = guess_shape(tree, files["train"]) if not is_task and kind is None else []
@@ -297,9 +298,12 @@ def guess(tree: dict[str, Any], file: Path, rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def find_files(name: str, source: str, names: Mapping[str, str], any_file: bool) -> dict[str, Path]:
+def find_files(
+    name: str, source: str, names: Mapping[str, str], any_file: bool, own: Collection[str] = ()
+) -> dict[str, Path]:
     """split -> file. A file is named by its path, by its name, or by the beginning of its name, `a|b` meaning b where
-    there is no a; of several that begin so, none is chosen for the user. Column files may be called anything."""
+    there is no a; of several that begin so, none is chosen for the user. Column files may be called anything.
+    `own` are the splits whose names are the user's, and may be paths from the current folder."""
     if not source:
         raise SettingsError(f"where are the files of {name}? Add data=FOLDER, with train, dev and test files in it.")
     data = Path(source)
@@ -315,7 +319,8 @@ def find_files(name: str, source: str, names: Mapping[str, str], any_file: bool)
         if split in names or split not in files:
             prefixes = names[split].split("|") if split in names else SPLIT_PREFIXES[split]
             left = [path for path in tables if path not in files.values()]
-            if file := find_file(split, prefixes, folder, left):
+            places = [Path(), folder] if split in own else [folder] if data.is_dir() else []
+            if file := find_file(split, prefixes, places, left):
                 files[split] = file
             elif split in names and not tables:
                 raise DataError(f"{names[split]} does not exist.")
@@ -335,9 +340,9 @@ def plain(name: str) -> str:
     return "".join(filter(str.isalnum, name)).lower()
 
 
-def find_file(split: str, prefixes: Sequence[str], folder: Path, tables: Sequence[Path]) -> Path | None:
+def find_file(split: str, prefixes: Sequence[str], places: Sequence[Path], tables: Sequence[Path]) -> Path | None:
     for prefix in prefixes:
-        named = [path for path in (Path(prefix), folder / prefix) if path.is_file()][:1]
+        named = [place / prefix for place in places if (place / prefix).is_file()][:1]
         exact = named or [path for path in tables if prefix in (path.name, stem(path))]
         begins = exact or [path for path in tables if path.name.startswith(prefix)]
         if len(begins) > 1:
