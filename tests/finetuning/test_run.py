@@ -367,6 +367,30 @@ def test_a_diverging_run_stops_with_advice(toy_model, table, tmp_path):
     assert done.returncode == 6 and "lower lr" in done.stderr and not list((tmp_path / "out/my").glob("seed-*"))
 
 
+@pytest.mark.parametrize(
+    ("labels", "test", "said"),
+    [
+        ([1.0, 2.5, 4.0], [-1.0, -1.0], ""),  # what stands in published tests whose answers are secret
+        (["a|b", "b", "c"], ["", ""], ""),
+        (
+            ["a", "b"],
+            ["a", " b"],
+            "test is not scored: 1 of 2 rows have no label that train knows (the first is row 2)",
+        ),
+        (["a", "b"], ["a", "b"], ""),
+    ],
+)
+def test_a_test_is_scored_where_all_its_rows_have_answers(labels, test, said, toy_model, tmp_path):
+    for split, its in {"train": labels * 12, "dev": labels, "test": test}.items():
+        content = [{"text": f"the barak {split} {number}", "label": label} for number, label in enumerate(its)]
+        write_table(tmp_path / "data" / f"{split}.csv", content)
+    done = electra("finetune", toy_model, tmp_path / "data", "epochs=1", "length=24", "--out", tmp_path / "out")
+    assert done.returncode == 0 and said in done.stderr, done.stderr
+    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"].values()
+    assert ("test" in result["scores"]) == (labels[0] == test[0] and not said)
+    assert any("not scored" in text for text in result["alarms"]) == bool(said)
+
+
 GOOD = [{"text": f"the barak {n}", "label": "ab"[n % 2]} for n in range(40)]
 
 

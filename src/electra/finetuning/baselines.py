@@ -145,7 +145,8 @@ def words_of(text: str) -> set[str]:
 
 
 def label_alarms(task: Task, splits: Splits) -> list[str]:
-    """Before anything is trained: names that are one label in two spellings, and labels of which train has no row."""
+    """Before anything is trained: names that are one label in two spellings, labels of which train has no row, and a test that
+    will have no score for the sake of some rows."""
     alike: dict[str, list[str]] = {}
     for label in task.labels:
         alike.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
@@ -161,6 +162,13 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
         texts.append(
             f"train has no row of {names}: it will never be answered. Add such rows, or leave it out of labels."
         )
+    for split in splits if task.settings.kind == "classification" else ():
+        unknown = [
+            n for n, row in enumerate(splits[split], 1) if not {*task.settings.row_classes(row)} & {*task.labels}
+        ]
+        if split not in ("train", "dev") and 0 < len(unknown) < len(splits[split]):
+            rows = f"{len(unknown)} of {len(splits[split]):,} rows have no label that train knows"
+            texts.append(f"{split} is not scored: {rows} (the first is row {unknown[0]}). Correct them.")
     return texts
 
 

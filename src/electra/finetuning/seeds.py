@@ -170,7 +170,11 @@ def prepare_task(task: Task, plan: Plan, start: Start) -> Prepared:
 
 
 def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
-    return {split: Encoded.of(task, rows) for split, rows in splits.items() if split != "train"}
+    others = {split: Encoded.of(task, rows) for split, rows in splits.items() if split != "train"}
+    for split, part in others.items():
+        if split != "dev" and part.is_labelled and part.is_filled_in:
+            others[split] = replace(part, examples=[replace(example, target=None) for example in part.examples])
+    return others
 
 
 # Training
