@@ -103,6 +103,9 @@ def test_the_command_line_answers_as_their_pipeline_does(make, tmp_path):
     theirs = classify(TEXTS[0])[0]
     assert answer["prediction"] == theirs["label"]
     assert answer[f"probability_{theirs['label']}"] == pytest.approx(theirs["score"], abs=1e-5)
+    pair = classify({"text": TEXTS[0], "text_pair": TEXTS[1]})
+    asked = electra("predict", folder, "--text", "a", "--text2", "b", "--probabilities", stdin="\t".join(TEXTS))
+    assert json.loads(asked.stdout)[f"probability_{pair['label']}"] == pytest.approx(pair["score"], abs=1e-5)
     table = tmp_path / "table.csv"
     with table.open("w") as file:
         csv.writer(file).writerows([["review", "label"], *([text, classify(text)[0]["label"]] for text in TEXTS)])

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.base.errors import DataError
+from electra.base.errors import DataError, SettingsError
 from electra.commands.console import Long, Text2, Trust, columns, read_lines, say, say_json
 
 
@@ -39,7 +39,11 @@ def predict_command(
     import electra
 
     if file is None or is_text(file):
-        print_answers(model, read_lines(file), probabilities, long)
+        for_files = {"--out": out, "--force": force, "--escape-formulas": escape_formulas}
+        if option := next((name for name, value in for_files.items() if value), None):
+            raise SettingsError(f"{option} is for files: answers to texts go to standard output. Redirect it: > FILE.")
+        given = {"text": columns(text, text2), "long": long}
+        print_answers(model, read_lines(file), probabilities, {key: it for key, it in given.items() if it})
         return
     result = electra.predict(model, file, out, probabilities, columns(text, text2), force, escape_formulas, long)
     cut = f", {result.cut:,} {result.cut_words}" if result.cut else ""
@@ -55,11 +59,11 @@ def is_text(word: str) -> bool:
     return True
 
 
-def print_answers(model: Path, lines: list[str], probabilities: bool, long: str | None) -> None:
+def print_answers(model: Path, lines: list[str], probabilities: bool, given: dict[str, Any]) -> None:
     """Answer and text, a tab between them; with probabilities all that the model says, as JSON."""
     from electra.finetuning.predict import predict_lines
 
-    for line, answer in zip(lines, predict_lines(model, lines, long), strict=True):
+    for line, answer in zip(lines, predict_lines(model, lines, given), strict=True):
         say_json(answer) if probabilities else say(f"{shown(answer['prediction'])}\t{line}")
 
 

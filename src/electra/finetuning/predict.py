@@ -84,9 +84,9 @@ def load_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
     return adopt_classifier(folder, columns)
 
 
-def predict_lines(model: Path, lines: Sequence[str], long: str | None = None) -> list[Prediction]:
+def predict_lines(model: Path, lines: Sequence[str], columns: Mapping[str, Any]) -> list[Prediction]:
     """Of texts that are in no table. A line is a row; its two texts, where there are two, have a tab between them."""
-    predictor = load_predictor(model, {"long": long} if long else None)
+    predictor = load_predictor(model, columns)
     return predictor([predictor.task.settings.row_of(line) for line in lines])
 
 
