@@ -129,6 +129,14 @@ def test_parquet_keeps_the_text_or_what_is_asked_for(finished_run, tmp_path):
     np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
+def test_texts_of_several_files_are_kept_under_the_name_of_the_first(finished_run, tmp_path):
+    table, lines = (path for path in write_inputs(tmp_path) if path.name in ("c.csv", "d.txt"))
+    for files, column in (([table, lines], "review"), ([lines, table], "text")):
+        done = electra("embed", finished_run, *files, "--out", tmp_path / "all.parquet", "--force")
+        assert done.returncode == 0, done.stderr
+        assert pq.read_table(tmp_path / "all.parquet")[column].to_pylist() == TEXTS * 2
+
+
 def test_many_chunks_are_one_array_and_one_table(finished_run, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "MOST_TEXTS", 3)
     texts = [f"the barak walks {number}" for number in range(100)]

@@ -185,6 +185,7 @@ class TextSource:
         self.files, self.column, self.keep = files, column, keep
         self.size = sum(path.stat().st_size for path in files) if all(path.is_file() for path in files) else 0
         self.position = 0
+        self.text_name = ""
 
     def rows(self) -> Iterator[TextRow]:
         for path in self.files:
@@ -205,13 +206,13 @@ class TextSource:
         for number, row in enumerate(rows, 1):
             if not column:
                 column = text_column(path, row, self.column)
-                keep = self.keep or [column]
-                if missing := [name for name in keep if name not in row]:
+                self.text_name = self.text_name or column  # the first file's, for all
+                if missing := [name for name in self.keep if name not in row]:
                     raise DataError(f"{path} has no column {missing[0]!r} to keep: it has {', '.join(row)}.")
             text = row.get(column)
             if not isinstance(text, str):
                 raise DataError(f"{path} row {number}: {column!r} is {short(text)}, not text. Repair it.")
-            yield TextRow(text, {name: row.get(name) for name in keep})
+            yield TextRow(text, {name: row.get(name) for name in self.keep} or {self.text_name: text})
 
 
 def parquet_rows(source: OpenSource) -> int:
