@@ -1,15 +1,17 @@
 """Trained and untrained networks are asked about the same text, and runs can be asked about one text."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from electra.base import config
 from electra.base.errors import DataError
 from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.pretraining import evaluate as evaluation
 from electra.pretraining.evaluate import evaluate_run
-from electra.pretraining.load import load_run
+from electra.pretraining.load import load_run, load_settings
 from electra.pretraining.run import build_heldout, pretrain
 from electra.pretraining.settings import resolve
 from helpers import electra
@@ -47,7 +49,7 @@ def test_a_masked_language_model_is_compared_with_an_untrained_one(train):
     assert untrained["mlm_loss"] > trained["mlm_loss"]
 
 
-def test_another_runs_generator_gives_every_run_the_same_text(train, monkeypatch):
+def test_another_runs_generator_gives_every_run_the_same_text(train, tmp_path, monkeypatch):
     """`rtd_loss` and AUC by hand for one of them, on the text that the other run itself reads."""
     yardstick, texts, build = train("electra-15"), [], evaluation.yardstick
 
@@ -60,6 +62,12 @@ def test_another_runs_generator_gives_every_run_the_same_text(train, monkeypatch
     for addition in ("whole-word", "electric", "all-tokens"):
         texts.append([])
         run = train(addition)
+        if addition == "electric":  # one that has other rows
+            run = shutil.copytree(run, tmp_path / "run")
+            settings = load_settings(run)
+            other = settings.train.model_copy(update={"evaluate_rows": 5, "batch": 4, "precision": "bfloat16"})
+            changed = settings.model_copy(update={"data": "nowhere", "seed": 9, "train": other})
+            (run / "config.toml").write_text(config.to_toml(changed))
         trained, untrained = evaluate_run(run, generator=yardstick)
         assert not set(GENERATOR) & trained.keys() and trained["rtd_loss"] != untrained["rtd_loss"]
 
@@ -82,11 +90,13 @@ def test_another_runs_generator_gives_every_run_the_same_text(train, monkeypatch
     assert trained["replaced_share"] == pytest.approx(truth.float().mean().item())
 
 
-def test_a_masked_language_model_can_be_the_yardstick_and_not_be_measured(train):
+def test_a_masked_language_model_can_be_the_yardstick_and_not_be_measured(train, tmp_path):
     masked_lm, run = train("masked-lm"), train("electra-15")
     done = electra("evaluate", run, "--generator", masked_lm)
-    assert done.returncode == 0 and (run / "evaluation-by-evaluate-masked-lm.json").is_file(), done.stderr
-    assert "corrupted by" in done.stdout
+    assert done.returncode == 0 and "corrupted by" in done.stdout, done.stderr
+    shutil.copytree(masked_lm, other := tmp_path / masked_lm.name)
+    assert electra("evaluate", run, "--generator", other).returncode == 0
+    assert len([*run.glob("evaluation-by-evaluate-masked-lm-*.json")]) == 2
     with pytest.raises(DataError, match="has no discriminator"):
         evaluate_run(masked_lm, generator=run)
     with pytest.raises(DataError, match="no generator that could be used again"):

@@ -38,8 +38,10 @@ def evaluate_command(
 
 
 def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator: Path | None, as_json: bool) -> None:
-    """In evaluation.json of the run, or in a file named after the run whose generator corrupted the text; with the curves
-    beside it, and on standard output."""
+    """In evaluation.json of the run, or in a file named after the run whose generator corrupted the text (with a hash of its
+    place: those of a comparison are all called the same); with the curves beside it, and on standard output."""
+    from hashlib import sha256
+
     from electra.base.files import write_json
     from electra.pretraining.evaluate import MEANINGS
     from electra.train.log import finite_or_none, plot_run
@@ -47,7 +49,9 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
     finite = {name: {key: finite_or_none(value) for key, value in metrics.items()} for name, metrics in result.items()}
     name, title = "evaluation.json", f"{run}, held-out documents"
     if generator is not None:
-        name, title = f"evaluation-by-{generator.resolve().name}.json", f"{title}, corrupted by {generator}"
+        place = generator.resolve()
+        name = f"evaluation-by-{place.name}-{sha256(bytes(place)).hexdigest()[:8]}.json"
+        title = f"{title}, corrupted by {generator}"
     write_json(run / name, finite)
     plot_run(run, run / "curves.png")
     if as_json:

@@ -48,29 +48,28 @@ def evaluate_run(
     """Metrics of a run's networks on held-out documents, and those of an untrained network reading the same text: what the
     trained generator made of it, whatever the objective.
 
-    `generator`: another run, whose generator corrupts the text instead. Rows, masking and sampling are then that run's
-    too, so that it is the same text for every discriminator: a yardstick for runs whose own generators differ."""
+    `generator`: another run, whose generator corrupts the text instead. Data, rows, masking, sampling and precision are then
+    that run's too, so that it is the same text for every discriminator: a yardstick for runs whose own generators differ."""
     settings, trained = load_run(run)
     tokenizer = load_tokenizer(run / "tokenizer.json")
-    folder = data or Path(settings.data)
+    text, corruptor = (settings, None) if generator is None else yardstick(run, settings, generator, tokenizer)
+    folder = data or Path(text.data)
     other = read_manifest(folder).tokenizer_sha256 != tokenizer_hash(tokenizer)
     if other and not is_same_tokenizer(load_tokenizer(folder), tokenizer):
         raise CorruptError(
             f"{folder} was prepared with another tokenizer than {run} was trained with. Prepare it again."
         )
     changes = {"device": "auto"} | ({"evaluate_rows": rows} if rows else {})  # any machine may evaluate
-    train = settings.train.model_copy(update=changes)
+    train = text.train.model_copy(update=changes)
     device = choose_device(train)
     trained.to(device).eval()
     untrained = build_objective(settings, tokenizer).to(device).eval()
 
-    # whose text, and who answers what about it
-    text = settings
-    if generator is None:
+    # who answers what about the text
+    if corruptor is None:
         own = trained.corruptor
         scores = [lambda batch: trained(batch).sums, lambda batch: untrained(batch, own(batch) if own else None).sums]
     else:
-        text, corruptor = yardstick(run, settings, generator, tokenizer)
         corruptor.to(device).eval()
         scores = [detect(run, objective, corruptor) for objective in (trained, untrained)]
     heldout = build_heldout(text.model_copy(update={"train": train}), folder, special_ids(tokenizer))
