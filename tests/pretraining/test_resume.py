@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from electra.objectives.corruption import SamplingSettings
+from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders, newest_checkpoint, problem_of
 from electra.train.log import read_metrics
 from helpers import Forked, command, electra, environment
@@ -170,3 +172,42 @@ def test_a_finished_run_is_made_longer_with_a_schedule_of_its_own_and_its_config
     shutil.rmtree(run / "checkpoints" / "step-000000020")
     refused = electra(*words, "train.steps=30")
     assert refused.returncode == 2 and "finish this one first" in refused.stderr and f"start={run}" in refused.stderr
+
+
+def assert_exported(run: Path) -> None:
+    """The export is the network of the newest checkpoint."""
+    exported, trained = (load_network(path).encoder.state_dict() for path in (run / "export", run))
+    assert all(torch.equal(exported[name], trained[name]) for name in trained)
+
+
+def test_a_run_that_begins_again_leaves_nothing_of_the_earlier_one(finished_run, recipe, prepared, tmp_path):
+    run, words = tmp_path / "run", ("pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=4")
+    shutil.copytree(finished_run, run)
+    shutil.rmtree(run / "checkpoints")
+    first = {"kind": "heldout", "step": 0, "auc": 0.123}
+    (run / "metrics.jsonl").write_text(json.dumps(first) + "\n")
+    (run / "tracking.json").write_text('{"wandb": "other"}')
+    done = electra(*words, f"start={finished_run}", "schedule.warmup=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("of an earlier run: kept in") == 1 and first not in read_metrics(run)
+    assert not (run / "tracking.json").exists() and "0.123" not in (run / "before-after.md").read_text()
+    kept = {"export", "metrics.jsonl", "samples.json", "tracking.json"}
+    assert {path.name for path in (run / "earlier-1").iterdir()} == kept
+    assert_exported(run)
+
+    # the same settings: a job that was taken away before its first checkpoint goes on as the same tracked run
+    shutil.rmtree(run / "checkpoints")
+    (run / "tracking.json").write_text('{"wandb": "same"}')
+    again = electra(*words, f"start={finished_run}", "schedule.warmup=2")
+    assert again.returncode == 0 and (run / "tracking.json").exists()
+    assert {path.name for path in (run / "earlier-2").iterdir()} == {"export"}
+
+
+def test_steps_that_are_trained_again_are_exported_again(finished_run, recipe, prepared, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    shutil.rmtree(run / "checkpoints" / "step-000000040")
+    other = electra("pretrain", recipe, f"data={prepared}", f"run={run}", "train.accumulate=4")
+    assert other.returncode == 0 and final_weights(run) != final_weights(finished_run)
+    assert_exported(run)
+    assert (run / "earlier-1" / "export" / "model.safetensors").is_file()

@@ -4,8 +4,10 @@ import logging
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import torch
 import electra
 from electra.base import config
 from electra.base.batch import SpecialIds
-from electra.base.errors import CorruptError, SettingsError, common
+from electra.base.errors import CorruptError, ElectraError, SettingsError, common
 from electra.base.files import (
     lock,
+    read_object,
     read_or_set_aside,
     refuse_other_kind,
     remove_leftovers,
@@ -34,17 +37,18 @@ from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.card import ENVIRONMENT, described_data
 from electra.pretraining.load import CONFIG, export_networks, load_run, load_settings
-from electra.pretraining.samples import ROWS_SHOWN, SampledEvaluation, Shown
+from electra.pretraining.samples import ROWS_SHOWN, SAMPLES, SampledEvaluation, Shown
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.start import before_and_after, take_weights
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
 from electra.train.device import choose_device, explain_machine, log_shortcomings, machine
 from electra.train.distributed import is_sharded, shard
+from electra.train.log import METRICS
 from electra.train.loop import Run, train
 from electra.train.settings import FREE_TO_CHANGE, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
-from electra.train.trackers import wanted_trackers
+from electra.train.trackers import TRACKING, wanted_trackers
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +154,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         def describe_folder() -> None:
             if settings.train.stages:  # its export is of an earlier end
                 set_export_aside(folder, settings.train.stages[-1])
+            if fresh:
+                set_earlier_aside(folder, settings, fingerprint)
             write_atomically(folder / CONFIG, config.to_toml(settings).encode())
             known = {"processes": ranks.world, "data": described_data(parts.manifest)}
             write_json(folder / ENVIRONMENT, environment() | known | fingerprint)
@@ -178,6 +184,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         metrics = state.log.last("heldout")
 
         def export_main() -> None:
+            if state.step > state.first_step:  # what is there is of other weights
+                set_aside(folder, ["export"])
             if not (folder / "export").exists():
                 whole = load_run(folder)[1] if is_sharded(objective) else parts.objective
                 main = dict(list(whole.networks().items())[:1])
@@ -234,6 +242,27 @@ def set_export_aside(folder: Path, step: int) -> None:
     if (folder / "export").is_dir() and not aside.exists() and load_settings(folder).train.steps == step:
         (folder / "export").rename(aside)
         log.info("its export is kept as %s.", aside)
+
+
+def set_earlier_aside(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> None:
+    """What is not of this run, which begins in a folder without checkpoints: exports; and of a run with other settings or data
+    what was measured too."""
+    names = ["export", *(path.name for path in sorted(folder.glob("export-step-*")))]
+    with suppress(ElectraError):  # without settings that can be read nobody knows whose it is
+        before = read_object(folder / ENVIRONMENT) | config.dump(load_settings(folder))
+        now = before | fingerprint | config.dump(settings)
+        if not config.differences(before, now, ignore=("run", "data")):
+            return set_aside(folder, names)
+    set_aside(folder, [*names, METRICS, SAMPLES, TRACKING, BEFORE_AFTER])
+
+
+def set_aside(folder: Path, names: Sequence[str]) -> None:
+    if paths := [folder / name for name in names if (folder / name).exists()]:
+        aside = next(path for n in count(1) if not (path := folder / f"earlier-{n}").exists())
+        aside.mkdir()
+        for path in paths:
+            path.rename(aside / path.name)
+        log.warning("%s of an earlier run: kept in %s.", ", ".join(path.name for path in paths), aside)
 
 
 def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> None:
