@@ -9,6 +9,7 @@ import pytest
 from electra.base.jobs import Signals
 from electra.finetuning import search as searching
 from electra.finetuning.seeds import load_start, plan_item
+from electra.finetuning.training import ExampleBatches
 from helpers import electra
 
 FAST = ("batch=16", "evaluations=1", "length=24", "min_steps=0")
@@ -92,6 +93,43 @@ def test_all_candidates_differ_and_the_first_is_the_default_with_its_steps(toy_m
     assert len({str(it.words) for it in trials}) == 12 and trials[0].number == 1
     first = trials[0].words
     assert first["lr"] == planned.plan.method.lr and first["epochs"] == 84  # of 3 steps: min_steps=250
+
+
+def test_the_first_trial_has_the_default_s_steps_where_a_text_is_several_examples(toy_model, tmp_path):
+    rows = [f"{being} {'the ' * count},{being[:3]}" for count in range(24) for being in ("barak", "lonute")]
+    (tmp_path / "long.csv").write_text("\n".join(["text,label", *rows]))
+    (planned,) = plan_item(
+        str(tmp_path / "long.csv"), {"batch": 16, "length": 8, "long": "windows"}, load_start(toy_model)
+    )
+    prepared, method = searching.prepare_for_dev(planned), planned.plan.method
+    assert len(prepared.train.examples) > 48
+    default = ExampleBatches(prepared, method.batch, planned.plan.task.epochs, 0, method.min_steps)
+    assert searching.first_trials(planned, {}, 1)[0].words["epochs"] == default.epochs
+
+
+def test_what_the_user_s_own_task_file_sets_is_not_searched(toy_model, folder, tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(f'data = "{folder}"\nlabels = ["bar", "lon"]\nepochs = 2\nlr = 1e-3\n')
+    (planned,) = plan_item(str(recipe), {}, load_start(toy_model))
+    assert set(searching.first_trials(planned, {}, 1)[0].words) == {"layer_decay", "pooling"}
+
+
+def test_trials_that_are_alike_in_a_round_are_trained_once(toy_model, folder, tmp_path, monkeypatch):
+    """A quarter of two epochs and one of three are one, and two processes would write the same checkpoints."""
+    (planned,) = plan_item(str(folder), {"batch": 16, "length": 24}, load_start(toy_model))
+    settings = [(1e-3, 3), (1e-3, 2), (2e-3, 2), (2e-3, 3)]
+    trials = [searching.Trial(number, {"lr": lr, "epochs": epochs}) for number, (lr, epochs) in enumerate(settings, 1)]
+    trained = []
+
+    def run_trial(_planned, _prepared, job, *_):
+        trained.append((job.words["lr"], job.words["epochs"]))
+        return {"trial": job.trial, "metric": "accuracy", "score": job.words["epochs"] / 10}
+
+    monkeypatch.setattr(searching, "first_trials", lambda *_: trials)
+    monkeypatch.setattr(searching, "run_trial", run_trial)
+    found = searching.search(planned, {}, 4, 1, tmp_path, Signals())
+    assert trained == [(1e-3, 1), (2e-3, 1), (1e-3, 2), (1e-3, 1)]
+    assert {it.number: it.scores for it in found.trials} == {1: (0.1, 0.2), 2: (0.1, 0.1), 3: (0.1,), 4: (0.1,)}
 
 
 def test_a_trial_that_diverges_loses_and_ends_nothing(toy_model, folder, tmp_path, monkeypatch):

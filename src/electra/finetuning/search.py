@@ -30,7 +30,7 @@ from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
 from electra.base.randomness import mix, permute
 from electra.finetuning import merit, report
-from electra.finetuning.plan import MethodSettings
+from electra.finetuning.plan import TASKS, MethodSettings
 from electra.finetuning.seeds import PlannedTask, load_start, plan_item, prepare_task, seed_run, train_seed
 from electra.finetuning.training import Prepared, dev_scores, headline
 from electra.train.device import explain_machine, gpu_names
@@ -71,9 +71,14 @@ class Search:
 
 def first_trials(planned: PlannedTask, overrides: Mapping[str, Any], count: int) -> list[Trial]:
     """The method's own settings, then others in an order that is the same every time."""
-    task, method = planned.plan.task, planned.plan.method
-    steps = math.ceil(len(planned.task.training_rows(planned.plan.splits["train"])) / method.batch)
-    epochs = max(task.epochs, math.ceil(method.min_steps / steps))
+    task, method, file = planned.plan.task, planned.plan.method, Path(planned.plan.item)
+    is_own_task = file.suffix == ".toml" and file.is_file()
+    set_keys = {*overrides, *(config.read_recipe(planned.plan.item, TASKS) if is_own_task else ())}
+    rows = planned.task.training_rows(planned.plan.splits["train"])
+    size = len(rows)
+    if task.epochs * math.ceil(size / method.batch) < method.min_steps:  # a row may be several examples
+        size = len(planned.task.encode(rows)[0])
+    epochs = max(task.epochs, math.ceil(method.min_steps / math.ceil(size / method.batch)))
     choices: dict[str, list[Any]] = {
         "lr": [float(f"{method.lr * factor:.3g}") for factor in RATES],
         "epochs": [max(1, round(epochs * factor)) for factor in EPOCHS],
@@ -81,7 +86,7 @@ def first_trials(planned: PlannedTask, overrides: Mapping[str, Any], count: int)
         "pooling": ["cls", "mean"] if "pooling" in type(task).model_fields else [],
     }
     own = {"lr": method.lr, "epochs": epochs, "layer_decay": method.layer_decay, "pooling": planned.task.pooling}
-    choices = {key: values for key, values in choices.items() if values and key not in overrides}
+    choices = {key: values for key, values in choices.items() if values and key not in set_keys}
     if not choices:
         raise SettingsError(
             f"{', '.join(report.SEARCHED)} are all set, so there is nothing to search. Leave one of them open."
@@ -192,17 +197,20 @@ def search(
         if len(left) == 1 and trials[1].scores:
             break
         titles = {number: f"{name} trial {number}, {share:.0%} of epochs," for number in left}
-        todo = [Round(number, in_round(planned, trials[number], share), titles[number]) for number in left]
-        for result in results_of(todo):
-            trial = trials[result["trial"]]
+        words = {number: in_round(planned, trials[number], share) for number in left}
+        # a quarter of two epochs and one of three are both one: such trials are trained once
+        todo = {json.dumps(words[number]): Round(number, words[number], titles[number]) for number in left}
+        for result in results_of(list(todo.values())):
             metric = metric or result["metric"]
-            trials[trial.number] = replace(trial, scores=(*trial.scores, result["score"]))
-            done += share
+            alike = [number for number in left if words[number] == words[result["trial"]]]
+            for number in alike:
+                trials[number] = replace(trials[number], scores=(*trials[number].scores, result["score"]))
+            done += share * len(alike)
             everything = sum(share * size for share, size in zip(SHARES, sizes, strict=True))
             eta = duration(max(0.0, everything - done) * (time.monotonic() - began) / done)
-            log.info(
-                "%s dev %s %s; ETA of the search %s", titles[trial.number], metric, report.shown(result["score"]), eta
-            )
+            for number in alike:
+                score = report.shown(result["score"])
+                log.info("%s dev %s %s; ETA of the search %s", titles[number], metric, score, eta)
     ordered = sorted(trials.values(), key=lambda trial: (-len(trial.scores), rank(trial, metric)))
     return Search(metric, tuple(ordered))
 
