@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,3 +169,37 @@ def test_the_same_network_untrained_is_a_baseline_at_its_own_best_rate(toy_model
     task = json.loads((out / "results.json").read_text())["tasks"]["my"]
     assert task["baselines"]["dev"]["untrained"]["accuracy"] == max(scores)
     assert f"{max(scores):.4f} │\n" in done.stdout and "untrained: the same network" in done.stdout
+    again = electra("finetune", toy_model, table, *words[:-1], "--out", out)  # what was measured is still shown
+    assert again.returncode == 0 and f"{max(scores):.4f} │\n" in again.stdout, again.stderr
+
+
+def labelled_table(path: Path) -> Path:
+    rows = [{"text": it, "label": "yes" if "walks" in it else "no"} for it in sentences(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def stored_settings(out: Path) -> list[dict]:
+    return [json.loads(it.read_text()) for it in out.glob("untrained/*/*/settings.json")]
+
+
+QUICK = ("evaluations=1", "length=16", "batch=32", "--untrained", "--out")
+
+
+def test_what_is_trained_together_is_untrained_together(toy_model, tmp_path):
+    one, other = (labelled_table(tmp_path / f"{name}.jsonl") for name in "ab")
+    done = electra("finetune", toy_model, f"{one}+{other}", "epochs=1", *QUICK, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    stored = stored_settings(tmp_path / "out")
+    assert len(stored) == 6 and all({*it["together"]} == {"a", "b"} for it in stored)
+
+
+@pytest.mark.slow
+def test_after_a_search_untrained_has_the_settings_that_won(toy_model, tmp_path):
+    table, out = labelled_table(tmp_path / "a.jsonl"), tmp_path / "out"
+    words = ("lr=1e-5", "layer_decay=1.0", "pooling=cls")  # so that epochs alone are searched, and more of them win
+    done = electra("finetune", toy_model, table, "--search", "--trials", 3, *words, *QUICK, out)
+    assert done.returncode == 0, done.stderr
+    own = json.loads((out / "a" / "settings.json").read_text())
+    stored = stored_settings(out)
+    assert len(stored) == 3 and all(it["task"]["epochs"] == own["task"]["epochs"] for it in stored)

@@ -29,7 +29,7 @@ from electra.base.files import (
 from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter, column_of
 from electra.finetuning import Mistake, Outputs, Rows, Task, merit
-from electra.finetuning.baselines import BASELINES, Scores, first_and_last, label_alarms, result_alarms
+from electra.finetuning.baselines import BASELINES, UNTRAINED, Scores, first_and_last, label_alarms, result_alarms
 from electra.finetuning.folder import seed_folders
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
@@ -330,6 +330,14 @@ def baselines_of(result: Mapping[str, Any], split: str = "dev") -> dict[str, dic
     """By name; none where the results are older than baselines."""
     by_name: dict[str, dict[str, float]] = result.get("baselines", {}).get(split, {})
     return by_name
+
+
+def untrained_before(out: Path) -> dict[str, dict[str, float]]:
+    """What an earlier command with the same settings measured, by task."""
+    tasks = (read_or_set_aside(out / "results.json") or {}).get("tasks")
+    stored = {name: it for name, it in tasks.items() if is_result(it)} if isinstance(tasks, dict) else {}
+    known = {name: baselines_of(it).get(UNTRAINED) for name, it in stored.items()}
+    return {name: scores for name, scores in known.items() if scores}
 
 
 def plot_task(folder: Path, result: Mapping[str, Any]) -> None:

@@ -136,7 +136,9 @@ def finetune(
         encoded: dict[str, Mapping[str, Encoded]] = {}
         for item, group in groups.items():
             encoded |= run_in_turn(group, todo.get(item, []), out, signals)
-        random = finetune_untrained(base.path, tasks, words, out, seeds, jobs) if untrained else {}
+        random = report.untrained_before(out)
+        if untrained:
+            random |= finetune_untrained(base.path, groups, words_of, out, seeds, jobs)
         results = {}
         for name, it in tasks.items():
             labelled = {split: part.rows for split, part in encoded[name].items() if part.is_labelled}
@@ -190,22 +192,27 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
 
 
 def finetune_untrained(
-    model: str, planned: Mapping[str, PlannedTask], overrides: Mapping[str, Any], out: Path, seeds: int, jobs: int
+    model: str, groups: Mapping[str, Group], words_of: Mapping[str, Mapping[str, Any]], out: Path, seeds: int, jobs: int
 ) -> dict[str, dict[str, float]]:
     """task -> the dev metrics of the same network from random weights, their mean over the seeds. Every rate is tried with one
     seed, and the best goes on; layer-wise decay would hold random weights near where they began."""
+    item_of = {it.plan.name: item for item, group in groups.items() for it in group}
 
     def results_at(rate: float, names: Sequence[str], seeds: int) -> dict[str, Any]:
         log.info("from random weights, at lr %g:", rate)
-        words = {**overrides, "pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
-        items = [planned[name].plan.item for name in names]
-        folder = out / UNTRAINED / f"lr-{rate:g}"
-        results: dict[str, Any] = finetune(Path(model), items, words, folder, seeds, jobs)["tasks"]
+        alike: dict[str, list[str]] = {}  # a search has found words of its own for each
+        for item in dict.fromkeys(item_of[name] for name in names):
+            words = {**words_of[item], "pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
+            alike.setdefault(json.dumps(words), []).append(item)
+        results: dict[str, Any] = {}
+        for text, items in alike.items():
+            folder = out / UNTRAINED / f"lr-{rate:g}"
+            results |= finetune(Path(model), items, json.loads(text), folder, seeds, jobs)["tasks"]
         return results
 
-    tried = {rate: results_at(rate, list(planned), 1) for rate in UNTRAINED_RATES}
+    tried = {rate: results_at(rate, list(item_of), 1) for rate in UNTRAINED_RATES}
     best: dict[float, list[str]] = {}
-    for name in planned:
+    for name in item_of:
         merits = {rate: merit(results[name]["metric"], results[name]["median"]) for rate, results in tried.items()}
         best.setdefault(max(merits, key=merits.__getitem__), []).append(name)
     scores = {}
