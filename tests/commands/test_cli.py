@@ -278,6 +278,7 @@ def test_a_diverging_run_stops_with_advice_and_keeps_its_checkpoints(recipe, pre
     [
         (("pretrain", "electra-small", "data=nowhere"), 3, ("nowhere does not exist", "electra prepare")),
         (("pretrain", "electra-small", "data=x", "encoder.hiden=3"), 2, ("Did you mean encoder.hidden?",)),
+        (("quickstart", "out", "--steps", "0"), 2, ("--steps",)),
         (("evaluate", "nowhere"), 3, ("nowhere is not a run folder",)),
         (("export", "nowhere", "out"), 3, ("nowhere does not exist",)),
         (("detect", "nowhere", "text"), 3, ("nowhere",)),

@@ -211,3 +211,40 @@ def test_steps_that_are_trained_again_are_exported_again(finished_run, recipe, p
     assert other.returncode == 0 and final_weights(run) != final_weights(finished_run)
     assert_exported(run)
     assert (run / "earlier-1" / "export" / "model.safetensors").is_file()
+
+
+def test_a_stage_whose_warm_up_fills_it_is_told_with_its_own_steps(finished_run, recipe, prepared, tmp_path):
+    run = tmp_path / "run"
+    words = ("pretrain", recipe, f"data={prepared}", f"run={run}", "schedule.warmup=60", "train.keep_every=3")
+    assert "warm-up takes 60 of 2 steps" in electra(*words, "train.steps=2").stderr
+    done = electra(*words, "train.steps=8", "train.save_every=1000")
+    assert "warm-up takes 6 of 6 steps" in done.stderr and done.stderr.count("learning rate never") == 1
+
+    # checkpoints that are kept for ever need no multiple of save_every
+    assert [folder.name[-1] for folder in checkpoint_folders(run / "checkpoints")] == ["3", "6", "8"]
+
+
+def test_other_settings_for_a_finished_run_are_refused_without_a_word_that_is_not_true(finished_run, recipe, prepared):
+    words = ("pretrain", recipe, f"data={prepared}", f"run={finished_run}", "seed=9", "train.steps=50")
+    refused = electra(*words)
+    assert refused.returncode == 2 and "seed: 3 -> 9" in refused.stderr
+    assert "made longer" not in refused.stderr and "finish this one" not in refused.stderr
+
+
+def test_a_run_without_its_settings_is_told_to_restore_them(finished_run, recipe, prepared, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    (run / "config.toml").unlink()
+    for words in (("pretrain", recipe, f"data={prepared}", f"run={run}"), ("evaluate", run)):
+        refused = electra(*words)
+        assert refused.returncode == 4, refused.stderr
+        assert f"{run}/config.toml is missing. Restore it: state.json" in refused.stderr
+
+
+def test_a_damaged_checkpoint_that_was_set_aside_is_no_problem_of_the_run(finished_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    newest = checkpoint_folders(run / "checkpoints")[-1]
+    newest.rename(newest.with_name(f"damaged-{newest.name}-77"))
+    done = electra("verify", run)
+    assert done.returncode == 0, done.stderr

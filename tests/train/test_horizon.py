@@ -162,3 +162,11 @@ def test_minutes_that_are_none_are_refused(recipe, prepared, tmp_path, minutes):
     done = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", f"train.minutes={minutes}")
     assert done.returncode == 2 and done.stderr.startswith("electra: train.minutes: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_made_longer_does_not_warm_up_to_its_last_step():
+    """Also where the first end was before the end of the warm-up."""
+    horizon, schedule = Horizon(TrainSettings(steps=140, stages=(40,))), ScheduleSettings(kind="linear", warmup=60)
+    rates = [horizon.fraction(schedule, step) for step in range(140)]
+    assert rates[40 + 59] == 1 == max(rates) and rates[-1] == pytest.approx(1 / 40)
+    assert rates[:40] == [(step + 1) / 60 for step in range(40)]

@@ -25,7 +25,8 @@ def verify(path: Path) -> list[str]:
 def kind_of(folder: Path) -> str:
     marks = {"run": CONFIG, "shards": MANIFEST, "model": "config.json"}
     kinds = (kind for kind, mark in marks.items() if (folder / mark).exists())
-    return "" if checkpoint.NAME.fullmatch(folder.name) or folder.name.startswith(".") else next(kinds, "")
+    is_checkpoint = checkpoint.NAME.fullmatch(folder.name) or folder.name.startswith(("damaged-step-", "."))
+    return "" if is_checkpoint else next(kinds, "")
 
 
 def problems_of(folder: Path, kind: str) -> Iterator[str]:

@@ -41,6 +41,8 @@ class Exported(NamedTuple):
 
 def load_settings(folder: Path) -> PretrainSettings:
     if not (folder / CONFIG).is_file():
+        if "settings" in checkpoint.newest_state(folder / "checkpoints"):
+            raise CorruptError(f"{folder / CONFIG} is missing. Restore it: {COPY}.")
         raise DataError(f'{folder} is not a run folder: it has no {CONFIG}. "electra pretrain" makes run folders.')
     try:
         return config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))

@@ -46,7 +46,7 @@ from electra.train.device import choose_device, explain_machine, log_shortcoming
 from electra.train.distributed import is_sharded, shard
 from electra.train.log import METRICS
 from electra.train.loop import Run, train
-from electra.train.settings import FREE_TO_CHANGE, memory_remedy, schedule_warning
+from electra.train.settings import FREE_TO_CHANGE, Horizon, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
 from electra.train.trackers import TRACKING, wanted_trackers
 
@@ -125,8 +125,6 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
     execution = ranks.everyone(lambda: Execution.of(settings.train, device, ranks))
     log_shortcomings(settings.train.precision, device)
     ranks.first(lambda: wanted_trackers(settings.train.track))
-    if not settings.train.minutes and (warning := schedule_warning(settings.schedule, settings.train.steps)):
-        log.warning(warning)
 
     folder, data = Path(settings.run), Path(settings.data)
     remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
@@ -147,6 +145,9 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
             return longer, fresh
 
         settings, fresh = ranks.first(open_folder)
+        schedule, begin, end = Horizon(settings.train).stage(settings.schedule, settings.train.steps - 1)
+        if not settings.train.minutes and (warning := schedule_warning(schedule, int(end) - begin)):
+            log.warning(warning)
         described = fingerprint | {"settings": config.to_toml(settings)}
         parts = ranks.everyone(lambda: build_parts(settings, device, ranks.local == 0, fresh, ranks))
         log.info(parts.loader_note)
@@ -230,8 +231,6 @@ def made_longer(folder: Path, settings: PretrainSettings) -> PretrainSettings:
     stages, done = before.stages, checkpoint.newest_state(folder / "checkpoints").get("step")
     if train.steps > before.steps == done:
         stages = (*stages, before.steps)
-        text = "the finished run is made longer: %d more steps after step %d, with a warm-up and a decay of their own."
-        log.info(text, train.steps - before.steps, before.steps)
     update = {"train": train.model_copy(update={"stages": stages})}
     return settings.model_copy(update=update) if stages and stages[-1] < train.steps else settings
 
@@ -272,7 +271,7 @@ def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict
     free = ("run", "data", *FREE_TO_CHANGE, *(("train.steps", "train.stages") if is_longer else ()))
     if changed := config.differences(config.dump(before), config.dump(settings), ignore=free):
         more = ""
-        if settings.train.steps > before.train.steps and not settings.train.minutes:
+        if settings.train.steps > before.train.steps and not settings.train.minutes and not is_longer:
             more = " More train.steps are for a run that is finished: finish this one first."
         raise SettingsError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…), "
@@ -286,6 +285,9 @@ def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict
                 f"{folder} was trained on other {name} (sha256 {str(trained[key])[:12]}…, now {fingerprint[key][:12]}…). "
                 "Give the data of that run, or another run folder (run=…)."
             )
+    if is_longer:
+        text = "the finished run is made longer: %d more steps after step %d, with a warm-up and a decay of their own."
+        log.info(text, settings.train.steps - before.train.steps, before.train.steps)
 
 
 def environment() -> dict[str, Any]:

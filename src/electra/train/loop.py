@@ -334,7 +334,8 @@ class RunState:
         if self.is_last:
             return self.run.keeps_last
         is_late = self.unsaved > self.settings.save_minutes * 60
-        return is_late or self.step % self.settings.save_every == 0
+        is_kept = self.settings.keep_every > 0 and self.step % self.settings.keep_every == 0
+        return is_late or is_kept or self.step % self.settings.save_every == 0
 
     def save(self) -> None:
         """Never weights that are not finite: the checkpoints before them are the way back."""

@@ -211,12 +211,18 @@ class Horizon:
         return self.progress(step) * self.steps if self.budget and math.isfinite(self.steps) else step
 
     def fraction(self, schedule: ScheduleSettings, step: int) -> float:
-        """Of the peak learning rate. Every stage has a schedule of its own, with the first one's share of warm-up."""
-        ends = (*self.stages, self.steps)
+        """Of the peak learning rate."""
+        of_stage, begin, end = self.stage(schedule, step)
+        return learning_rate(of_stage, 1.0, step - begin if begin else self.place(step), end - begin)
+
+    def stage(self, schedule: ScheduleSettings, step: int) -> tuple[ScheduleSettings, int, float]:
+        """The schedule at `step`, where it begins and where it ends. Every stage has one of its own with the first one's share of
+        warm-up, or with as many steps where the first was nothing but warm-up."""
+        ends = (0, *self.stages, self.steps)
         number = sum(step >= end for end in self.stages)
+        begin, end = int(ends[number]), ends[number + 1]
         if not number:
-            return learning_rate(schedule, 1.0, self.place(step), ends[0])
-        begin, end = ends[number - 1], ends[number]
-        share = min(1.0, schedule.warmup_steps(ends[0]) / ends[0])
-        warmed = schedule.model_copy(update={"warmup": round(share * (end - begin))})
-        return learning_rate(warmed, 1.0, step - begin, end - begin)
+            return schedule, begin, end
+        warmup, first = schedule.warmup_steps(ends[1]), ends[1]
+        steps = round(warmup / first * (end - begin)) if warmup < first else min(warmup, end - begin)
+        return schedule.model_copy(update={"warmup": steps}), begin, end
