@@ -1,6 +1,7 @@
 """Recipes side by side, as people use it: short runs on the small corpus."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,61 @@ def test_a_cut_plan_is_one_line_and_not_a_traceback(compared):
     assert done.returncode == 4 and f"electra: {path} cannot be read" in done.stderr.splitlines()[-1]
 
 
+def test_seeds_of_other_shards_do_not_join(recipe, prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: {"auc": 0.7})
+    shards, out = shutil.copytree(prepared, tmp_path / "shards"), tmp_path / "out"
+    words = [str(recipe)], [f"data={shards}"]
+    compare(*words, seeds=1, budget="1 steps", out=out)
+    plan = json.loads((out / "comparison.json").read_text())
+    manifest = (shards / "manifest.json").read_text()
+    (shards / "manifest.json").write_text(manifest + " ")
+    with pytest.raises(SettingsError, match=f"not the same: data={shards}"):
+        compare(*words, seeds=2, budget="1 steps", out=out)
+    # begun by a version that did not know the data
+    (out / "comparison.json").write_text(json.dumps({key: plan[key] for key in plan if not key.startswith("data=")}))
+    assert len(compare(*words, seeds=2, budget="1 steps", out=out)) == 2
+
+
+def test_seeds_that_had_another_number_of_steps_are_shown_from_to():
+    runs = [ComparedRun("a", seed, steps, 1e9 * steps, 1.0, {}, None) for seed, steps in enumerate((1200, 900, 1000))]
+    (row,) = summary(runs)
+    assert (row["steps"], row["flops"], row["paper_flops"]) == ([900, 1200], [9e11, 1.2e12], None)
+    assert "| a | 3 | 900–1,200 | 9.00e+11–1.20e+12 | – |" in comparison_table(runs).markdown()
+
+
+def test_a_recipe_of_a_run_that_was_made_longer_is_compared(recipe, prepared, tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr("electra.inspector.compare.pretrain", lambda settings, _: trained.append(settings) or {})
+    (tmp_path / "longer.toml").write_text(recipe.read_text().replace("steps = 40", "steps = 50\nstages = [40]"))
+    compare([str(tmp_path / "longer.toml")], [f"data={prepared}"], seeds=1, budget="20 steps", out=tmp_path / "out")
+    assert (trained[0].train.steps, trained[0].train.stages, trained[0].schedule.warmup) == (20, (), 2)
+
+
+@pytest.mark.parametrize("word", ["train.steps=40", "train.minutes=1", "train.save_every=3", "train={log_every=7}"])
+def test_what_the_budget_decides_is_not_given_too(word):
+    with pytest.raises(SettingsError, match=r"^train\.\w+ is the comparison's own: it follows from the budget"):
+        variants(["a"], [word], "1s")
+
+
+def test_values_in_brackets_are_one_value():
+    made = variants(["a"], [], "2m", "optimizer.betas=[0.9,0.95],[0.9, 0.99]")
+    assert [it.overrides[-1] for it in made] == ["optimizer.betas=[0.9,0.95]", "optimizer.betas=[0.9, 0.99]"]
+
+
+def test_a_value_without_effect_is_said_before_training(recipe, prepared, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: {})
+    words = {"vary": "generator.width=0.25,0.5", "seeds": 1, "budget": "1 steps", "out": tmp_path / "out"}
+    compare([f"{recipe}+masked-lm"], [f"data={prepared}"], **words)
+    assert caplog.text.count("generator.width without effect") == 2
+
+
+def test_a_row_without_a_label_is_not_a_table_without_the_column(recipe, tmp_path):
+    rows = [{"text": f"a {n}", "label": None if n == 2 else n % 2} for n in range(9)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = electra("compare", recipe, "data=x", "--table", tmp_path / "t.jsonl", "--out", tmp_path / "out")
+    assert done.returncode == 3 and "row 3 has nothing in its 'label'" in done.stderr
+
+
 def test_a_recipe_named_twice_is_refused():
     with pytest.raises(SettingsError, match="named twice"):
         variants(["a", "a"], [], "2m")
@@ -214,9 +270,10 @@ def test_the_mean_of_tasks_is_that_of_their_medians():
 
 
 def test_what_the_paper_does_not_count_needs_another_budget(recipe, prepared, tmp_path):
-    words = ["compare", f"{recipe}+electric", f"data={prepared}", "--out", tmp_path / "out"]
+    words = ["compare", recipe, f"{recipe}+electric", f"data={prepared}", "--out", tmp_path / "out"]
     done = electra(*words, "--budget", "1e8 paper flops")
     assert done.returncode == 2 and "the paper has no count" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_settings_of_fine_tuning_without_a_task_are_refused(recipe, prepared, tmp_path):

@@ -46,7 +46,7 @@ from electra.base.files import (
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import Table
 from electra.base.randomness import mix
-from electra.data.shards import read_manifest
+from electra.data.shards import manifest_hash, read_manifest
 from electra.data.tables import read_rows
 from electra.finetuning.plan import make_plan
 from electra.finetuning.run import finetune
@@ -54,7 +54,7 @@ from electra.inspector.embed import text_vectors
 from electra.interop.read import Pretrained
 from electra.pretraining.load import CONFIG, load_network, load_settings
 from electra.pretraining.run import build_parts, pretrain
-from electra.pretraining.settings import PretrainSettings, resolve
+from electra.pretraining.settings import PretrainSettings, resolve, warn_without_effect
 from electra.pretraining.trial import paper_flops, step_flops, try_step
 from electra.train.device import choose_device
 from electra.train.log import picture
@@ -65,6 +65,8 @@ log = logging.getLogger(__name__)
 EVALUATIONS = 4
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 MOST = {"seconds": 1e9, "flops": 1e30, "paper flops": 1e30, "steps": 1e12}
+OF_RUNS = ("seed", "run")
+OF_BUDGET = tuple(f"train.{it}" for it in ("steps", "minutes", "stages", "log_every", "evaluate_every", "save_every"))
 MEASURES = {"auc": "RTD AUC", "mlm_loss": "MLM loss", "probe": "probe accuracy", "tasks": "mean of tasks"}
 
 
@@ -137,9 +139,13 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
     key, equals, values = vary.partition("=")
     if vary and not equals:
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
-    for name in {*config.parse_overrides(overrides), key.strip()} & {"seed", "run"}:
+    given = {*config.flatten(config.parse_overrides(overrides)), key.strip()}
+    for name in given.intersection(OF_RUNS):
         raise SettingsError(f"{name} is the comparison's own, another for each run: seeds from 0 on, folders in out.")
-    added = [(f"{key}={value}",) for value in values.split(",")] if vary else [()]
+    for name in given.intersection(OF_BUDGET):
+        raise SettingsError(f"{name} is the comparison's own: it follows from the budget. Take it out.")
+    outside_brackets = r",(?![^\[]*\])"
+    added = [(f"{key}={value}",) for value in re.split(outside_brackets, values)] if vary else [()]
     texts = [text.strip() for text in budgets.split(",")]
     made = []
     for recipe, words, text in product(recipes, added, texts):
@@ -214,8 +220,13 @@ def run_comparison(
         for name in yardsticks.tasks.names:
             make_plan(name, dict(yardsticks.tasks.overrides), {})  # reads its tables: what is wrong is said now
     for variant in chosen:
-        settings, _ = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
+        settings, sources = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
+        warn_without_effect(settings, sources)
         plan[variant.name] = hashlib.sha256(config.to_toml(settings).encode()).hexdigest()
+        manifest = read_manifest(Path(settings.data))
+        plan[f"data={settings.data}"] = manifest_hash(Path(settings.data))
+        if variant.budget.unit == "paper flops" and paper_flops(with_steps(settings, 1), manifest.vocab_size) is None:
+            raise SettingsError(f'the paper has no count for {variant.name}. Give the budget in "flops".')
     refuse_other_plan(out / "comparison.json", plan)
 
     # what is finished is in the report, whatever becomes of the others
@@ -253,7 +264,8 @@ def folder_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
-    """A folder holds one comparison: more seeds and more variants may join it, another budget, table or setting may not."""
+    """A folder holds one comparison: more seeds and more variants may join it, another budget, table or setting may not, nor
+    other shards in the same place (folders of earlier versions, which do not name them, go on with those that are there)."""
     remedy = "restore it, or remove it if its runs are those of this command"
     refuse_other_kind(path.parent, path.name)
     before = read_object(path, remedy) if path.is_file() else {}
@@ -359,8 +371,7 @@ def plan_steps(job: Job, settings: PretrainSettings, flops: float, paper: float 
             case "flops":
                 cost = flops
             case "paper flops":
-                if paper is None:
-                    raise SettingsError(f'the paper has no count for {job.variant.name}. Give the budget in "flops".')
+                assert paper is not None  # checked before anything began
                 cost = paper
             case "seconds":
                 cost = step_seconds(settings)
@@ -378,18 +389,23 @@ def step_seconds(settings: PretrainSettings) -> float:
 
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
-    """Short runs evaluate and save at fewer points; warm-up keeps its share of the run."""
+    """Short runs evaluate and save at fewer points; warm-up keeps its share of the run, or of the first of its stages."""
     often, tree = -(-steps // EVALUATIONS), config.dump(settings)
-    tree["train"] |= {"steps": steps, "minutes": 0.0, "log_every": max(1, steps // 50)}
+    tree["train"] |= {"steps": steps, "minutes": 0.0, "stages": (), "log_every": max(1, steps // 50)}
     tree["train"] |= {"evaluate_every": often, "save_every": often}
     if settings.schedule.warmup >= 1:
-        tree["schedule"]["warmup"] = round(settings.schedule.warmup * steps / settings.train.steps)
+        planned = (*settings.train.stages, settings.train.steps)[0]
+        tree["schedule"]["warmup"] = round(settings.schedule.warmup * steps / planned)
     return config.validate(PretrainSettings, tree)
 
 
 def by_variant(results: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     names = dict.fromkeys(result.variant for result in results)
     return {name: [result for result in results if result.variant == name] for name in names}
+
+
+def median_flops(results: Sequence[ComparedRun]) -> float:
+    return statistics.median(result.flops for result in results)
 
 
 def measured(results: Sequence[ComparedRun], measure: str) -> list[float]:
@@ -404,11 +420,14 @@ def measures_of(results: Sequence[ComparedRun]) -> dict[str, str]:
 
 
 def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
-    """One row per variant, in the order of the results: the median, least and greatest of every measure over its seeds."""
+    """One row per variant, in the order of the results: the median, least and greatest of every measure over its seeds. What
+    the seeds cost is one number, or the least and the greatest where time was the budget."""
     rows = []
     for name, runs in by_variant(results).items():
         row: dict[str, Any] = {"variant": name, "seeds": len(runs), "diverged": sum(result.diverged for result in runs)}
-        row |= {"steps": runs[0].steps, "flops": runs[0].flops, "paper_flops": runs[0].paper_flops}
+        for cost in ("steps", "flops", "paper_flops"):
+            values = [it for result in runs if (it := getattr(result, cost)) is not None] or [None]
+            row[cost] = values[0] if len({*values}) == 1 else [min(values), max(values)]
         for measure in measures_of(runs):
             values = measured(runs, measure)
             spread = {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
@@ -427,10 +446,15 @@ def comparison_table(results: Sequence[ComparedRun], title: str = "", is_wide: b
         has_spread = is_wide or row["seeds"] > 1
         cells = [with_spread(row.get(name), 1 if name in hundredths else 3, has_spread) for name in measures]
         if is_wide:
-            cells.insert(0, "–" if row["paper_flops"] is None else f"{row['paper_flops']:.2e}")
-        rows.append((row["variant"], seeds, f"{row['steps']:,}", f"{row['flops']:.2e}", *cells))
+            cells.insert(0, from_to(row["paper_flops"], ".2e"))
+        rows.append((row["variant"], seeds, from_to(row["steps"], ","), from_to(row["flops"], ".2e"), *cells))
     paper = ["paper's count"] if is_wide else []
     return Table(("recipe", "seeds", "steps", "FLOPs", *paper, *measures.values()), rows, title)
+
+
+def from_to(cost: float | list[float] | None, form: str) -> str:
+    ends = cost if isinstance(cost, list) else [cost]
+    return "–".join(dict.fromkeys("–" if end is None else format(end, form) for end in ends))
 
 
 def with_spread(values: Mapping[str, float] | None, digits: int, has_spread: bool) -> str:
@@ -450,9 +474,9 @@ def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
             for axis, (measure, name) in zip(axes, measures.items(), strict=True):
                 for series in dict.fromkeys(run.series for run in results):
                     own = [runs for runs in runs_of.values() if runs[0].series == series and measured(runs, measure)]
-                    own.sort(key=lambda runs: runs[0].flops)
+                    own.sort(key=median_flops)
                     medians = [statistics.median(measured(runs, measure)) for runs in own]
-                    (line,) = axis.plot([runs[0].flops for runs in own], medians, label=series)
+                    (line,) = axis.plot([median_flops(runs) for runs in own], medians, label=series)
                     points = [(run.flops, value) for runs in own for run in runs for value in measured([run], measure)]
                     axis.plot(*zip(*points, strict=True), "o", color=line.get_color(), alpha=0.5) if points else None
                 axis.set(xscale="log", xlabel="FLOPs", ylabel=name)
@@ -476,9 +500,11 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
     records = []
     for number, row in enumerate(read_rows(path), 1):
         for column in (text, label):
-            if row.get(column) is None:
+            if column not in row:
                 known = ", ".join(row)
                 raise DataError(f"{path} row {number} has no {column!r}, only {known}. Name its columns (text, label).")
+            if row[column] is None:
+                raise DataError(f"{path} row {number} has nothing in its {column!r}. Fill it in, or leave the row out.")
         records.append((mix("probe", str(row[text])), str(row[text]), str(row[label])))
     records = sorted(records)[:limit]
     labels = [label for _, _, label in records]
