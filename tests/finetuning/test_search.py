@@ -65,6 +65,11 @@ def test_the_winner_is_trained_over_seeds_and_only_it_meets_the_test_set(searche
     assert not list(searched.glob("*/search/**/model.safetensors"))
     page = (searched / "results.md").read_text()
     assert "chosen on dev by a search, so that dev scores flatter" in page and "| trial | lr | epochs |" in page
+    for card in searched.glob("*/seed-*/README.md"):
+        text = card.read_text()
+        assert (
+            "chosen on dev by a search, so that dev scores flatter" in text and "Text beyond 24 tokens is cut." in text
+        )
     # the last round is what the winner's first seed is
     assert result["search"]["trials"][0]["scores"][-1] == result["scores"]["dev"]["seed 0"]["accuracy"]
 

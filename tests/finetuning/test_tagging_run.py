@@ -71,6 +71,7 @@ def test_results_have_span_scores_types_and_an_ensemble(out):
     results = json.loads((out / "results.json").read_text())["tasks"]["my_ner"]
     assert results["metric"] == "f1" and results["median"] > 0.8 and results["ensemble"]["f1"] > 0.8
     assert {entry["label"] for entry in results["per_class"]} == {"LOC", "PER"}
+    assert "tokens are read in parts." in (out / "my_ner" / "seed-0" / "README.md").read_text()
     assert "f1 PER" in (out / "results.md").read_text() and "| PER |" in (out / "results.md").read_text()
 
 

@@ -15,7 +15,17 @@ from markdown_it import MarkdownIt
 
 from electra.base.errors import SettingsError
 from electra.base.progress import literal
-from electra.interop.card import UNSAID, Card, Publication, facts, fenced, numbers, update_card, with_header, with_use
+from electra.interop.card import (
+    UNSAID,
+    Card,
+    Publication,
+    facts,
+    fenced,
+    numbers,
+    update_card,
+    with_header,
+    with_section,
+)
 from helpers import electra
 
 
@@ -105,10 +115,12 @@ def test_a_card_of_others_keeps_its_words_and_takes_what_is_said():
     theirs = "---\r\nlicense: mit\r\nlanguage:\r\n- en\r\n- de\r\ntags:\r\n  - x\r\n---\r\n# Theirs\r\n\r\n## Use\r\n\r\nold\r\n\r\n## More\r\n\r\nwords\r\n"
     said = with_header(theirs, {**Publication(("ko",)).entries(), "library_name": "onnx", "tags": None})
     assert yaml.safe_load(said.split("---\n")[1]) == {"license": "mit", "language": ["ko"], "library_name": "onnx"}
-    assert with_use(said, "new").endswith("---\n# Theirs\n\n## Use\n\nnew\n\n## More\n\nwords\n")
+    assert with_section(said, "Use", "new").endswith("---\n# Theirs\n\n## Use\n\nnew\n\n## More\n\nwords\n")
+    assert with_section(said, "Use", "").endswith("---\n# Theirs\n\n## More\n\nwords\n")
+    assert with_section(said, "More", "").endswith("## Use\n\nold\n")
     assert with_header("plain", UNSAID.entries()) == "plain"
     assert (
-        with_use(with_header("plain", {"license": "mit"}), "new")
+        with_section(with_header("plain", {"license": "mit"}), "Use", "new")
         == "---\nlicense: mit\n---\n\nplain\n\n## Use\n\nnew\n"
     )
 
@@ -126,7 +138,7 @@ def spans(number: int) -> dict[str, object]:
 def test_a_fine_tuned_card_has_all_seeds_and_baselines_and_its_lines_run(row, toy_model, tmp_path, monkeypatch, capsys):
     table = tmp_path / "table.jsonl"
     table.write_text("".join(json.dumps(row(number)) + "\n" for number in range(60)))
-    more = ("max_query_length=8",) if row is spans else ()
+    more = ("max_query_length=8",) if row is spans else ("long=windows",)
     words = ("finetune", toy_model, table, "epochs=1", "min_steps=0", *more, "--out", tmp_path / "out")
     assert (done := electra(*words)).returncode == 0, done.stderr
     folder = tmp_path / "out" / "table" / "seed-0"
@@ -154,6 +166,17 @@ def test_a_fine_tuned_card_has_all_seeds_and_baselines_and_its_lines_run(row, to
         ["majority", "words"] if row is labels else ["words"]
     )
     assert electra("verify", folder).returncode == 0
+    assert (
+        " is cut." not in card.text
+        and ("Contexts are read in windows of" if row is spans else "Text beyond") in card.text
+    )
+    assert "(guessed" in card.text  # the notes of results.md
+    if row is labels:  # without the head its scores and limits are of nothing
+        words = ("--format", "sentence-transformers", "--length", "16")
+        assert (done := electra("export", folder, tmp_path / "st", *words)).returncode == 0, done.stderr
+        alone = (tmp_path / "st" / "README.md").read_text()
+        assert "## Scores" not in alone and "on dev" not in alone and "## Limits" in alone and "## Settings" in alone
+        assert re.findall(r"(\d+) tokens", alone) == ["16"]
     monkeypatch.chdir(folder)
     (block,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     assert len(block.splitlines()) == 5

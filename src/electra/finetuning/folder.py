@@ -238,12 +238,13 @@ def task_card(
     data.append(("sha256 of the train rows' file", str(run.get("train_sha256", ""))))
     chosen = "; its weights were chosen by them, so expect less elsewhere." if plan.method.keep == "best" else "."
     limits = [LIMITS, f"- Scores on dev are of rows that were not trained on{chosen}"]
-    limits.append(f"- Text beyond {task.length} tokens is cut.")
+    limits.append(f"- {reading_limit(task)}")
     about_training = [("steps", f"{run['steps']:,} of {plan.method.batch} rows")] if "steps" in run else []
     if isinstance(machine := run.get("machine"), dict):  # older runs did not say it
         about_training += hardware(machine, plan.method.device, run["seconds"], duration(run["seconds"]))
     sections = {"Data": facts(data), "Training": facts(about_training)} if about_training else {"Data": facts(data)}
-    sections |= {"Scores": score_table(seed, scores, result), "Limits": "\n".join(limits)}
+    notes = "\n".join(f"- {literal(note)}" for note in plan.notes)
+    sections |= {"Scores": f"{score_table(seed, scores, result)}\n{notes}", "Limits": "\n".join(limits)}
     results = [
         {
             "task": {"type": pipeline},
@@ -260,6 +261,17 @@ def task_card(
     about = f"One seed ({seed}) of {literal(kind)}, made with the `electra` toolkit from {literal(start)}."
     tags = ("electra", encoder.kind, kind)
     return Card(title, about, use, tags, pipeline, sections, settings, results=results).text()
+
+
+def reading_limit(task: Task) -> str:
+    match task.settings:
+        case TaggingSettings():
+            return f"Sentences beyond {task.length} tokens are read in parts."
+        case SpanSettings():
+            return f"Contexts are read in windows of {task.length} tokens, the question included."
+        case ClassificationSettings(long="windows"):
+            return f"Text beyond {task.length} tokens is read in windows, and their outputs are averaged."
+    return f"Text beyond {task.length} tokens is cut."
 
 
 def score_table(seed: int, scores: Mapping[str, Mapping[str, float]], result: Mapping[str, Any] | None) -> str:

@@ -21,7 +21,7 @@ from electra.finetuning.question_heads import JointHead
 from electra.finetuning.training import infer
 from electra.inspector.embed import EmbedSettings, vectors_of
 from electra.inspector.fresh import SENTENCE_MODULES, VECTOR_PROBE, VECTORS, FreshProcess
-from electra.interop.card import CARD, UNSAID, Publication, usage, with_header, with_use
+from electra.interop.card import CARD, LIMITS, UNSAID, Publication, usage, with_header, with_section
 from electra.interop.formats import FORMATS
 from electra.interop.onnx import GRAPH, INT8_GRAPH, NOTES, OnnxGraphs, OnnxNetwork, OnnxSession, make_graphs
 from electra.interop.read import Pretrained
@@ -99,6 +99,8 @@ def export_one(model: Path, out: Path, settings: ExportSettings, publication: Pu
         case "onnx":
             return write_onnx(out, network, finetuned, settings, manner, card)
         case "sentence-transformers":
+            if finetuned:  # the head goes, and what the card says of it
+                card = with_section(with_section(card, "Scores", ""), "Limits", LIMITS)
             return write_sentence_transformers(out, network, settings, manner, card)
 
 
@@ -112,7 +114,7 @@ def source_card(model: Path, network: Pretrained) -> str:
         return cards[0].read_text("utf-8", "replace")
     form = FORMATS[network.encoder.settings.kind]
     title = f"# {form.title} {network.kind}\n\nWhere it is from, its folder did not say."
-    return with_header(with_use(title, usage("")), {"library_name": "transformers", "tags": ["electra"]})
+    return with_header(with_section(title, "Use", usage("")), {"library_name": "transformers", "tags": ["electra"]})
 
 
 # ONNX
@@ -187,7 +189,7 @@ print(session.run(None, {{name: inputs[name] for name in [{named}]}}))   # {", "
 ```
 
 An ONNX graph: {graph_note(notes)}. `{NOTES}` has all of it."""
-    return with_use(with_header(card, {"library_name": "onnx"}), use)
+    return with_section(with_header(card, {"library_name": "onnx"}), "Use", use)
 
 
 # sentence-transformers
@@ -254,4 +256,4 @@ print(model.encode(["some text", "another"]))
 The encoder alone. A vector is the {"mean of the last layer's states" if pooling == "mean" else "state of [CLS]"}, of the first {length} tokens of a text. Not trained
 for similarity: a start for that, or features for another model."""
     entries = {"library_name": "sentence-transformers", "pipeline_tag": "feature-extraction"}
-    return with_use(with_header(card, {**entries, "metrics": None, "model-index": None}), use)
+    return with_section(with_header(card, {**entries, "metrics": None, "model-index": None}), "Use", use)

@@ -215,11 +215,12 @@ def with_header(card: str, entries: Mapping[str, Any]) -> str:
     return "\n".join(["---", *blocks, "---", body]) if blocks else card
 
 
-def with_use(card: str, use: str) -> str:
-    """With these lines in the place of its own, or at its end."""
-    before, found, after = card.partition("\n## Use\n")
+def with_section(card: str, title: str, text: str) -> str:
+    """With this text under that heading, in the place of its own or at its end; without the section where there is no text."""
+    before, found, after = card.partition(f"\n## {title}\n")
     rest = re.split(r"\n(?=## )", after, maxsplit=1)[1:] if found else []
-    return "\n".join([f"{before.rstrip()}\n\n## Use\n\n{use.strip()}\n", *rest])
+    section = [f"## {title}\n\n{text.strip()}\n"] if text else []
+    return "\n".join([f"{before.rstrip()}\n", *section, *rest])
 
 
 # A folder whose card can say more than when it was written
