@@ -4,7 +4,7 @@ import pytest
 
 import electra
 from electra.commands.quickstart import collect_text
-from electra.objectives.metrics import DEGENERATE_SAMPLING, PATIENCE, alarms
+from electra.objectives.metrics import DEGENERATE_SAMPLING, PATIENCE, Watch, alarms
 from electra.pretraining.run import pretrain
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
@@ -43,7 +43,9 @@ def test_two_hundred_steps_without_an_alarm(name, documentation, sources, tmp_pa
     train = [record for record in records if record["kind"] == "train"]
     last = {key: float(value) for key, value in train[-1].items() if isinstance(value, int | float)}
     # Runs this short are left in peace, so the rule that must hold even here is asked directly.
-    assert DEGENERATE_SAMPLING not in alarms(last, [last["mlm_loss"]], 1.0, PATIENCE)
+    watch = Watch()
+    watch.add(PATIENCE, last)
+    assert DEGENERATE_SAMPLING not in alarms(watch, 1.0)
     assert not [record["text"] for record in records if record["kind"] == "alarm"]
     # The candidates of selection come from the generator and get harder while it learns and cools: its own loss may rise.
     key = "mlm_loss" if name == "selection" else "loss"

@@ -51,7 +51,7 @@ ONE_SCORE = "one score"
 FORGETS = "generator forgets"
 
 BINS = 1200
-PATIENCE = 500
+PATIENCE, PART = 500, 100  # steps
 LOGIT_LIMIT = 12.0
 LEAST_VARIANCE = 1e-3  # of energies within a batch; networks that learned have 0.1 and more
 
@@ -126,19 +126,41 @@ def area_under_curve(positives: Counts, negatives: Counts) -> float:
     return ratio(float((positives * (below + negatives / 2)).sum()), pairs)
 
 
-def alarms(
-    now: Mapping[str, float],
-    mlm_losses: Sequence[float],
-    progress: float,
-    step: int,
-    muted: Container[str] = (),
-    sounded: Container[str] = (),
-) -> dict[str, str]:
-    """Warnings for known failures, by name; those `sounded` before are not sounded again. `mlm_losses`: of the run so far,
-    evenly spaced, that of `now` the last; nan where there is none. `progress`: the share of the run that is done. The first
-    tenth of a run and its first 500 steps are left in peace: no network has left its plateau by then."""
-    if progress < 0.1 or step < PATIENCE:
+class Watch:
+    """What alarms look at: lines of training as means over parts of 100 steps or more, however often a line is logged."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, Metrics]] = [(0, {})]
+        self.lines: list[Mapping[str, float]] = []
+
+    def add(self, step: int, line: Mapping[str, float]) -> None:
+        self.lines.append(line)
+        if step - self.parts[-1][0] >= PART:
+            self.parts.append((step, mean_metrics(self.lines)))
+            self.lines = []
+
+    def means(self, steps: float) -> tuple[Metrics, Metrics]:
+        """Over the last twentieth of a run of so many steps, and over as long a time a fifth of the run ago, if there was one."""
+        (before, _), (end, _) = self.parts[-2:]
+        width, ends = max(end - before, steps / 20), (end, end - steps / 5)
+        now, earlier = ([it for step, it in self.parts if 0 <= last - width < step <= last] for last in ends)
+        return mean_metrics(now), mean_metrics(earlier)
+
+
+def mean_metrics(lines: Sequence[Mapping[str, float]]) -> Metrics:
+    """Of those that are numbers."""
+    keys = {key for line in lines for key in line}
+    columns = {key: [line[key] for line in lines if not math.isnan(line.get(key, math.nan))] for key in keys}
+    return {key: ratio(sum(values), len(values)) for key, values in columns.items()}
+
+
+def alarms(watch: Watch, progress: float, muted: Container[str] = (), sounded: Container[str] = ()) -> dict[str, str]:
+    """Warnings for known failures, by name; those `sounded` before are not sounded again. `progress`: the share of the run that is
+    done. The first tenth of a run and its first 500 steps are left in peace: no network has left its plateau by then."""
+    step, _ = watch.parts[-1]
+    if watch.lines or progress < 0.1 or step < PATIENCE:
         return {}
+    now, earlier = watch.means(step / progress)
     warnings: dict[str, str] = {}
     detects_nothing = now.get("auc", 1) < 0.6 and ONE_CLASS not in muted
     if detects_nothing and not 0.001 < now["flagged_share"] < 0.999:
@@ -148,10 +170,8 @@ def alarms(
             "its accuracy is only the majority baseline. Lower optimizer.lr, lengthen schedule.warmup or use a smaller "
             "generator (generator.width)."
         )
-    count = len(mlm_losses)
-    before = mlm_losses[-1 - min(count - 1, round(count * 0.2 / progress))]
-    improvement = 1 - mlm_losses[-1] / before
-    if count > 10 and progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and improvement < 0.01:
+    before = earlier.get("mlm_loss", math.nan)
+    if progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and now["mlm_loss"] > 0.99 * before:
         warnings[GENERATOR_STALLS] = (
             f"the generator stands still: MLM loss {now['mlm_loss']:.2f}, {before:.2f} a fifth of the run "
             "ago. Raise optimizer.lr, use a wider or shallower generator (generator.width, generator.depth) or a "

@@ -22,7 +22,7 @@ from electra.base.ranks import explain_peers
 from electra.objectives import Trainable
 from electra.objectives.corruption import Corruptor
 from electra.objectives.losses import Sums
-from electra.objectives.metrics import alarms, summarise
+from electra.objectives.metrics import Watch, alarms, summarise
 from electra.train import checkpoint
 from electra.train.device import Precision, autocast, check_space, deterministic, is_out_of_memory, kernels
 from electra.train.distributed import Groups, gathered, is_piece, is_sharded, own, spread, whole_groups
@@ -156,7 +156,9 @@ class RunState:
             self.tokens_before = state.get("tokens", 0)
             self.sums = self.own_sums({name: tensor.to(device) for name, tensor in sums.items()})
         self.log.records = records
-        self.mlm_losses = [record.get("mlm_loss", math.nan) for record in self.log.of_kind("train")]
+        self.watch = Watch()
+        for record in self.log.of_kind("train"):
+            self.watch.add(record["step"], record)
         self.is_enough = evaluation.is_enough(self.log.of_kind(evaluation.kind))
         self.alarmed = {record["alarm"] for record in self.log.of_kind("alarm")}
         self.tokens = torch.zeros((), dtype=torch.long, device=device)
@@ -298,9 +300,9 @@ class RunState:
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
             raise common(self.diverged())
         self.log.write("train", self.step, metrics)
-        self.mlm_losses.append(metrics.get("mlm_loss", math.nan))
+        self.watch.add(self.step, metrics)
         progress = self.horizon.progress(self.step)
-        warnings = alarms(metrics, self.mlm_losses, progress, self.step, objective.muted_alarms, self.alarmed)
+        warnings = alarms(self.watch, progress, objective.muted_alarms, self.alarmed)
         if self.horizon.budget and progress > SURE and (warning := schedule_warning(schedule, self.planned_steps)):
             warnings["warm-up"] = warning
         for alarm, text in warnings.items():
