@@ -91,6 +91,10 @@ def test_the_resolved_tree_written_as_toml_resolves_to_itself(name, tmp_path):
 def test_a_folder_may_be_called_like_a_number_or_a_date():
     settings, _ = resolve("tiny", ["data=2024", "run=2024-01-01"])
     assert (settings.data, settings.run) == ("2024", "2024-01-01")
+    words = ["data=1.10", "run=2024_11", "start=1e5", "generator.source=0x10", "generator.kind=frozen", "seed=1_0"]
+    settings, _ = resolve("tiny", [*words, "generator.sharing=none"])
+    assert (settings.data, settings.run, settings.start) == ("1.10", "2024_11", "1e5")
+    assert (settings.generator.source, settings.seed) == ("0x10", 10)
 
 
 def test_a_recipe_that_is_not_utf8_is_refused(tmp_path):

@@ -70,6 +70,20 @@ def test_what_is_given_for_a_generator_that_is_not_there_is_said_to_be_without_e
     assert not caplog.messages
 
 
+def test_what_the_kind_of_optimizer_or_schedule_does_not_read_is_said_to_be_without_effect(caplog):
+    words = [DATA, "optimizer.generator.lr=1e-3", "schedule.power=2"]
+    for more in (["optimizer.decoupled=true"], ["optimizer.decoupled=true", "schedule.kind=linear"]):
+        warn_without_effect(*resolve("tiny", [*words, *more]))
+    assert not caplog.messages
+    for kind in ("cosine", "constant"):
+        caplog.clear()
+        warn_without_effect(*resolve("tiny", [*words, f"schedule.kind={kind}"]))
+        assert caplog.messages == [
+            "optimizer.generator.lr without effect: without optimizer.decoupled the generator has no optimizer of its own.",
+            f"schedule.power without effect: schedule.kind={kind} has none.",
+        ]
+
+
 @pytest.mark.parametrize("size", shipped_sizes())
 @pytest.mark.parametrize("addition", shipped_additions())
 def test_every_addition_joins_every_size(size, addition):

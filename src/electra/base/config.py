@@ -116,9 +116,10 @@ def parse_value(text: str) -> Any:
     return text if isinstance(value, date | time) else value
 
 
-def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
-    """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}. A key with two values is a slip: whoever
-    believed the other one would wait for hours for the wrong run."""
+def parse_overrides(assignments: Sequence[str], kind: type[BaseModel] | None = None) -> dict[str, Any]:
+    """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}. What is text in a tree of this `kind` stays
+    as it is: 1.10 is another folder than 1.1. A key with two values is a slip: whoever believed the other one would wait for
+    hours for the wrong run."""
     pairs = [assignment.partition("=") for assignment in assignments]
     if problems := ["".join(pair) for pair in pairs if not (pair[0] and pair[1])]:
         raise SettingsError("; ".join(f"{problem!r} is not of the form key=value" for problem in problems) + ".")
@@ -127,6 +128,8 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, _, text in pairs:
         name, value = key.strip(), parse_value(text.strip())
+        if not isinstance(value, str) and kind and is_text(kind, name):
+            value = text.strip()
         if name in values and values[name] != value:
             raise SettingsError(f"{name} has two values, {short(values[name])} and {short(value)}. Give it once.")
         values[name] = value
@@ -158,7 +161,7 @@ def resolve(
 ) -> tuple[Tree, dict[str, str]]:
     """The validated tree, and for every key where its value came from: default, the recipe, or the command line.
     `defaults` are those that the tree itself cannot know."""
-    from_recipe, from_command = flatten(read_recipe(recipe)), parse_overrides(overrides)
+    from_recipe, from_command = flatten(read_recipe(recipe)), parse_overrides(overrides, kind)
     settings = validate(kind, nest({**(defaults or {}), **from_recipe, **from_command}))
     sources = {
         key: "command line" if key in from_command else recipe if key in from_recipe else "default"
@@ -237,6 +240,12 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, list[str]]
             for key, kinds in known_keys(section, f"{prefix}{name}.").items():
                 known[key] = [*known.get(key, []), *kinds]
     return known
+
+
+def is_text(model: type[BaseModel], path: str) -> bool:
+    name, _, rest = path.partition(".")
+    annotation = model.model_fields[name].annotation if name in model.model_fields else None
+    return any(is_text(section, rest) for section in nested_models(annotation)) if rest else annotation is str
 
 
 def nested_models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -113,10 +113,17 @@ def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, 
 
 
 def warn_without_effect(settings: PretrainSettings, sources: Mapping[str, str]) -> None:
-    """Of what was given for a generator, where there is none."""
-    given = [key for key in sources if sources[key] == "command line" and key.startswith(OF_GENERATORS)]
-    if given and isinstance(settings.objective, MaskedLMSettings):
-        log.warning("%s without effect: a masked language model has no generator.", ", ".join(given))
+    """Of what was given and is not read with the other settings."""
+    is_masked_lm, schedule = isinstance(settings.objective, MaskedLMSettings), settings.schedule.kind
+    is_joint = not settings.optimizer.decoupled and not is_masked_lm
+    unread = {
+        "a masked language model has no generator": OF_GENERATORS if is_masked_lm else (),
+        "without optimizer.decoupled the generator has no optimizer of its own": OF_GENERATORS[2:] if is_joint else (),
+        f"schedule.kind={schedule} has none": ("schedule.power",) if schedule in ("cosine", "constant") else (),
+    }
+    for reason, keys in unread.items():
+        if given := [key for key in sources if sources[key] == "command line" and key.startswith(keys)]:
+            log.warning("%s without effect: %s.", ", ".join(given), reason)
 
 
 def build_objective(
