@@ -233,7 +233,7 @@ def test_a_text_and_lines_of_standard_input_are_answered_on_standard_output(fini
     assert missing.returncode == 3 and "absent.csv does not exist" in missing.stderr
     for options in (["--out", "a.csv"], ["--force"], ["--escape-formulas"]):
         refused = electra("predict", model, "some text", *options, cwd=tmp_path)
-        assert refused.returncode == 2 and f"{options[0]} is for files" in refused.stderr, refused.stderr
+        assert refused.returncode == 2 and f"{options[0]} is for files, 'some text'" in refused.stderr
     tab = electra("predict", model, "one\ttwo parts")
     assert tab.returncode == 3 and "has 2 parts, where the model reads one text" in tab.stderr
 

@@ -37,11 +37,13 @@ def predict_command(
 ) -> None:
     """A prediction for each row of a file of any size, in the file's format; or for texts, on standard output."""
     import electra
+    from electra.base.config import short
 
     if file is None or is_text(file):
         for_files = {"--out": out, "--force": force, "--escape-formulas": escape_formulas}
         if option := next((name for name, value in for_files.items() if value), None):
-            raise SettingsError(f"{option} is for files: answers to texts go to standard output. Redirect it: > FILE.")
+            what = "standard input" if file is None else short(file)
+            raise SettingsError(f"{option} is for files, {what} is none: answers go to standard output. Redirect it.")
         given = {"text": columns(text, text2), "long": long}
         print_answers(model, read_lines(file), probabilities, {key: it for key, it in given.items() if it})
         return
