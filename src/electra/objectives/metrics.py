@@ -144,6 +144,8 @@ class Watch:
         (before, _), (end, _) = self.parts[-2:]
         width, ends = max(end - before, steps / 20), (end, end - steps / 5)
         now, earlier = ([it for step, it in self.parts if 0 <= last - width < step <= last] for last in ends)
+        wanted = sum(step > end - 2 * width - steps / 5 for step, _ in self.parts)
+        self.parts = self.parts[-max(2, wanted) :]  # a run may be long, memory is not
         return mean_metrics(now), mean_metrics(earlier)
 
 
