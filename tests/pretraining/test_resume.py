@@ -187,11 +187,12 @@ def test_a_run_that_begins_again_leaves_nothing_of_the_earlier_one(finished_run,
     first = {"kind": "heldout", "step": 0, "auc": 0.123}
     (run / "metrics.jsonl").write_text(json.dumps(first) + "\n")
     (run / "tracking.json").write_text('{"wandb": "other"}')
+    (run / "tensorboard").mkdir(exist_ok=True)
     done = electra(*words, f"start={finished_run}", "schedule.warmup=2")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("of an earlier run: kept in") == 1 and first not in read_metrics(run)
     assert not (run / "tracking.json").exists() and "0.123" not in (run / "before-after.md").read_text()
-    kept = {"export", "metrics.jsonl", "samples.json", "tracking.json"}
+    kept = {"export", "metrics.jsonl", "samples.json", "tensorboard", "tracking.json"}
     assert {path.name for path in (run / "earlier-1").iterdir()} == kept
     assert_exported(run)
 

@@ -27,6 +27,7 @@ from electra.base.files import (
     remove_leftovers,
     write_atomically,
     write_json,
+    writing,
 )
 from electra.base.jobs import Signals
 from electra.base.ranks import ALONE, Ranks, join
@@ -153,10 +154,10 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         log.info(parts.loader_note)
 
         def describe_folder() -> None:
-            if settings.train.stages:  # its export is of an earlier end
-                set_export_aside(folder, settings.train.stages[-1])
             if fresh:
                 set_earlier_aside(folder, settings, fingerprint)
+            elif settings.train.stages:  # its export is of an earlier end
+                set_export_aside(folder, settings.train.stages[-1])
             write_atomically(folder / CONFIG, config.to_toml(settings).encode())
             known = {"processes": ranks.world, "data": described_data(parts.manifest)}
             write_json(folder / ENVIRONMENT, environment() | known | fingerprint)
@@ -252,15 +253,16 @@ def set_earlier_aside(folder: Path, settings: PretrainSettings, fingerprint: dic
         now = before | fingerprint | config.dump(settings)
         if not config.differences(before, now, ignore=("run", "data")):
             return set_aside(folder, names)
-    set_aside(folder, [*names, METRICS, SAMPLES, TRACKING, BEFORE_AFTER])
+    set_aside(folder, [*names, METRICS, SAMPLES, TRACKING, "tensorboard", BEFORE_AFTER])
 
 
 def set_aside(folder: Path, names: Sequence[str]) -> None:
     if paths := [folder / name for name in names if (folder / name).exists()]:
         aside = next(path for n in count(1) if not (path := folder / f"earlier-{n}").exists())
-        aside.mkdir()
-        for path in paths:
-            path.rename(aside / path.name)
+        with writing(aside):
+            aside.mkdir()
+            for path in paths:
+                path.rename(aside / path.name)
         log.warning("%s of an earlier run: kept in %s.", ", ".join(path.name for path in paths), aside)
 
 
