@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings
+from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings, refuse_other_tokenizer
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
 from helpers import Forked, electra, write_corpus
@@ -112,6 +112,11 @@ def test_text_is_prepared_first_and_tasks_can_be_chosen(recipe, glue, tmp_path):
     assert result["wall_clock"]["prepare"] > 0 and (out / "shards" / "manifest.json").is_file()
     assert "not known, since tasks are missing" in (out / "report.md").read_text()
 
+    refuse_other_tokenizer(SpeedrunSettings(text, glue, out, tokenizer=vocabulary), out / "shards")  # the same
+    vocabulary.write_text(vocabulary.read_text() + "walks\n")
+    done = electra("speedrun", recipe, *words, *METHOD, "--out", out)
+    assert done.returncode == 2 and "was begun with another tokenizer" in done.stderr
+
 
 def test_warm_up_keeps_its_share_of_the_recipe():
     settings = SpeedrunSettings(Path("x"), Path("y"), recipe="tiny", minutes=3)
@@ -140,6 +145,8 @@ def test_the_default_recipe_is_one_that_is_shipped():
             2,
             "is an option of the command, not a setting: --minutes 3",
         ),
+        (["data={data}", "glue={glue}", "train.steps=100"], 2, "Here the time ends the run: --minutes 10."),
+        (["data={data}", "glue={glue}", "tokenizer={data}"], 2, "are token shards, which have their tokenizer."),
         (["data={data}", "glue={glue}", "optimiser.lr=1"], 2, "unknown key optimiser. Did you mean optimizer.lr?"),
         (["data={data}", "glue={glue}", "finetune.lrr=1"], 2, "unknown key lrr. Did you mean lr?"),
         (["data={data}", "glue={glue}", "--minutes", "0"], 2, "minutes (0.0) must be above 0"),

@@ -185,6 +185,20 @@ def test_a_value_without_effect_is_said_before_training(recipe, prepared, tmp_pa
     assert caplog.text.count("generator.width without effect") == 2
 
 
+def test_a_file_is_a_recipe_whatever_its_name(recipe, prepared, tmp_path):
+    (tmp_path / "w=0.5").mkdir()
+    shutil.copy(recipe, tmp_path / "w=0.5" / "config.toml")
+    words = ["compare", "w=0.5/config.toml", "w=0.5/config.toml+masked-lm", f"data={prepared}", "optimizer.lr=1e+30"]
+    done = electra(*words, "--seeds", "1", "--budget", "2 steps", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.count("1 (1 diverged)") == 2, done.stderr
+    assert "comparison.md" in done.stdout and "comparison.png" not in done.stdout
+
+
+def test_a_task_without_files_is_answered_with_the_setting_of_this_command(recipe, prepared, tmp_path):
+    done = electra("compare", recipe, f"data={prepared}", "--tasks", "cola", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "where are the files of cola? Add finetune.data=FOLDER" in done.stderr
+
+
 def test_a_row_without_a_label_is_not_a_table_without_the_column(recipe, tmp_path):
     rows = [{"text": f"a {n}", "label": None if n == 2 else n % 2} for n in range(9)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from electra.base.errors import SettingsError
-from electra.commands.console import FINETUNE, Jobs, print_table, say
+from electra.commands.console import FINETUNE, Jobs, is_recipe, print_table, say
 
 
 def compare_command(
@@ -36,11 +36,12 @@ def compare_command(
 ) -> None:
     """Train recipes under the same budget, over several seeds; a table and a plot of what came out."""
     import electra
-    from electra.base.config import parse_overrides
+    from electra.base.config import parse_overrides, recipe_names
+    from electra.finetuning.plan import TASKS
     from electra.inspector.compare import Tasks, Yardsticks, comparison_table, read_labelled
 
-    words = [word for word in recipes_and_overrides if "=" in word]
-    recipes = [word for word in recipes_and_overrides if "=" not in word]
+    words = [word for word in recipes_and_overrides if not is_recipe(word)]
+    recipes = [word for word in recipes_and_overrides if is_recipe(word)]
     if not recipes:
         raise SettingsError("name at least one recipe, such as tiny or tiny+masked-lm.")
     method = parse_overrides([word.removeprefix(FINETUNE) for word in words if word.startswith(FINETUNE)])
@@ -49,6 +50,8 @@ def compare_command(
         raise SettingsError(
             f"{FINETUNE}{next(iter(method))} is for fine-tuning, and there is no task. Name some with --tasks."
         )
+    if "data" not in method and (lost := next((name for name in names if name in recipe_names(TASKS)), "")):
+        raise SettingsError(f"where are the files of {lost}? Add {FINETUNE}data=FOLDER, with a folder for each task.")
     probed = None if table is None else read_labelled(table, text, label, probe_rows)
     yardsticks = Yardsticks(probed, Tasks(names, method, task_seeds) if names else None)
     overrides = [word for word in words if not word.startswith(FINETUNE)]
@@ -57,4 +60,5 @@ def compare_command(
     )
     title = f"{budget} per run, median (least–greatest) of {seeds} seeds"
     print_table(comparison_table(results, title, is_wide=False))
-    say(f"{out / 'comparison.md'} · {out / 'comparison.png'} · {out / 'results.json'}")
+    files = (out / name for name in ("comparison.md", "comparison.png", "results.json"))
+    say(" · ".join(str(file) for file in files if file.exists()))  # no picture where every run diverged

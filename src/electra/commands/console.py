@@ -27,6 +27,12 @@ def complete_recipe(incomplete: str) -> list[str]:
     return [f"{before}{plus}{name}" for name in config.recipe_names() if name.startswith(last)]
 
 
+def is_recipe(word: str) -> bool:
+    """And no setting: the name of a file may have a = in it."""
+    parts = [word] if os.path.isfile(word) else word.split("+")  # noqa: PTH113  (an error where it is too long)
+    return all("=" not in part or os.path.isfile(part) for part in parts)  # noqa: PTH113
+
+
 Recipe = Annotated[
     str, typer.Argument(help='a shipped recipe ("electra config list") or a TOML file', autocompletion=complete_recipe)
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from electra.base.errors import SettingsError
-from electra.commands.console import FINETUNE, Jobs, print_table, resume_hint
+from electra.commands.console import FINETUNE, Jobs, is_recipe, print_table, resume_hint
 
 if TYPE_CHECKING:
     from electra.finetuning.speedrun import SpeedrunSettings
@@ -48,13 +48,15 @@ def read_items(items: list[str], **options: Any) -> "SpeedrunSettings":
     from electra.base import config
     from electra.finetuning.speedrun import RECIPE, SpeedrunSettings
 
-    recipes = [item for item in items if "=" not in item]
+    recipes = [item for item in items if is_recipe(item)]
     if len(recipes) > 1:
         raise SettingsError(f"one recipe at a time: {' or '.join(recipes)}? Join them with +.")
-    values = config.parse_overrides([item for item in items if "=" in item])
+    values = config.parse_overrides([item for item in items if not is_recipe(item)])
     for name in values.keys() & set(OPTIONS):
         option = name.removeprefix("train.")
         raise SettingsError(f"{name} is an option of the command, not a setting: --{option} {values[name]}")
+    if "train.steps" in config.flatten(values):
+        raise SettingsError("train.steps is for runs that end by it. Here the time ends the run: --minutes 10.")
     paths: dict[str, Any] = {
         name: Path(str(values.pop(name))) for name in ("data", "glue", "tokenizer") if name in values
     }

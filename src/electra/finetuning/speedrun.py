@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
+from tokenizers import Tokenizer
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
@@ -40,9 +41,16 @@ from electra.base.progress import Table, duration, literal
 from electra.data.corpus import Corpus
 from electra.data.overlap import Overlap, find_overlap
 from electra.data.prepare import prepare
-from electra.data.shards import MANIFEST, read_manifest
+from electra.data.shards import MANIFEST, TOKENIZER, read_manifest
 from electra.data.tables import column_of
-from electra.data.tokenizer import TokenizerSettings, adopt_vocabulary, load_tokenizer, save_tokenizer, train_tokenizer
+from electra.data.tokenizer import (
+    TokenizerSettings,
+    adopt_vocabulary,
+    is_same_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 from electra.finetuning.plan import TASKS, Plan, make_plan, plain
 from electra.finetuning.report import GLUE, SETTINGS
 from electra.finetuning.run import finetune, refuse_tables
@@ -115,6 +123,7 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
     shards = settings.data if (settings.data / MANIFEST).is_file() else settings.out / "shards"
     if not settings.data.exists():
         raise DataError(f"{settings.data} does not exist. Give text, or a folder of token shards (data=…).")
+    refuse_other_tokenizer(settings, shards)
     pretraining = settings.pretraining(shards)
     plans = plan_tasks(settings)
 
@@ -165,14 +174,33 @@ def plan_tasks(settings: SpeedrunSettings) -> dict[str, Plan]:
     return {name: make_plan(name, settings.finetuning(), {}) for name in names}
 
 
+def refuse_other_tokenizer(settings: SpeedrunSettings, shards: Path) -> None:
+    """Than the one that the tokens are made with."""
+    if settings.tokenizer is None:
+        return
+    if shards == settings.data:
+        raise SettingsError(
+            f"{shards} are token shards, which have their tokenizer. Take tokenizer out, or give the text as data."
+        )
+    given, folder = read_vocabulary(settings.tokenizer), settings.out / "tokenizer"
+    if (folder / TOKENIZER).is_file() and not is_same_tokenizer(given, load_tokenizer(folder)):
+        raise SettingsError(
+            f"{settings.out} was begun with another tokenizer than {settings.tokenizer}. Use another folder (out)."
+        )
+
+
+def read_vocabulary(path: Path) -> Tokenizer:
+    return adopt_vocabulary(path) if path.suffix == ".txt" else load_tokenizer(path)
+
+
 def prepare_text(settings: SpeedrunSettings, shards: Path) -> None:
     """The tokenizer first, where none is given: of the text itself."""
     folder, given = settings.out / "tokenizer", settings.tokenizer
-    if not (folder / "tokenizer.json").is_file():
+    if not (folder / TOKENIZER).is_file():
         if given is None:
             tokenizer = train_tokenizer(Corpus([settings.data]), TokenizerSettings())
         else:
-            tokenizer = adopt_vocabulary(given) if given.suffix == ".txt" else load_tokenizer(given)
+            tokenizer = read_vocabulary(given)
         save_tokenizer(tokenizer, folder)
     prepare([settings.data], shards, folder)
 
