@@ -151,6 +151,30 @@ def test_doctor_tries_a_step_and_a_checkpoint(recipe, prepared, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train.processes=3", "train.parallel=fsdp"), "train.batch=8 into 3 processes"),
+        (("train.parallel=fsdp",), "is for several processes"),
+        (("run={run}", "optimizer.lr=1e-2"), "optimizer.lr: 0.001 -> 0.01"),
+        (("run={data}",), "holds prepared shards"),
+    ],
+)
+def test_doctor_refuses_what_pretrain_would(words, message, recipe, prepared, finished_run, tmp_path):
+    filled = [word.format(run=finished_run, data=prepared) for word in words]
+    for verb in ("doctor", "pretrain") if "=3" not in words[0] else ("doctor",):  # that one starts processes
+        done = electra(verb, recipe, f"data={prepared}", *filled, cwd=tmp_path)
+        assert done.returncode == 2 and message in done.stdout + done.stderr, verb
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_doctor_takes_a_folder_that_pretrain_would_go_on_with(recipe, prepared, finished_run):
+    files = sorted(finished_run.rglob("*"))
+    done = electra("doctor", recipe, f"data={prepared}", f"run={finished_run}", "train.steps=60")
+    assert done.returncode == 0 and "has step 40 of this run" in done.stdout, done.stdout
+    assert sorted(finished_run.rglob("*")) == files
+
+
 def test_doctor_writes_the_passes_over_the_text_as_people_write_numbers(recipe, prepared, tmp_path):
     done = electra("doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=200000")
     (rows,) = re.findall(r"([\d,]+) rows, every hash right", done.stdout)

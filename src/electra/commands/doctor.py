@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from electra.base.errors import CorruptError, ElectraError, already_said, common, is_first_process, is_said
+from electra.base.errors import (
+    CorruptError,
+    ElectraError,
+    SettingsError,
+    already_said,
+    common,
+    is_first_process,
+    is_said,
+)
 from electra.commands.console import OverrideWords, say
 
 if TYPE_CHECKING:
     from electra.base.ranks import Ranks
+    from electra.pretraining.settings import PretrainSettings
 
 
 def doctor_command(
@@ -54,7 +63,10 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         settings, _ = ranks.everyone(lambda: resolve(recipe, overrides or []))
         train = settings.train
         device = ranks.everyone(lambda: ranks.device(choose_device(train)))
-        ranks.everyone(lambda: refuse_uneven(train.batch, train.accumulate, ranks.world))
+        processes = ranks.world if ranks.together else train.processes
+        ranks.everyone(lambda: refuse_uneven(train.batch, train.accumulate, processes))
+        if train.parallel == "fsdp" and processes == 1:
+            raise common(SettingsError("train.parallel=fsdp is for several processes: add train.processes."))
         length = f"{train.minutes:g} minutes" if train.minutes else f"{train.steps:,} steps"
         notes.append(f"{recipe}, {length} of {train.batch} rows of {settings.rows.length} tokens")
         if not train.minutes and (warning := schedule_warning(settings.schedule, train.steps)):
@@ -93,9 +105,27 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
             size = sum(parameter.nbytes for parameter in objective.parameters() if parameter.requires_grad)
             notes += try_group(ranks, size, device, Path(settings.run))
 
+    with check("run folder") as notes:
+        notes.append(ranks.first(lambda: look_at_folder(settings)))
+
     with check("one checkpoint") as notes:
         groups = whole_groups(checkpoint_groups(objective, step.optimizer), ranks)
         notes.append(ranks.first(lambda: try_checkpoint(groups, Path(settings.run))))
+
+
+def look_at_folder(settings: "PretrainSettings") -> str:
+    """Whether pre-training would take it."""
+    from electra.base.files import refuse_other_kind
+    from electra.pretraining.load import CONFIG
+    from electra.pretraining.run import fingerprint_of, made_longer, refuse_other_run
+    from electra.train.checkpoint import checkpoint_folders, newest_state
+
+    folder = Path(settings.run)
+    refuse_other_kind(folder, CONFIG)
+    if not checkpoint_folders(folder / "checkpoints"):
+        return f"{folder} is new"
+    refuse_other_run(folder, made_longer(folder, settings), fingerprint_of(Path(settings.data)))
+    return f"{folder} has step {newest_state(folder / 'checkpoints').get('step')} of this run, which goes on from there"
 
 
 @contextmanager
