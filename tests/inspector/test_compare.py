@@ -10,6 +10,7 @@ import torch
 
 from electra import compare
 from electra.base.errors import MachineError, MemoryExhaustedError, SettingsError
+from electra.commands.console import print_table
 from electra.inspector.compare import (
     Budget,
     ComparedRun,
@@ -157,6 +158,16 @@ def test_seeds_that_had_another_number_of_steps_are_shown_from_to():
     (row,) = summary(runs)
     assert (row["steps"], row["flops"], row["paper_flops"]) == ([900, 1200], [9e11, 1.2e12], None)
     assert "| a | 3 | 900–1,200 | 9.00e+11–1.20e+12 | – |" in comparison_table(runs).markdown()
+    assert "| a | 3 | 900–1,200 |\n" in comparison_table(runs, is_wide=False).markdown() + "\n"
+
+
+def test_names_are_whole_on_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"tiny optimizer.betas=[0.9,0.9{digit}]" for digit in (5, 9)]
+    runs = [ComparedRun(it, seed, 9, 1e9, 1.0, {"auc": 0.5, "mlm_loss": 6.5}, None) for it in names for seed in (0, 1)]
+    print_table(comparison_table(runs, is_wide=False))
+    first = "".join(line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line[0] == "│")
+    assert first == "".join(names).replace(" ", "")
 
 
 def test_a_recipe_of_a_run_that_was_made_longer_is_compared(recipe, prepared, tmp_path, monkeypatch):

@@ -81,6 +81,7 @@ def print_table(table: Table) -> None:
     for place, name in enumerate(table.columns):
         numbers = place > 0 and all(row[place][:1] in "0123456789+-–." for row in table.rows if row)
         drawing.add_column(Text(visible(name)), justify="right" if numbers else "left", no_wrap=numbers)
+    drawing.columns[0].overflow = "fold"  # what a row is called is never cut
     for row in table.rows:
         drawing.add_row(*(Text(visible(cell)) for cell in row)) if row else drawing.add_section()
     console = terminal()

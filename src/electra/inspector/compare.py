@@ -437,19 +437,22 @@ def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
 
 
 def comparison_table(results: Sequence[ComparedRun], title: str = "", is_wide: bool = True) -> Table:
-    """A terminal has no room for the paper's count of FLOPs and for spreads of one seed (`is_wide` = False)."""
-    measures = measures_of(results)
+    """A terminal has no room for the paper's count of FLOPs, for FLOPs that differ with the steps, and for spreads of one seed
+    (`is_wide` = False)."""
+    measures, summaries = measures_of(results), summary(results)
+    costs = {"steps": "steps", "flops": "FLOPs", "paper_flops": "paper's count"}
+    if not is_wide:
+        costs.pop("paper_flops")
+        costs.pop("flops" if any(isinstance(row["flops"], list) for row in summaries) else "", None)
     hundredths = {"tasks", *(task for result in results for task in result.tasks)}
     rows = []
-    for row in summary(results):
+    for row in summaries:
         seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
         has_spread = is_wide or row["seeds"] > 1
         cells = [with_spread(row.get(name), 1 if name in hundredths else 3, has_spread) for name in measures]
-        if is_wide:
-            cells.insert(0, from_to(row["paper_flops"], ".2e"))
-        rows.append((row["variant"], seeds, from_to(row["steps"], ","), from_to(row["flops"], ".2e"), *cells))
-    paper = ["paper's count"] if is_wide else []
-    return Table(("recipe", "seeds", "steps", "FLOPs", *paper, *measures.values()), rows, title)
+        spent = (from_to(row[name], "," if name == "steps" else ".2e") for name in costs)
+        rows.append((row["variant"], seeds, *spent, *cells))
+    return Table(("recipe", "seeds", *costs.values(), *measures.values()), rows, title)
 
 
 def from_to(cost: float | list[float] | None, form: str) -> str:
