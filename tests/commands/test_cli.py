@@ -175,6 +175,15 @@ def test_doctor_takes_a_folder_that_pretrain_would_go_on_with(recipe, prepared, 
     assert sorted(finished_run.rglob("*")) == files
 
 
+def test_doctor_does_not_need_the_start_of_a_run_that_goes_on(recipe, prepared, finished_run, tmp_path):
+    start = shutil.copytree(finished_run, tmp_path / "start")
+    words = recipe, f"data={prepared}", f"run={tmp_path / 'run'}", f"start={start}", "train.steps=2"
+    assert electra("pretrain", *words).returncode == 0
+    shutil.rmtree(start)
+    done = electra("doctor", *words)
+    assert done.returncode == 0 and electra("pretrain", *words).returncode == 0, done.stdout
+
+
 def test_doctor_writes_the_passes_over_the_text_as_people_write_numbers(recipe, prepared, tmp_path):
     done = electra("doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=200000")
     (rows,) = re.findall(r"([\d,]+) rows, every hash right", done.stdout)

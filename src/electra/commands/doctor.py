@@ -44,6 +44,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
     from electra.pretraining.run import build_parts, fingerprint_of, refuse_others, refuse_uneven
     from electra.pretraining.settings import resolve
     from electra.pretraining.trial import try_checkpoint, try_group, try_step
+    from electra.train.checkpoint import checkpoint_folders
     from electra.train.device import choose_device, explain_machine
     from electra.train.distributed import shard, whole_groups
     from electra.train.loop import checkpoint_groups
@@ -76,7 +77,8 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         ranks.everyone(lambda: read_manifest(Path(settings.data)))
         if problems := ranks.first(lambda: verify_shards(Path(settings.data))):
             raise common(CorruptError(" ".join(problems)))
-        parts = ranks.everyone(lambda: build_parts(settings, device, verify=False, ranks=ranks))
+        fresh = not checkpoint_folders(Path(settings.run) / "checkpoints")
+        parts = ranks.everyone(lambda: build_parts(settings, device, verify=False, fresh=fresh, ranks=ranks))
         rows, tokens = len(parts.loader.rows), parts.manifest.splits["train"].tokens
         passes = (
             f"; the run passes over them {train.steps * train.batch / rows:,.1f} times" if not train.minutes else ""
