@@ -122,7 +122,7 @@ def test_ray_that_is_missing_or_elsewhere_is_one_line(
     corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MachineError, match=r'needs Ray. Install it from the clone: pip install '.\[ray\]''):
+    with pytest.raises(MachineError, match=r"needs Ray. Install it from the clone: pip install '.\[ray\]'"):
         prepare([corpus], tmp_path / "out", tokenizer, SMALL, engine="ray")
     with pytest.raises(SettingsError, match="is seen by one process only"):
         prepare([corpus], RemotePath("memory://nowhere"), tokenizer, SMALL, engine="ray")
