@@ -3,7 +3,7 @@
 import multiprocessing
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Together:
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(variables or {})}
             output = folder / f"{time.monotonic_ns()}-{rank}.txt"
+            output.touch()
             said = [str(word) for word in (*words, *(changes or {}).get(rank, ()))]
             process = multiprocessing.get_context("fork").Process(target=run_command, args=(said, place, output))
             process.start()
@@ -65,9 +66,11 @@ class Together:
 
 
 def wait_for_step(run: Path, step: int, timeout: float = 90) -> None:
+    wait_until(lambda: any(record["step"] >= step for record in read_metrics(run)), timeout)
+
+
+def wait_until(happens: Callable[[], bool], timeout: float = 90) -> None:
     until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        if any(record["step"] >= step for record in read_metrics(run)):
-            return
+    while not happens():
+        assert time.monotonic() < until, f"not within {timeout} s"
         time.sleep(0.005)
-    raise AssertionError(f"step {step} not reached in {timeout} s")

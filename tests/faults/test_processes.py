@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from electra.base import ranks
 from electra.train.checkpoint import checkpoint_folders, problem_of
 from helpers import command, environment
-from together import Together, wait_for_step
+from together import Together, wait_for_step, wait_until
 
 
 def together(world: int, recipe: Path, prepared: Path, run: Path, *more: object, **how) -> Together:
@@ -40,10 +41,32 @@ def test_a_process_with_other_settings_is_refused_with_the_difference(recipe, pr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_process_that_never_comes_and_a_port_in_use_are_told(recipe, prepared, tmp_path):
-    processes = together(2, recipe, prepared, tmp_path / "run", missing=[1], variables={"ELECTRA_MEET_SECONDS": "3"})
-    assert processes.codes(60) == [5]
-    assert "process 0 of 2 did not meet the others" in processes.said(0)
+@pytest.mark.parametrize(("there", "missing"), [([0], [1]), ([1], [0]), ([0, 2], [1])])
+def test_processes_that_never_come_are_named_in_one_line(there, missing, recipe, prepared, tmp_path):
+    world = len(there + missing)
+    processes = together(world, recipe, prepared, tmp_path / "run", f"train.timeout={world}", missing=missing)
+    assert processes.codes(60) == [5] * len(there)
+    (line,) = processes.lines()
+    assert f"process {missing[0]} of {world} did not come to 127.0.0.1:" in line and f"within {world} s" in line
+    assert "frame #" not in processes.said(there[0]) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("there", [0, 1])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(
+    there, number, code, recipe, prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ranks, "QUIET", 0.2)
+    processes = together(2, recipe, prepared, tmp_path / "run", "train.timeout=60", missing=[1 - there])
+    wait_until(lambda: f"waiting for process {1 - there} of 2 at 127.0.0.1:" in processes.said(there))
+    pid = processes.processes[there].pid
+    assert pid
+    os.kill(pid, number)
+    assert processes.codes(20) == [code]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_in_use_is_told(recipe, prepared, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -63,26 +86,37 @@ def test_processes_that_start_again_do_not_meet_those_that_are_gone(recipe, prep
         assert processes.codes(60) == [2, 2], processes.said(0)
 
 
-def test_a_process_that_hangs_is_named_and_one_that_is_killed_is_noticed_at_once(recipe, prepared, tmp_path):
-    run = tmp_path / "run"
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_that_hangs_is_named_and_one_that_is_killed_is_noticed_at_once(victim, recipe, prepared, tmp_path):
+    """Also process 0, which hosts the store by which processes without torchrun find each other."""
+    run, survivor = tmp_path / "run", 1 - victim
     processes = together(2, recipe, prepared, run, "train.timeout=4")
     wait_for_step(run, 10)
-    sleeper = processes.processes[1]
+    sleeper = processes.processes[victim]
     assert sleeper.pid
     os.kill(sleeper.pid, signal.SIGSTOP)
-    processes.processes[0].join(60)
-    assert processes.processes[0].exitcode == 5 and "process 1 did not answer" in processes.said(0)
-    state = json.loads((run / "run_state.json").read_text())
-    assert state["state"] == "failed" and "process 1 did not answer" in state["reason"]
+    processes.processes[survivor].join(30)
     sleeper.kill()
     sleeper.join()
+    assert processes.processes[survivor].exitcode == 5
+    (line,) = processes.lines()
+    assert f"process {victim} did not answer" in line
+    state = json.loads((run / "run_state.json").read_text())
+    assert state["state"] == "failed" and f"process {victim} did not answer" in state["reason"]
+    go_on = f"torchrun --standalone --nproc-per-node 2 -m electra pretrain {recipe} data={prepared} run={run} train.timeout=4"
+    assert f"to go on: {go_on}\n" in processes.said(survivor) and state["resume"] == go_on
 
     processes = together(2, recipe, prepared, run)
     wait_for_step(run, 20)
-    processes.processes[1].kill()
-    assert processes.codes(30) == [5, -signal.SIGKILL]
-    assert "another process of this run ended" in processes.said(0)
-    assert all(problem_of(folder) is None for folder in checkpoint_folders(run / "checkpoints"))
+    processes.processes[victim].kill()
+    assert sorted(processes.codes(30)) == [-signal.SIGKILL, 5]
+    (line,) = processes.lines()
+    assert "another process of this run ended" in line and line in processes.said(survivor)
+    folders = checkpoint_folders(run / "checkpoints")
+    assert all(problem_of(folder) is None for folder in folders)
+    state = json.loads((run / "run_state.json").read_text())
+    assert state["state"] == "failed"
+    assert victim or state["step"] == int(folders[-1].name.removeprefix("step-")) > 0
 
 
 def workers_of(pid: int) -> list[int]:

@@ -49,6 +49,10 @@ class ForbiddenError(MachineError):
     """What this user may not read: nothing is known of it, so it is neither damaged nor absent."""
 
 
+class PeerError(MachineError):
+    """Another process of the run is gone or does not answer."""
+
+
 class DivergedError(ElectraError):
     exit_code = 6  # training produced numbers that are not finite
 
@@ -71,6 +75,10 @@ class PipeClosedError(ElectraError):
 
 def shortened(line: str) -> str:
     return line if len(line) <= LONGEST_MESSAGE_LINE else f"{line[: LONGEST_MESSAGE_LINE - 300]} … {line[-290:]}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def common(error: AnyError) -> AnyError:

@@ -456,4 +456,9 @@ def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if not shared:  # of others that share it the name stays
+                    file.truncate(0)

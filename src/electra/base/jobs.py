@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -91,22 +92,19 @@ def preempted(_: int) -> PreemptedError:
     return PreemptedError(STOPPED)
 
 
-def interruptible(function: Callable[..., object], *arguments: Any) -> None:
-    """Calls into a library that hears no Ctrl-C until it returns: it goes on in a thread that ends with the process."""
-    failures: list[BaseException] = []
+def interruptible(function: Callable[..., Result], *arguments: Any, seconds: float | None = None) -> Result:
+    """Calls into a library that hears no signal until it returns: it goes on in a thread that ends with the process. A
+    TimeoutError after so many `seconds`."""
+    outcome: Future[Result] = Future()
 
     def work() -> None:
         try:
-            function(*arguments)
+            outcome.set_result(function(*arguments))
         except BaseException as error:
-            failures.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.2)
-    if failures:
-        raise failures[0]
+    threading.Thread(target=work, daemon=True).start()
+    return outcome.result(seconds)
 
 
 def stop_at_closed_pipe() -> None:
@@ -148,9 +146,10 @@ def run_jobs(
                 if len(processes) < workers:
                     ours, other_end = context.Pipe()
                     words = function, start, other_end, relays
-                    processes[ours] = context.Process(target=_work, args=words, daemon=True)
-                    with _interrupts_held_back(), _seeing(devices, len(processes) - 1):
-                        processes[ours].start()
+                    process = context.Process(target=_work, args=words, daemon=True)
+                    with _interrupts_held_back(), _seeing(devices, len(processes)):
+                        process.start()
+                    processes[ours] = process
                     other_end.close()
             # a worker sends None when it is ready to begin, then a result after each job
             for connection in wait(list(processes), timeout=0 if more and len(ahead) < workers else 0.3):

@@ -2,17 +2,18 @@
 
 A process alone has the same methods, which then cost nothing. What hosts tell each other goes through gloo; tensors on a GPU
 go through NCCL. Process 0 alone reads and writes the run folder. Errors that concern all are raised in all of them, and only
-process 0 speaks of those.
+process 0 speaks of those; of processes that are gone, the first of the others.
 """
 
 import logging
 import os
 import re
+import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,12 +21,15 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from electra.base.errors import ElectraError, MachineError, already_said, common, is_common
+from electra.base.errors import ElectraError, MachineError, PeerError, PreemptedError, already_said, common, is_common
+from electra.base.jobs import ending_at_signals, interruptible
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 PATIENCE = 600.0  # seconds that one process waits for the others
+QUIET = 5.0  # seconds of them without a word
+SETTLING = 1.0  # seconds in which those that notice a fault hear of each other
 CONNECTING = 30.0  # seconds for connecting to processes that are there; gloo waits five times as long
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What gloo, NCCL and torch's store say when a process is gone, and when it does not answer.
@@ -40,22 +44,20 @@ GONE = (
 )
 SILENT = ("Timed out waiting", "timed out", "Timeout", "timeout")
 _current: "Ranks | None" = None
+_board: dist.Store | None = None  # lives while somebody holds it
 _adds_up = False
-
-
-class PeerError(MachineError):
-    """Another process of the run is gone or does not answer."""
 
 
 @dataclass(frozen=True)
 class Ranks:
     """This process (`rank`) among all (`world`); `local` is its number on its machine. `together`: whether there is a group,
-    which may be a group of one."""
+    which may be a group of one. `board`: where the last of them hosts a store, for the time when process 0 is gone."""
 
     rank: int = 0
     world: int = 1
     local: int = 0
     together: bool = False
+    board: tuple[str, int] = "", 0
 
     @property
     def is_first(self) -> bool:
@@ -131,6 +133,19 @@ class Ranks:
         torch.cuda.set_device(self.local)
         return torch.device("cuda", self.local)
 
+    def launcher(self, processes: int) -> list[str]:
+        """What starts `electra` in as many processes as these, where its setting of `processes` does not do so by itself."""
+        if not self.together or self.world == processes > 1:
+            return ["electra"]
+        here = variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else self.world
+        nodes, endpoint = self.world // max(here, 1), f"{os.environ['MASTER_ADDR']}:29500"
+        where = (
+            ["--standalone"]
+            if nodes < 2
+            else ["--nnodes", f"{nodes}", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+        )
+        return ["torchrun", *where, "--nproc-per-node", f"{here}", "-m", "electra"]
+
     @contextmanager
     def adding_up(self) -> Iterator[None]:
         """Counts (`over_ranks`) are those of all processes meanwhile."""
@@ -160,13 +175,14 @@ def is_launched() -> bool:
 
 
 @contextmanager
-def join() -> Iterator[Ranks]:
-    """The processes that torchrun started, once all are there; a process alone where none did. May be nested."""
-    global _current
+def join(patience: Callable[[], float] = lambda: PATIENCE) -> Iterator[Ranks]:
+    """The processes that torchrun started, once all are there, for which each waits so many seconds; a process alone where none
+    did. May be nested."""
+    global _current, _board
     if _current is not None or not is_launched():
         yield _current or ALONE
         return
-    ranks = meet()
+    ranks = meet(attempt(patience)[0] or PATIENCE)  # what is wrong with settings is said when all are there
     _current = ranks
     level = logging.getLogger("electra").level
     if not ranks.is_first:
@@ -183,7 +199,7 @@ def join() -> Iterator[Ranks]:
                 abort_nccl()
         raise
     finally:
-        _current = None
+        _current = _board = None
         logging.getLogger("electra").setLevel(level)
         dist.destroy_process_group()
 
@@ -198,94 +214,177 @@ def abort_nccl() -> None:
             nccl.abort()
 
 
-def meet() -> Ranks:
+def meet(patience: float) -> Ranks:
     if missing := [name for name in NAMES if not os.environ.get(name)]:
         raise MachineError(f"{', '.join(missing)} must be set beside {NAMES[0]} and {NAMES[1]}. Start with torchrun.")
     rank, world = variable("RANK"), variable("WORLD_SIZE")
     if rank >= world:
         raise MachineError(f"RANK={rank}, but WORLD_SIZE={world}: ranks count from 0. Start with torchrun.")
     local = variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else rank
-    patience = variable("ELECTRA_MEET_SECONDS") if "ELECTRA_MEET_SECONDS" in os.environ else PATIENCE
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    meeting = Meeting(rank, world, os.environ["MASTER_ADDR"], variable("MASTER_PORT", 65535), patience)
     try:
-        store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=patience)))
+        with ending_at_signals(lambda _: PreemptedError("stopped before all processes were there.")):
+            store, board = interruptible(find_others, meeting, seconds=patience + QUIET)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
-            store=meeting_place(store, rank, world, patience),
+            store=store,
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=min(patience, CONNECTING)),
         )
-    except (RuntimeError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+    except ElectraError:
+        raise
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        reason = next(iter(str(error).splitlines()), "it does not answer")
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            raise MachineError(f"port {where} is in use. Choose another MASTER_PORT.") from None
-        raise MachineError(f"process {rank} of {world} did not meet the others at {where}: {reason}") from None
-    ranks = Ranks(rank, world, local, together=True)
+            raise MachineError(f"port {meeting.where} is in use. Choose another MASTER_PORT.") from None
+        raise MachineError(f"process {rank} of {world} did not meet the others at {meeting.where}: {reason}") from None
+    ranks = Ranks(rank, world, local, together=True, board=board)
     ranks.wait_at_most(patience)
     return ranks
 
 
-def variable(name: str) -> int:
+def variable(name: str, most: int = 999999) -> int:
     text = os.environ[name]
-    if not re.fullmatch("[0-9]{1,6}", text):
+    if not re.fullmatch("[0-9]{1,6}", text) or int(text) > most:
         raise MachineError(
-            f"{name}={text[:40]!r} is not a whole number from 0 to 999999. Start with torchrun, or unset it."
+            f"{name}={text[:40]!r} is not a whole number from 0 to {most}. Start with torchrun, or unset it."
         )
     return int(text)
 
 
-def meeting_place(store: dist.Store, rank: int, world: int, patience: float) -> dist.Store:
+@dataclass
+class Meeting:
+    """Of processes that are not all there yet, until `seconds` have passed."""
+
+    rank: int
+    world: int
+    host: str
+    port: int
+    seconds: float
+    begun: float = field(default_factory=time.monotonic)
+    is_told: bool = False
+
+    @property
+    def where(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def go_on(self, missing: Sequence[int], reason: object = "") -> None:
+        """A moment more, for processes which process 0 names, or whoever does not find that one."""
+        names, waited = ", ".join(map(str, missing)), time.monotonic() - self.begun
+        if waited > self.seconds:
+            late = MachineError(
+                f"process {names} of {self.world} did not come to {self.where} within {self.seconds:g} s (train.timeout)"
+                f"{f': {reason}' if reason else ''}. Start all of them, where they reach that address."
+            )
+            raise late if missing else already_said(late)
+        if waited > QUIET and missing and not self.is_told:
+            self.is_told = True
+            log.info(
+                "waiting for process %s of %d at %s, for %g s at most.", names, self.world, self.where, self.seconds
+            )
+        time.sleep(0.02)
+
+
+def find_others(meeting: Meeting) -> tuple[dist.Store, tuple[str, int]]:
+    """A store for all that are there, and where to find the last's. Who calls this in a thread can be stopped meanwhile: torch's
+    own rendezvous waits where no signal reaches it."""
+    global _board
+    is_host = meeting.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    own = "" if is_host else own_address(meeting)
+    host, port, limit = meeting.host, meeting.port, timedelta(seconds=meeting.seconds)
+    hosted = dist.TCPStore(host, port, meeting.world, is_host, limit, wait_for_workers=False, multi_tenant=is_host)
+    store = meeting_place(hosted, meeting)
+    if meeting.world == 1:
+        return store, ("", 0)
+    if meeting.rank == meeting.world - 1:
+        _board = dist.TCPStore(own, 0, is_master=True, wait_for_workers=False)
+        store.set("board", f"{own} {_board.port}")
+    address, number = store.get("board").decode().split()
+    return store, (address, int(number))
+
+
+def own_address(meeting: Meeting) -> str:
+    """By which this machine reaches the store, once that is there."""
+    while True:
+        try:
+            with socket.create_connection((meeting.host, meeting.port), 2 * SETTLING) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as error:
+            meeting.go_on([0], error.strerror)
+
+
+def meeting_place(store: dist.Store, meeting: Meeting) -> dist.Store:
     """A part of the store that is new. torchrun keeps the store when it starts processes again, and with it the addresses of those
     that are gone, at which others may wait for ever. Everybody leaves a name, process 0 shows those that it has read, and whoever
     finds its own among them knows that process 0 is of now."""
-    name, until = uuid.uuid4().hex, time.monotonic() + patience
-    everyone, place = range(world), dist.PrefixStore(name, store)
-    named, here = [f"name/{other}" for other in everyone], [f"here/{other}" for other in everyone]
+    rank, name, place = meeting.rank, uuid.uuid4().hex, None
+    named, here = ([f"{word}/{other}" for other in range(meeting.world)] for word in ("name", "here"))
     store.set(named[rank], name)
-    while time.monotonic() < until:
-        if rank == 0 and store.check(named):
-            store.set("names", " ".join([name, *(other.decode() for other in store.multi_get(named))]))
-        if store.check(["names"]):
-            first, *names = store.get("names").decode().split()
-            if name in names:
-                place = dist.PrefixStore(first, store)
-                place.set(here[rank], "yes")
-                if place.check(here):
-                    return place
-        time.sleep(0.02)
-    missing = ", ".join(str(other) for other in everyone if other != rank and not place.check([here[other]]))
-    raise RuntimeError(f"process {missing} did not come within {patience:.0f} s")
+    while True:
+        if rank == 0:
+            known = store.multi_get([key for key in named if store.check([key])])
+            store.set("names", " ".join([name, *(other.decode() for other in known)]))
+        first, *names = store.get("names").decode().split() if store.check(["names"]) else [""]
+        if name in names:
+            place = dist.PrefixStore(first, store)
+            place.set(here[rank], "yes")
+            if place.check(here):
+                return place
+            if place.check(["late"]):
+                meeting.seconds = 0
+        if place is None:
+            meeting.go_on([0])
+        elif rank == 0:
+            try:
+                meeting.go_on([other for other, key in enumerate(here) if not place.check([key])])
+            except MachineError:
+                place.set("late", "yes")
+                time.sleep(SETTLING)  # the others hear it while there is a store
+                raise
+        else:
+            meeting.go_on([])
 
 
 @contextmanager
 def explain_peers(ranks: Ranks) -> Iterator[None]:
-    """As one line, from one process: that another is gone or silent. Of process 0 itself that is gone, whoever started it tells."""
+    """As one line, from one process: that another is gone or silent."""
     try:
         yield
     except RuntimeError as error:
-        text = str(error)
-        if any(sign in text for sign in GONE):
-            gone = PeerError(
-                "another process of this run ended. Its own message says why; what is saved is whole: run the same command again."
-            )
-            raise gone if ranks.is_first else already_said(gone) from error
-        if any(sign in text for sign in SILENT):
-            waiting = ranks_that_wait(ranks)
-            silent = [f"process {rank}" for rank in range(ranks.world) if rank not in waiting]
-            names = ", ".join(silent) or "another process"
-            hangs = PeerError(f"{names} did not answer in time: it hangs, or its machine is gone.")
-            raise hangs if ranks.rank == waiting[0] else already_said(hangs) from error
-        raise
+        is_gone, is_silent = (any(sign in str(error) for sign in signs) for signs in (GONE, SILENT))
+        if not (is_gone or is_silent):
+            raise
+        others, speaks = those_that_notice(ranks)
+        silent = ", ".join(f"process {rank}" for rank in range(ranks.world) if rank not in others)
+        peer = PeerError(
+            "another process of this run ended. Its own message says why; what is saved is whole: run the same command again."
+            if is_gone
+            else f"{silent or 'another process'} did not answer in time: it hangs, or its machine is gone."
+        )
+        raise peer if speaks else already_said(peer) from error
 
 
-def ranks_that_wait(ranks: Ranks) -> list[int]:
-    """Those that notice that others do not answer, this one among them."""
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"waits/{ranks.rank}", "yes")
-    time.sleep(1)
-    return [rank for rank in range(ranks.world) if rank == ranks.rank or store.check([f"waits/{rank}"])]
+def those_that_notice(ranks: Ranks) -> tuple[list[int], bool]:
+    """Who else notices a fault, and whether this process is the one to speak of it: the first of them, once. They hear of each other by
+    the store of the last process or, should that be the one at fault, by that of process 0 or torchrun."""
+
+    def ask(store: Callable[[], dist.Store]) -> tuple[list[int], bool]:
+        board = dist.PrefixStore("fault", store())
+        board.set(f"{ranks.rank}", "notices")
+        time.sleep(SETTLING)
+        those = [rank for rank in range(ranks.world) if board.check([f"{rank}"])]
+        return those, those[0] == ranks.rank and board.add("speaks", 1) == 1
+
+    def of_last() -> dist.Store:
+        socket.create_connection(ranks.board, SETTLING).close()  # torch would try again and again
+        return _board or dist.TCPStore(*ranks.board, wait_for_workers=False)
+
+    for store in (of_last, dist.distributed_c10d._get_default_store):
+        with suppress(RuntimeError, OSError):  # a store whose process hangs hangs too
+            return interruptible(ask, store, seconds=3 * SETTLING)
+    return [ranks.rank], True
 
 
 def attempt(function: Callable[[], Result]) -> tuple[Result | None, ElectraError | OSError | None]:
