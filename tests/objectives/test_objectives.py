@@ -303,11 +303,14 @@ GENERATOR = ("corruptor.generator.encoder.layers", "corruptor.generator.head", "
 UNSHARED = HALF.model_copy(update={"sharing": "none"})
 
 
-@pytest.mark.parametrize(
+each_objective = pytest.mark.parametrize(
     ("settings", "generator", "masking"),
     [
         (ElectraSettings(), HALF, None),
+        (ElectraSettings(loss_at="chosen"), HALF, None),
         (MaskedLMSettings(), HALF, None),
+        (TokenRecoverySettings(predict="chosen"), HALF, None),
+        (TokenRecoverySettings(predict="all"), HALF, None),
         (TokenRecoverySettings(predict="corrective"), HALF, None),
         (ElectricSettings(), TOWERS, None),
         (AdversarialSettings(), HALF, None),
@@ -316,10 +319,40 @@ UNSHARED = HALF.model_copy(update={"sharing": "none"})
     ],
     ids=lambda it: getattr(it, "kind", None),
 )
+
+
+@each_objective
 def test_metrics_hold_on_to_no_graph(settings, generator, masking):
     loss = build(settings, generator, masking)(make_batch(vocabulary=VOCABULARY))
     assert loss.total.requires_grad
     assert not [name for name, value in loss.sums.items() if value.requires_grad]
+
+
+def assert_finite(objective, batch, dtype):
+    objective.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        total = objective(batch).total
+    total.backward()
+    assert total.isfinite()
+    gradients = [parameter.grad for parameter in objective.parameters() if parameter.grad is not None]
+    assert torch.nn.utils.get_total_norm(gradients).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_objective
+def test_loss_and_gradients_are_finite_in_the_worst_case(settings, generator, masking, dtype):
+    """A variance of exactly zero in each norm in turn, whose gradient then grows by 1/sqrt(eps); nothing to choose in any
+    row; logits and attention scores so large that every probability is 0 or 1."""
+    objective, batch = build(settings, generator, masking), make_batch(vocabulary=VOCABULARY)
+    for norm in [part for part in objective.modules() if isinstance(part, torch.nn.LayerNorm)]:
+        hook = norm.register_forward_pre_hook(lambda _, inputs: (inputs[0] - inputs[0].detach(),))
+        assert_finite(objective, batch, dtype)
+        hook.remove()
+    assert_finite(objective, batch.with_ids(torch.full_like(batch.ids, SPECIAL.sep)), dtype)
+    with torch.no_grad():
+        for parameter in objective.parameters():
+            parameter.mul_(30)
+    assert_finite(objective, batch, dtype)
 
 
 @pytest.mark.parametrize(

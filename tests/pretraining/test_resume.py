@@ -1,12 +1,15 @@
 """Never loses work: whatever ends a run, the same command goes on and ends with the same weights, dropout included."""
 
+import itertools
 import json
+import math
 import random
 import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from electra.objectives.corruption import SamplingSettings
 from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders, newest_checkpoint, problem_of
 from electra.train.log import read_metrics
+from electra.train.step import Step
 from helpers import Forked, command, electra, environment
 from together import wait_for_step
 
@@ -249,3 +253,59 @@ def test_a_damaged_checkpoint_that_was_set_aside_is_no_problem_of_the_run(finish
     newest.rename(newest.with_name(f"damaged-{newest.name}-77"))
     done = electra("verify", run)
     assert done.returncode == 0, done.stderr
+
+
+AUTO = ("optimizer.weight_decay=auto", "optimizer.total_decay=2.0")
+
+
+@pytest.mark.parametrize("budget", ["train.steps=60", "train.minutes=0.05"])
+def test_weights_without_a_gradient_shrink_by_the_total(budget, recipe, prepared, tmp_path, monkeypatch):
+    call, fractions, shares, positions = Step.__call__, [], [], []
+
+    def step(it: Step, batch, number, fraction, share):
+        """Rows of the table of positions that no text reaches: what changes them is decay."""
+        (table,) = (p for name, p in it.objective.named_parameters() if "positions" in name and "generator" not in name)
+        positions.append(table.detach()[24:].double())
+        fractions.append(fraction)
+        shares.append(share)
+        return call(it, batch, number, fraction, share)
+
+    monkeypatch.setattr(Step, "__call__", step)
+    if "minutes" in budget:  # by a clock that goes on by as much at every look
+        clock = itertools.count(step=0.01)
+        monkeypatch.setattr("electra.train.loop.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    rare = ("train.save_every=100000", "train.evaluate_every=100000", "train.log_every=100000")
+    triangle = ("schedule.kind=linear", "schedule.warmup=0.1")
+    done = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", budget, *rare, *triangle, *AUTO)
+    assert done.returncode == 0, done.stderr
+    if "steps" in budget:  # weight decay is a number: what the rates add up to is the triangle's area
+        assert not any(shares)
+        shares = [fraction / (60 / 2) for fraction in fractions]
+    assert len(shares) > 30 and sum(shares) == pytest.approx(1, rel=0.06)
+    left = math.prod(1 - 2.0 * share for share in shares[:-1])
+    assert (positions[-1] / positions[0]).numpy() == pytest.approx(left, rel=1e-4)
+
+
+def test_a_run_with_a_total_decay_goes_on_to_the_same_bits(recipe, prepared, tmp_path):
+    run, words = tmp_path / "run", ("pretrain", recipe, f"data={prepared}", "train.steps=8")
+    assert electra(*words, f"run={run}", *AUTO).returncode == 0
+    whole = final_weights(run)
+    shutil.rmtree(run / "checkpoints" / "step-000000008")
+    assert electra(*words, f"run={run}", *AUTO).returncode == 0
+    assert final_weights(run) == whole
+
+
+def test_a_run_of_a_recipe_that_had_a_number_goes_on_with_it(recipe, prepared, tmp_path):
+    """Twice, since the folder's settings are written anew; another number is another run."""
+    run, words = tmp_path / "run", ("pretrain", recipe, f"data={prepared}", "train.steps=8")
+    assert electra(*words, f"run={run}", "optimizer.weight_decay=0.5").returncode == 0
+    whole, config = final_weights(run), run / "config.toml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "total_decay" not in line))
+    for _ in range(2):
+        shutil.rmtree(run / "checkpoints" / "step-000000008")
+        done = electra(*words, f"run={run}", *AUTO)
+        assert done.returncode == 0, done.stderr
+        assert final_weights(run) == whole
+    refused = electra(*words, f"run={run}", "optimizer.weight_decay=0.4")
+    assert refused.returncode == 2 and "optimizer.weight_decay: 0.5 -> 0.4" in refused.stderr

@@ -9,13 +9,22 @@ import pytest
 
 from electra.base.config import validate
 from electra.base.errors import SettingsError
+from electra.pretraining.settings import resolve
 from electra.train.checkpoint import newest_checkpoint
 from electra.train.log import read_metrics
+from electra.train.optimizers import AdamSettings
 from electra.train.settings import Horizon, ScheduleSettings, TrainSettings, learning_rate
 from electra.train.step import Step
 from helpers import Forked, electra
 
 LINEAR = ScheduleSettings(kind="linear", warmup=0.1)
+SPEEDS = {
+    "even": lambda step: 0.01,
+    "slow start": lambda step: 0.5 if step < 3 else 0.01,
+    "slower later": lambda step: 0.01 if step < 2000 else 0.03,
+    "a stop": lambda step: 6.0 if step == 2000 else 0.01,
+    "uneven": lambda step: 0.01 * (1 + step % 7),
+}
 
 
 def simulate(horizon: Horizon, seconds_of, every: int, step: int = 0, clock: float = 0.0) -> tuple[list, int, float]:
@@ -170,3 +179,54 @@ def test_a_run_made_longer_does_not_warm_up_to_its_last_step():
     rates = [horizon.fraction(schedule, step) for step in range(140)]
     assert rates[40 + 59] == 1 == max(rates) and rates[-1] == pytest.approx(1 / 40)
     assert rates[:40] == [(step + 1) / 60 for step in range(40)]
+
+
+@pytest.mark.parametrize("kind", ["original", "linear", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0, 0.03, 0.3, 15, 290])
+def test_weight_decay_adds_up_to_the_same_over_any_number_of_steps(kind, warmup):
+    schedule = ScheduleSettings(kind=kind, warmup=warmup, power=2.0 if kind == "linear" else 1.0)
+    for steps in (300, 3000):
+        horizon, adam = Horizon(TrainSettings(steps=steps)), AdamSettings(lr=3e-3, weight_decay="auto", total_decay=1.7)
+        decay = adam.decay_over(horizon.steps_at_peak(schedule))
+        total = sum(3e-3 * horizon.fraction(schedule, step) * decay for step in range(steps))
+        assert total == pytest.approx(1.7, rel=4 / steps)
+
+
+@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_weight_decay_adds_up_to_the_same_over_a_budget(speed, every):
+    """And where the machine stops for a tenth of the budget, no step makes up for it alone."""
+    horizon, step, clock, shares = Horizon(TrainSettings(minutes=1)), 0, 0.0, []
+    while step < horizon.steps:
+        shares.append(horizon.decay_share(LINEAR, step))
+        clock += SPEEDS[speed](step)
+        step += 1
+        if every == 1 or horizon.is_reading_due(step):
+            horizon.read(step, clock)
+    assert sum(shares) == pytest.approx(1, rel=0.04)
+    assert max(shares[100:]) < 10 / step
+
+
+def test_a_run_made_longer_goes_on_with_the_weight_decay_that_it_had():
+    first, longer = (
+        Horizon(TrainSettings(steps=n, stages=s)).steps_at_peak(LINEAR) for n, s in ((40, ()), (60, (40,)))
+    )
+    assert first == longer == 20
+
+
+def test_config_show_prints_the_weight_decay_of_the_run():
+    def decay(*words: str) -> str:
+        lines = electra("config", "show", "modern-small", *words).stdout.splitlines()
+        return next(line for line in lines if line.startswith("optimizer.weight_decay")).partition("=")[2].strip()
+
+    assert decay() == '"auto"         # modern-small, 0.04 in this run'
+    assert decay("train.steps=3000").endswith("0.387 in this run")
+    assert decay("train.steps=3000", "start=x").endswith("0.0387 in this run")
+    assert decay("train.minutes=1") == '"auto"         # modern-small'
+    assert decay("train.steps=3000", "optimizer.weight_decay=0.8") == "0.8            # command line"
+
+
+@pytest.mark.parametrize(("size", "decay"), [("tiny", 0.5), ("small", 0.04), ("base", 0.01), ("large", 0.01)])
+def test_at_their_own_steps_the_recipes_have_the_weight_decay_they_were_tuned_with(size, decay):
+    settings, _ = resolve(f"modern-{size}", ["data=x"])
+    assert settings.optimizer_of_run().weight_decay == decay  # to the bit

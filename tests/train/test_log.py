@@ -68,6 +68,25 @@ def test_no_dot_of_a_comparison_lies_on_the_frame(tmp_path, figure):
     assert left < 0.5 and right > 0.7
 
 
+@pytest.mark.parametrize(("flops", "ticks"), [((4e15, 8e15, 3.2e16), 3), ((1e12, 1e16), 3), ((1e15, 1.2e15), 2)])
+def test_a_comparison_over_flops_has_ticks_that_can_be_read_and_four_panels_in_a_row(flops, ticks, tmp_path, figure):
+    tasks = {name: [50.0] for name in ("cola", "sst2", "mrpc", "stsb", "rte", "mnli")}
+    runs = [
+        ComparedRun(f"{side}, {it}", seed, 10, it, 1.0, {"auc": 0.5}, None, series=side, tasks=tasks)
+        for side in ("one", "$two")
+        for it in flops
+        for seed in range(2)
+    ]
+    plot_comparison(tmp_path / "comparison.png", runs)
+    first, *others = figure().axes
+    assert first.get_ylabel() == "GLUE, five" and [axis.get_ylabel() for axis in others] == ["RTD AUC", *tasks]
+    low, high = first.get_xlim()
+    shown = [it.get_text() for it in first.get_xticklabels() if low <= it.get_position()[0] <= high]
+    assert len(shown) >= ticks and all(low <= float(text) <= high for text in shown)
+    assert len(first.lines[1].get_xdata()) == 2 * len(flops)  # all points of a side
+    assert {len([axis for axis in others if axis.get_subplotspec().rowspan.start == row]) for row in (1, 2)} == {4, 3}
+
+
 def test_a_run_remembers_every_evaluation_and_the_newest_line_of_training(tmp_path):
     log = RunLog(Tracked(tmp_path, "run", {}, 0), ())
     for step in range(1, 5):

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from electra.base.errors import SettingsError
+from electra.pretraining.settings import resolve
 from electra.train.optimizers import (
     OptimizerSettings,
     Rates,
@@ -51,6 +53,29 @@ def test_adam_equals_the_originals_update(correct):
         decay = 0.1 if name == "weight" else 0.0
         expected = original_adam(before[name], gradients[name], rates, decay, correct=correct)
         np.testing.assert_allclose(parameter.detach().numpy(), expected, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_share_of_a_total_decays_as_the_optimizers_own_weight_decay(kind):
+    """Also what a captured step reads: a tensor whose value comes before each step."""
+    ends = []
+    for own in ({"weight_decay": 1.7 / (2e-2 * 100)}, {"weight_decay": "auto", "total_decay": 1.7}):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(5, 3)]), "words": nn.Embedding(7, 4)}).double()
+        optimizer = optimizer_for(OptimizerSettings(kind=kind, lr=2e-2, bias_correction=True, **own), model)
+        rates = Rates(optimizer, CPU)
+        for _, kept in rates.kept:
+            kept.data = kept.double()
+        for fraction in (0.5, 1.0, 0.7, 0.1):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            model["words"].weight.grad[3:] = 0
+            rates.set(fraction, fraction / 100)
+            rates.decay()
+            optimizer.step()
+        ends.append([parameter.detach().numpy() for parameter in model.parameters()])
+    for number, share in zip(*ends, strict=True):
+        np.testing.assert_allclose(share, number, rtol=1e-12)
 
 
 def test_layer_norm_and_bias_are_not_decayed_and_embeddings_are():
@@ -142,3 +167,12 @@ def test_what_does_not_learn_has_no_state():
     optimizer = optimizer_for(OptimizerSettings(), pair)
     assert len(optimizer.state) == 2
     assert all(name.startswith("discriminator") for name in optimizer_tensors(optimizer, pair))
+
+
+@pytest.mark.parametrize("value", ["abc", "-1"])
+def test_a_weight_decay_that_is_none_gets_one_line_for_each_network(value):
+    with pytest.raises(SettingsError) as refused:
+        resolve("modern-tiny", ["data=x", f"optimizer.weight_decay={value}"])
+    own, generators = str(refused.value).splitlines()
+    assert own.startswith('optimizer.weight_decay: must be a number of at least 0, or "auto"')
+    assert generators.startswith("optimizer.generator.weight_decay")

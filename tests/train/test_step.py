@@ -127,6 +127,24 @@ def test_the_compiled_step_equals_the_plain_one_and_is_compiled_once(lines):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # progress changed at every step
 
 
+def test_ten_runs_in_one_process_are_all_compiled():
+    """torch compiles a function eight times at most, and all runs of an objective, whatever their seeds, have the same."""
+    for number in range(10):
+        step = make_step(Toy(dropout=number / 20), backend="eager")
+        step(batch_at(0), 0, 0.5)
+        assert step.compiled is not None
+
+
+def test_a_step_goes_on_compiled_after_another_was_built():
+    plain, _ = weights_after(Toy(dropout=0.3), steps=4)
+    steps = [make_step(Toy(dropout=0.3), backend="eager") for _ in range(2)]
+    for number in range(4):
+        for step in steps:
+            step(batch_at(number), number, 0.5)
+        make_step(Toy(), backend="eager")
+    assert all(step.compiled is not None and same(plain, list(step.objective.parameters())) for step in steps)
+
+
 def test_only_the_first_compiled_step_pauses():
     step = make_step(Toy(), backend="eager")
     paused = []
@@ -364,6 +382,18 @@ def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch, lin
     assert machine.choose_device(TrainSettings(device="cpu", precision="bfloat16")) == CPU
 
 
+@pytest.mark.parametrize(
+    ("length", "padded", "expected"), [(128, False, True), (128, True, False), (64, False, False), (192, False, False)]
+)
+def test_attention_is_kept_from_cudnn_where_its_gradient_may_be_nan(length, padded, expected):
+    objective, seen = Toy(), []
+    objective.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    step = build_step(objective, ADAM, Execution(CPU), 0)
+    step(make_batch(2, length, vocabulary=97, padded=padded), 0, 1.0)
+    assert seen == [expected]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.parametrize("progress", [0.0, 0.1, 0.3, 0.5, 0.9])
 def test_the_temperature_is_the_same_from_a_number_and_from_a_tensor(progress):
     cooling = SamplingSettings(start_temperature=2.0, cooling=0.4)
@@ -400,8 +430,8 @@ def test_off_computes_and_evaluates_without_kernels(fast, expected, recipe, prep
 def test_the_time_of_compiling_is_no_part_of_the_speed(recipe, prepared, tmp_path, monkeypatch):
     call = Step.__call__
 
-    def slow(self, batch, number, fraction):
-        result = call(self, batch, number, fraction)
+    def slow(self, batch, number, *rates):
+        result = call(self, batch, number, *rates)
         if number == 0:
             time.sleep(2)
             self.paused = 2.0
@@ -413,3 +443,17 @@ def test_the_time_of_compiling_is_no_part_of_the_speed(recipe, prepared, tmp_pat
     first = next(record for record in read_metrics(tmp_path) if record["kind"] == "train")
     assert first["step"] == 5 and first["seconds"] > 2
     assert first["tokens_per_second"] > 5 * 8 * 24 / 2
+
+
+def test_a_finished_run_leaves_nothing_on_the_device(recipe, prepared, tmp_path, monkeypatch):
+    """Fine-tuning and the next run want the room, and so may other processes."""
+    alive, emptied = [], []
+
+    def build(objective, *others):
+        alive.append(weakref.ref(objective))
+        return build_step(objective, *others)
+
+    monkeypatch.setattr("electra.pretraining.run.build_step", build)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append([it() for it in alive]))
+    pretrain(resolve(str(recipe), [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=2"])[0])
+    assert emptied == [[], [None]]

@@ -21,7 +21,7 @@ from electra.model.electra import Direction, Linear, Rows, WordEmbeddings, atten
 from electra.model.heads import in_float32
 
 NORM_EPS = 1e-5
-FUSED_LENGTH, FUSED_SIZES = 128, (32, 64)  # what our attention holds in one tile: tokens, and units of a head
+FUSED_SIZES = 32, 64  # units of a head that our attention holds
 
 
 class ModernEncoderSettings(Settings):
@@ -186,7 +186,7 @@ class ModernEncoder(nn.Module):
         near = rotation(positions, size, settings.local_theta, wide)
         x = self.dropout(self.norm(self.projected(self.embeddings(ids, segments))))
         first, last = 0, len(self.layers) - 1
-        if self.direction == "both" and usable(x) and self.holds(length, size):
+        if self.direction == "both" and usable(x) and self.holds(size):
             first = last if first_only else last + 1
             x = self.fused(x, is_real, first, (whole, near))
             if not first_only:
@@ -208,10 +208,10 @@ class ModernEncoder(nn.Module):
             return in_float32(self.project, words)
         return self.project(words)
 
-    def holds(self, length: int, size: int) -> bool:
-        """Whether our kernels hold such rows and heads in one tile. They drop nothing."""
+    def holds(self, size: int) -> bool:
+        """Whether our kernels hold such heads. They drop nothing."""
         drops = self.training and max(self.settings.dropout, self.settings.attention_dropout) > 0
-        return length <= FUSED_LENGTH and size in FUSED_SIZES and not drops
+        return size in FUSED_SIZES and not drops
 
     def fused(
         self, x: Float[Tensor, "batch seq hidden"], is_real: Bool[Tensor, "batch seq"] | None, count: int,

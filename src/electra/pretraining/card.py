@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from electra.base.errors import ElectraError
+from electra.base.errors import ElectraError, counted
 from electra.base.files import read_object
 from electra.base.progress import duration, literal
 from electra.data.shards import Manifest
@@ -40,7 +40,7 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
     software = ", ".join(f"{it} {environment[it]}" for it in ("electra", "torch", "python") if environment.get(it))
     text = trained = heldout = ""
     if data:
-        text = f"{data['bytes']:,} bytes, {data['files']:,} file{'s' * (data['files'] != 1)}"
+        text = f"{data['bytes']:,} bytes, {counted(data['files'], 'file')}"
         trained = f"{data['documents']:,} documents, {data['tokens']:,} tokens"
         heldout = f"{data['heldout_documents']:,} documents, {data['heldout_tokens']:,} tokens"
     passes = f", {tokens / data['tokens']:.1f} times the text" if data else ""
@@ -91,8 +91,7 @@ def cost(
     if step and vocab_size:
         done = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": step})})
         rows.append(("operations", f"{step * step_flops(settings, vocab_size):.3g} FLOPs in matrix products"))
-        if (paper := paper_flops(done, vocab_size)) is not None:
-            rows.append(("as the ELECTRA paper counts", f"{paper:.3g} FLOPs"))
+        rows.append(("as the ELECTRA paper counts", f"{paper_flops(done, vocab_size):.3g} FLOPs"))
     return rows
 
 
@@ -102,7 +101,7 @@ def hardware(environment: Mapping[str, Any], device: str, seconds: float, time: 
     cores, count = environment.get("torch_threads") or 1, environment.get("processes") or 1
     watts = ((POWER.get(known_device(gpu)) if gpu else CORE_POWER * cores) or 0) * count
     assumed = "the full power of the board" if gpu else f"{CORE_POWER} W for each thread"
-    machine = literal(gpu or f"a processor, {cores} thread{'s' * (cores != 1)}, {environment.get('platform', '')}")
+    machine = literal(gpu or f"a processor, {counted(cores, 'thread')}, {environment.get('platform', '')}")
     rows = [("hardware", f"{count} x {machine}" if count > 1 else machine)]
     if seconds:
         rows.append(("time", time))

@@ -43,7 +43,7 @@ from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.start import before_and_after, take_weights
 from electra.pretraining.trial import device_peak, flops_per_token
 from electra.train import checkpoint
-from electra.train.device import choose_device, explain_machine, log_shortcomings, machine
+from electra.train.device import choose_device, explain_machine, free_memory, log_shortcomings, machine
 from electra.train.distributed import is_sharded, shard
 from electra.train.log import METRICS
 from electra.train.loop import Run, train
@@ -107,8 +107,10 @@ def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds,
 
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run. Returns the
-    last held-out metrics. Processes that torchrun started do so together."""
-    with join() as ranks:
+    last held-out metrics. Processes that torchrun started do so together. Memory is freed at both ends: a run before it that
+    ended by an error could not."""
+    free_memory()
+    with join(lambda: settings.train.timeout) as ranks:
         if settings.train.processes > 1 and not ranks.together:
             raise SettingsError("train.processes is for a single pre-training run. Take it out here.")
         if settings.train.parallel == "fsdp" and not ranks.together:
@@ -116,7 +118,9 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
                 "train.parallel=fsdp is for several processes: add train.processes, or start with torchrun."
             )
         ranks.wait_at_most(settings.train.timeout)
-        return pretrain_together(settings, command, ranks)
+        metrics = pretrain_together(settings, command, ranks)
+    free_memory()
+    return metrics
 
 
 def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) -> dict[str, float]:
@@ -169,7 +173,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         objective = parts.objective.to(device)
         if settings.train.parallel == "fsdp":
             shard(objective, ranks, device)
-        update = build_step(objective, settings.optimizer, execution, settings.seed)
+        update = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
         held.callback(update.captured.graphs.clear)  # NCCL ends only after the graphs that hold its kernels
         is_hidden = settings.objective.kind == "electric" or is_sharded(objective)  # energies are no probabilities
         sampled = () if is_hidden else parts.sampled
@@ -224,8 +228,20 @@ def refuse_others(ranks: Ranks, settings: PretrainSettings, device: torch.device
             raise common(SettingsError(f"{what}. Start all with the same version, settings and data."))
 
 
+def with_decay_of(folder: Path, settings: PretrainSettings) -> PretrainSettings:
+    """A run that began with weight decays that are numbers goes on with them where none is asked for: recipes had numbers once."""
+    before, now = load_settings(folder).optimizer, settings.optimizer
+    if now.weight_decay != "auto" or before.weight_decay == "auto":
+        return settings
+    names = ("weight_decay", "total_decay")
+    decay, generators = ({name: getattr(it, name) for name in names} for it in (before, before.generator))
+    optimizer = now.model_copy(update=decay | {"generator": now.generator.model_copy(update=generators)})
+    return settings.model_copy(update={"optimizer": optimizer})
+
+
 def made_longer(folder: Path, settings: PretrainSettings) -> PretrainSettings:
     """The settings with the stages of the run in `folder`, and one more where it is finished and shall have more steps."""
+    settings = with_decay_of(folder, settings)
     before, train = load_settings(folder).train, settings.train
     if train.stages or before.minutes or train.minutes:
         return settings

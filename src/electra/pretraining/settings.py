@@ -23,10 +23,12 @@ from electra.objectives.corruption import MaskingSettings, NoiseSettings, Object
 from electra.objectives.electra import ElectraSettings
 from electra.objectives.masked_lm import MaskedLMSettings
 from electra.train.optimizers import OptimizerSettings
-from electra.train.settings import ScheduleSettings, TrainSettings
+from electra.train.settings import Horizon, ScheduleSettings, TrainSettings
 
 log = logging.getLogger(__name__)
 
+DECAY_OF_START = 0.1
+"""Of optimizer.total_decay, where a run begins with weights: all of it takes what they know (docs/evidence/quickstart.md)."""
 OF_GENERATORS = ("generator.", "sampling.", "optimizer.generator.")
 
 
@@ -93,6 +95,15 @@ class PretrainSettings(config.Settings):
         if not small.hidden or small.hidden % small.heads:
             yield f"generator.width={self.generator.width} makes {small.hidden} hidden units for {small.heads} heads"
 
+    def optimizer_of_run(self) -> OptimizerSettings:
+        """With a weight decay that is a number, but where time decides how many steps there are. Of a start most is to stay."""
+        optimizer = self.optimizer
+        if self.start:
+            totals = [{"total_decay": DECAY_OF_START * it.total_decay} for it in (optimizer, optimizer.generator)]
+            generator = optimizer.generator.model_copy(update=totals[1])
+            optimizer = optimizer.model_copy(update=totals[0] | {"generator": generator})
+        return optimizer if self.train.minutes else optimizer.over(Horizon(self.train).steps_at_peak(self.schedule))
+
     def inputs(self, special: SpecialIds, continues: Tensor, token_counts: Tensor) -> ObjectiveInputs:
         return ObjectiveInputs(
             encoder=self.encoder,
@@ -115,10 +126,12 @@ def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, 
 def warn_without_effect(settings: PretrainSettings, sources: Mapping[str, str]) -> None:
     """Of what was given and is not read with the other settings."""
     is_masked_lm, schedule = isinstance(settings.objective, MaskedLMSettings), settings.schedule.kind
+    decay = settings.optimizer.weight_decay
     is_joint = not settings.optimizer.decoupled and not is_masked_lm
     unread = {
         "a masked language model has no generator": OF_GENERATORS if is_masked_lm else (),
         "without optimizer.decoupled the generator has no optimizer of its own": OF_GENERATORS[2:] if is_joint else (),
+        f"optimizer.weight_decay is {decay}, not auto": () if decay == "auto" else ("optimizer.total_decay",),
         f"schedule.kind={schedule} has none": ("schedule.power",) if schedule in ("cosine", "constant") else (),
     }
     for reason, keys in unread.items():

@@ -36,6 +36,11 @@ from electra.model import Encoder, EncoderSettings
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.modern import ModernEncoder, ModernEncoderSettings
 from electra.objectives import build
+from electra.objectives.adversarial import AdversarialSettings
+from electra.objectives.masked_lm import MaskedLMSettings
+from electra.objectives.replaced_span import ReplacedSpanSettings
+from electra.objectives.selection import SelectionSettings
+from electra.objectives.token_recovery import TokenRecoverySettings
 from electra.pretraining.settings import PretrainSettings
 from electra.train.checkpoint import save_checkpoint
 from electra.train.device import check_space
@@ -186,26 +191,51 @@ def step_flops(settings: PretrainSettings, vocab_size: int) -> float:
     return flops_per_token(settings, vocab_size) * settings.train.batch * settings.rows.length
 
 
-def paper_flops(settings: PretrainSettings, vocab_size: int, corrected: bool = False) -> float | None:
-    """The whole run, as the paper would count it; None for what it has no count for. ModernBERT's layers, which it does not
-    know, are counted by its rules."""
-    encoder, length, train = settings.encoder, settings.rows.length, settings.train
+def paper_flops(settings: PretrainSettings, vocab_size: int, corrected: bool = False) -> float:
+    """The whole run, as the paper would count it. What it does not know is counted by its rules: ModernBERT's layers, the heads of
+    other objectives, the passes of other generators. One that learns is passed twice, as everything else, a frozen one once; a table
+    is drawn from for nothing. Generators that do not read [MASK] name every token, and write spans and words in passes without a
+    backward one. The candidates of a selection are a few columns of its softmax."""
+    encoder, length, noise = settings.encoder, settings.rows.length, settings.generator
     share = max(1, round(settings.masking.share * length)) / length if corrected else PAPER_OUTPUT_SHARE
-    repeated = PAPER_PASSES * train.batch * train.steps
+    small = encoder.scaled(noise.width, noise.depth)
+    repeated = settings.train.batch * settings.train.steps
 
-    def training(sizes: EncoderSettings, output_share: float | None) -> float:
-        head = paper_head(sizes, length, vocab_size, output_share)
+    def body(sizes: EncoderSettings) -> float:
         if isinstance(sizes, ModernEncoderSettings):
-            return repeated * (modern_body(sizes, length, vocab_size) + head)
-        return repeated * (paper_body(sizes, length, vocab_size, corrected) + head)
+            return modern_body(sizes, length, vocab_size)
+        return paper_body(sizes, length, vocab_size, corrected)
 
-    match settings.objective.kind, settings.generator.kind:
-        case "electra", "transformer":
-            small = encoder.scaled(settings.generator.width, settings.generator.depth)
-            return training(encoder, None) + training(small, share)
-        case "masked_lm", _:
-            return training(encoder, share)
-    return None
+    def head(sizes: EncoderSettings, share: float | None, towers: int = 1, outputs: int = vocab_size) -> float:
+        return paper_head(sizes, length, outputs, share, towers)
+
+    generator = 0.0
+    match noise.kind:
+        case "transformer" | "frozen":
+            passes = PAPER_PASSES if noise.kind == "transformer" else 1
+            generator = passes * repeated * (body(small) + head(small, share))
+        case "two_tower":
+            generator = PAPER_PASSES * repeated * (2 * body(small) + head(small, 1.0, towers=2))
+        case "autoregressive":
+            generator = PAPER_PASSES * repeated * (body(small) + head(small, 1.0))
+            if settings.masking.unit != "token":
+                generator += settings.masking.span_limit * repeated * (body(small) + head(small, share))
+
+    heads = head(encoder, None)
+    match settings.objective:
+        case MaskedLMSettings():
+            heads, generator = head(encoder, share), 0.0
+        case TokenRecoverySettings(predict="chosen"):
+            heads = head(encoder, share)
+        case TokenRecoverySettings(predict=predict):
+            heads += head(encoder, 1.0 if predict == "all" else share)
+        case SelectionSettings(candidates=others):
+            heads += head(encoder, share, outputs=others + 1)
+        case ReplacedSpanSettings():
+            heads += head(encoder.model_copy(update={"hidden": 2 * encoder.hidden}), None)
+        case AdversarialSettings():
+            heads += share * (2 * small.hidden + 1) * length  # the baseline
+    return PAPER_PASSES * repeated * (body(encoder) + heads) + generator
 
 
 def paper_body(sizes: ElectraEncoderSettings, length: int, vocab_size: int, corrected: bool) -> int:
@@ -232,9 +262,10 @@ def modern_body(sizes: ModernEncoderSettings, length: int, vocab_size: int) -> f
     return (lookup + sizes.layers * (products + around) + attention) * length
 
 
-def paper_head(sizes: EncoderSettings, length: int, vocab_size: int, share: float | None) -> float:
-    """Forward, one row: the token head at a share of the positions, or the detection head (None) at all of them."""
-    h, e = sizes.hidden, sizes.embedding
+def paper_head(sizes: EncoderSettings, length: int, vocab_size: int, share: float | None, towers: int = 1) -> float:
+    """Forward, one row: the token head at a share of the positions, or the detection head (None) at all of them. With `towers`
+    it reads the states of so many encoders."""
+    h, e = towers * sizes.hidden, sizes.embedding
     if share is None:
         return (2 * h + 1 + GELU + 2) * h * length
     dense = (2 * h + 1 + GELU + LAYER_NORM) * e

@@ -1,5 +1,6 @@
 """Where to compute and in what, and what a machine says when it runs out of memory, of disk or of luck."""
 
+import gc
 import logging
 import os
 import platform
@@ -12,6 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from electra import kernels as switch
+from electra.base.batch import Batch
 from electra.base.errors import MachineError, MemoryExhaustedError
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,12 @@ def gpu_names(device: str = "auto") -> list[str]:
     return names[:count] if count > 1 else []
 
 
+def free_memory() -> None:
+    """What is no longer used: networks and graphs in cycles, and what torch keeps for itself, which another process may want."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def has_bfloat16() -> bool:
     """In hardware: an emulated one is slower than float32."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -73,6 +81,19 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def kernels(enabled: bool) -> AbstractContextManager[None]:
     """Around everything that is computed: plain torch where they are not enabled."""
     return nullcontext() if enabled else switch.reference_only()
+
+
+@contextmanager
+def sound_attention(batch: Batch) -> Iterator[None]:
+    """torch's attention without cuDNN where the gradient of that is not to be trusted. On Hopper, where torch prefers it from 2.11
+    on, gradients are NaN once all scores of a query are below -88, with 64, 192, 320, … keys (pytorch#196678) or a single
+    query (cudnn-frontend#1072). Such scores are no mistake: what is added to all scores of a query changes nothing."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(before and not batch.padded and batch.ids.shape[1] % 128 != 64)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def choose_backend(fast: Fast, device: torch.device) -> str | None:

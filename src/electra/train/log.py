@@ -7,13 +7,14 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from electra.base.config import GREATEST, LARGEST
-from electra.base.files import read_json_lines, remove_leftovers, write_atomically, write_json, writing
+from electra.base.errors import ElectraError
+from electra.base.files import read_json_lines, read_object, remove_leftovers, write_atomically, write_json, writing
 from electra.base.progress import visible
 from electra.train.trackers import Tracked, TrackerName, Trackers
 
@@ -40,6 +41,7 @@ class RunLog:
     def __init__(self, run: Tracked, track: Sequence[TrackerName], writes: bool = True):
         self.folder, self.writes = run.folder, writes
         self.records: list[Record] = []
+        self.writer = {"pid": os.getpid(), "host": platform.node()}
         if writes:
             self.open(run, track)
 
@@ -82,8 +84,14 @@ class RunLog:
 
     def state(self, state: str, step: int, **more: str | int | Mapping[str, float]) -> None:
         if self.writes:
-            who = {"pid": os.getpid(), "host": platform.node()}
-            write_json(self.folder / RUN_STATE, {"state": state, "step": step, **who, **more})
+            write_json(self.folder / RUN_STATE, {"state": state, "step": step, **self.writer, **more})
+
+    def fail_for_writer(self, reason: str) -> None:
+        """Of a run whose writer cannot say so itself, unless it did, or another has begun since."""
+        with suppress(ElectraError, OSError):  # not every machine need have the folder
+            stored = read_object(self.folder / RUN_STATE)
+            if stored.items() >= {"state": "running", **self.writer}.items():
+                write_json(self.folder / RUN_STATE, stored | {"state": "failed", "reason": reason})
 
     def close(self) -> None:
         if self.writes:
@@ -185,7 +193,7 @@ def plot_scores(
 @contextmanager
 def panels(out: Path, title: str, labels: Sequence[str], size: tuple[float, float]) -> Iterator[Sequence[Any]]:
     """Empty axes against the step, side by side."""
-    with picture(out, title, len(labels), size) as axes:
+    with picture(out, title, [range(len(labels))], size) as axes:
         yield axes
         for axis, label in zip(axes, labels, strict=True):
             axis.set(xlabel="step", ylabel=label)
@@ -194,9 +202,12 @@ def panels(out: Path, title: str, labels: Sequence[str], size: tuple[float, floa
 
 
 @contextmanager
-def picture(out: Path, title: str, count: int, size: tuple[float, float], **how: Any) -> Iterator[Sequence[Any]]:
-    """So many axes side by side; written as a PNG when the caller has drawn. `how` is for matplotlib's `subplots`. Names of runs and
-    recipes are shown as they are, a $ in them begins no formula."""
+def picture(
+    out: Path, title: str, places: Sequence[Sequence[int]], size: tuple[float, float], **how: Any
+) -> Iterator[Sequence[Any]]:
+    """Axes by their number, in rows of `places`: one that stands there several times is as wide, -1 is a gap. Written as a PNG when
+    the caller has drawn. `how` is for matplotlib's `subplot_mosaic`. Names of runs and recipes are shown as they are, a $ in them
+    begins no formula."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -204,16 +215,32 @@ def picture(out: Path, title: str, count: int, size: tuple[float, float], **how:
 
     content = io.BytesIO()
     with plt.rc_context({"text.parse_math": False}):
-        figure, axes = plt.subplots(1, count, figsize=size, squeeze=False, **how)
-        yield axes[0]
-        for axis in axes[0]:
+        mosaic: list[list[Any]] = [list(row) for row in places]
+        figure, by_number = plt.subplot_mosaic(mosaic, figsize=size, empty_sentinel=-1, **how)
+        axes = [by_number[number] for number in sorted(by_number)]
+        yield axes
+        for axis in axes:
             axis.grid(alpha=0.3)
+            if axis.get_xscale() == "log":
+                mark_powers(axis.xaxis)
         figure.suptitle(visible(title), fontsize=11)
         figure.tight_layout()
         figure.savefig(content, dpi=110)
         plt.close(figure)
     remove_leftovers(out.parent, out.name)
     write_atomically(out, content.getvalue())
+
+
+def mark_powers(axis: Any) -> None:
+    """Of ten on an axis, few and in plain words: matplotlib's own are formulas."""
+    from matplotlib import ticker
+
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    powers = ticker.LogLocator(subs=(1.0,) if decades > 3 else (1.0, 2.0, 5.0))
+    axis.set_major_locator(ticker.MaxNLocator(4) if decades < 0.7 else powers)
+    axis.set_major_formatter(lambda value, _: f"{value:.2g}".replace("e+", "e"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:

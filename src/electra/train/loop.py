@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch
-from electra.base.errors import DivergedError, common
+from electra.base.errors import DivergedError, PeerError, common, is_said
 from electra.base.jobs import Signals
 from electra.base.progress import Progress, metrics_text
 from electra.base.ranks import explain_peers
@@ -110,7 +110,7 @@ def train(
             fraction = horizon.fraction(schedule, state.step)
             if horizon.budget or horizon.stages:
                 batch = replace(batch, progress=horizon.progress(state.step))
-            sums, norm = update(batch, state.step, fraction)
+            sums, norm = update(batch, state.step, fraction, horizon.decay_share(schedule, state.step))
             state.count(sums, update.paused)
             state.read_clock(signals)
             progress.advance(state.step, state.planned_steps)
@@ -156,6 +156,7 @@ class RunState:
             self.tokens_before = state.get("tokens", 0)
             self.sums = self.own_sums({name: tensor.to(device) for name, tensor in sums.items()})
         self.log.records = records
+        self.log.writer = self.ranks.first(lambda: self.log.writer)
         self.watch = Watch()
         for record in self.log.of_kind("train"):
             self.watch.add(record["step"], record)
@@ -356,6 +357,7 @@ class RunState:
         state = {**clock, "tokens": self.tokens_before + int(self.tokens.item()), **self.run.fingerprint}
         checkpoint.save_checkpoint(self.run.checkpoints, self.step, groups, state)
         checkpoint.prune(self.run.checkpoints, self.settings.keep, self.settings.keep_every)
+        self.log.state("running", self.step, resume=self.run.resume_command)
 
     def require_finite(self) -> None:
         is_finite = all(torch.isfinite(own(parameter)).all() for parameter in self.update.objective.parameters())
@@ -371,7 +373,7 @@ class RunState:
 
     @contextmanager
     def told_to_outsiders(self) -> Iterator[None]:
-        """run_state.json: that the run goes on, and how it ended."""
+        """run_state.json: that the run goes on, from which checkpoint, and how it ended."""
         self.log.state("running", self.step, resume=self.run.resume_command)
         try:
             yield
@@ -382,6 +384,8 @@ class RunState:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             with suppress(OSError):
                 self.log.state(state, self.step, reason=reason, resume=self.run.resume_command)
+            if isinstance(error, PeerError) and not is_said(error):
+                self.log.fail_for_writer(reason)
             raise
         finally:
             with suppress(OSError):

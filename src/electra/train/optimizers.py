@@ -19,12 +19,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn, optim
 
 from electra.base.config import Settings
@@ -48,19 +49,45 @@ ROUNDS = (
 )
 UPDATE_SIZE = 0.2
 TINY = 1e-30
+MOST_DECAY = 0.1  # of a weight, in one step: where a run has a few dozen steps, no sum is worth more
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AdamSettings(Settings):
-    """The paper's Adam. `bias_correction = false` is what the original does."""
+    """The paper's Adam. `bias_correction = false` is what the original does.
+
+    `total_decay` is what rate x weight decay adds up to over a run, whatever its steps, rate and schedule: a weight without a
+    gradient ends at e^-total_decay of itself. Its inverse is the timescale of the average over updates that AdamW's weights
+    are, in runs (Wang and Aitchison, 2024). It is read with `weight_decay = "auto"` alone."""
 
     lr: float = Field(5e-4, gt=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(1e-6, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: Annotated[float, Field(ge=0)] | Literal["auto"] = 0.01
+    total_decay: float = Field(0.0, ge=0)
     bias_correction: bool = False
     clip: float = Field(1.0, gt=0)
+
+    @field_validator("weight_decay", mode="before")
+    @classmethod
+    def one_error_of_two_kinds(cls, value: object) -> object:
+        with suppress(ValueError):
+            if value == "auto" or (isinstance(value, int | float | str) and float(value) >= 0):
+                return value
+        raise ValueError('must be a number of at least 0, or "auto"')
+
+    @model_validator(mode="after")
+    def auto_needs_a_total(self) -> "AdamSettings":
+        if self.weight_decay == "auto" and not self.total_decay:
+            raise ValueError("weight_decay=auto needs what it adds up to over the run: set optimizer.total_decay")
+        return self
+
+    def decay_over(self, steps_at_peak: float) -> float:
+        """The weight decay of a run whose rates are as much as so many steps at the peak."""
+        if self.weight_decay != "auto":
+            return self.weight_decay
+        return min(self.total_decay / (self.lr * steps_at_peak), MOST_DECAY / self.lr)
 
 
 class OptimizerSettings(AdamSettings):
@@ -94,6 +121,11 @@ class OptimizerSettings(AdamSettings):
         same = {key: tree[key] for key in AdamSettings.model_fields.keys() & tree.keys()}
         return tree | {"generator": same | tree.get("generator", {})}
 
+    def over(self, steps_at_peak: float) -> "OptimizerSettings":
+        """With weight decays that are numbers."""
+        own, generators = ({"weight_decay": it.decay_over(steps_at_peak)} for it in (self, self.generator))
+        return self.model_copy(update=own | {"generator": self.generator.model_copy(update=generators)})
+
 
 @dataclass(frozen=True)
 class ParameterGroup:
@@ -118,19 +150,20 @@ def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[
 
 def build_optimizer(model: Trainable, groups: Sequence[ParameterGroup], settings: OptimizerSettings) -> optim.Optimizer:
     """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
-    p <- p - lr (m / (sqrt(v) + eps) + decay * p)."""
+    p <- p - lr (m / (sqrt(v) + eps) + decay * p). One that is not a number yet is made by `Rates`."""
     for_muon = {id(m.parameter): m for m in matrices_in_layers(model)} if settings.kind == "muon" else {}
     adamw: list[dict[str, Any]] = []
     muon: list[tuple[list[Matrix], dict[str, Any]]] = []
     for group in groups:
         adam = group.adam
         shared = {"betas": adam.betas, "eps": adam.eps, "bias_correction": adam.bias_correction}
+        decay, total = (0.0, adam.total_decay) if adam.weight_decay == "auto" else (adam.weight_decay, 0.0)
         alike: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
         for name, parameter in group.parameters.items():
             alike[group.factors.get(name, 1.0), parameter.ndim > 1].append(parameter)
         for (factor, is_decayed), parameters in alike.items():
             peak = adam.lr * factor
-            rate = {"lr": peak, "peak": peak, "weight_decay": adam.weight_decay if is_decayed else 0.0}
+            rate = {"lr": peak, "peak": peak, "weight_decay": decay * is_decayed, "total_decay": total * is_decayed}
             if rest := [p for p in parameters if id(p) not in for_muon]:
                 adamw.append(shared | rate | {"params": rest})
             if matrices := [for_muon[id(p)] for p in parameters if id(p) in for_muon]:
@@ -156,10 +189,12 @@ def clip_gradients(groups: Sequence[ParameterGroup]) -> Tensor:
 
 class Rates:
     """The learning rate of every group as a fraction of its peak. On the GPU they are tensors that a captured step reads,
-    and one number per step goes there."""
+    and one number per step goes there. Of groups with a `total_decay`, every step decays a share: by a tensor too, where the
+    optimizer's own weight decay would be frozen into the graph."""
 
     def __init__(self, optimizer: optim.Optimizer, device: torch.device):
         self.groups = optimizer.param_groups
+        self.kept = [(group, torch.ones((), device=device)) for group in self.groups if group.get("total_decay")]
         in_pieces = any(map(is_piece, self.groups[0]["params"]))
         self.on_device = device.type == "cuda" and not in_pieces
         if self.on_device:
@@ -168,12 +203,21 @@ class Rates:
             for group, lr in zip(self.groups, self.rates.unbind(), strict=True):
                 group["lr"], group["capturable"] = lr, True
 
-    def set(self, fraction: float) -> None:
+    def set(self, fraction: float, share: float = 0.0) -> None:
+        for group, kept in self.kept:
+            kept.fill_(1 - min(share * group["total_decay"], MOST_DECAY))
         if self.on_device:
             torch.mul(self.peaks, self.fraction.fill_(fraction), out=self.rates)
         else:
             for group in self.groups:
                 group["lr"] = fraction * group["peak"]
+
+    @torch.no_grad()
+    def decay(self) -> None:
+        """Before the update, as AdamW does: what has a gradient."""
+        for group, kept in self.kept:
+            if parameters := [own(parameter) for parameter in group["params"] if parameter.grad is not None]:
+                torch._foreach_mul_(parameters, kept)
 
 
 def optimizer_tensors(optimizer: optim.Optimizer, model: Trainable) -> dict[str, Tensor]:

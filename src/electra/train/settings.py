@@ -31,6 +31,8 @@ READINGS = 20
 """The speed is that between the first and the last of so many."""
 BUDGET_BETWEEN = 0.005
 """The most of the budget that is predicted, not read."""
+CATCH_UP = 3
+"""The most that a step decays, in steps of the mean so far."""
 
 
 class TrainSettings(Settings):
@@ -144,6 +146,17 @@ def learning_rate(settings: ScheduleSettings, peak: float, step: float, steps: f
             return peak * warm
 
 
+def mean_fraction(settings: ScheduleSettings, steps: float) -> float:
+    """Of the peak, over a run: the integral whose sum is that of `learning_rate` over the steps."""
+    warmup, power = settings.warmup if settings.warmup < 1 else settings.warmup / steps, settings.power
+    rising = min(1.0, warmup)
+    if settings.kind == "original":
+        after, more = ((1 - math.pow(1 - rising, power + n)) / (power + n) for n in (1, 2))
+        return 1 / (power + 1) - after + ((after - more) / warmup if warmup else 0.0)
+    after = {"linear": 1 / (power + 1), "cosine": 0.5, "constant": 1.0}[settings.kind]
+    return after + rising * (rising / warmup / 2 - after) if warmup else after
+
+
 def highest_fraction(settings: ScheduleSettings, steps: int) -> float:
     """The most of its peak that the learning rate reaches in a run. Below 1 where warm-up is long for the run: the
     "original" schedule already decays while it warms up."""
@@ -173,12 +186,14 @@ class Horizon:
         self.stages = settings.stages
         self.seconds_per_step = 0.0
         self.readings: deque[tuple[int, float]] = deque([(0, 0.0)], READINGS)
+        self.decayed = 0.0
 
     def restore(self, step: int, seconds: float, planned: int) -> None:
         """As it was planned when `step` was saved, after `seconds` of training; a plan of 0 is none."""
         self.begin(step, seconds)
         if planned:
             self.steps, self.seconds_per_step = planned, (self.budget - seconds) / max(1, planned - step)
+            self.decayed = self.progress(step)
 
     def begin(self, step: int, seconds: float) -> None:
         """Measure from here: steps before were not timed."""
@@ -214,6 +229,23 @@ class Horizon:
         """Of the peak learning rate."""
         of_stage, begin, end = self.stage(schedule, step)
         return learning_rate(of_stage, 1.0, step - begin if begin else self.place(step), end - begin)
+
+    def steps_at_peak(self, schedule: ScheduleSettings) -> float:
+        """How many steps at the peak have the learning rates of the run, all together: what weight decay adds up over. A run
+        that is made longer goes on with what it had."""
+        steps = self.stages[0] if self.stages else self.steps
+        return mean_fraction(schedule, steps) * steps
+
+    def decay_share(self, schedule: ScheduleSettings, step: int) -> float:
+        """Of the total decay, for update number `step`, by the progress that it makes, so that the sum follows time as the rate does;
+        after a stop of the machine many steps make up for it together. Asked once for every step. 0 without a budget, where weight
+        decay is a number."""
+        if not self.budget:
+            return 0.0
+        reached = self.progress(step + 1)
+        part = max(0.0, min(reached - self.decayed, CATCH_UP * reached / (step + 1)))
+        self.decayed += part
+        return part * self.fraction(schedule, step) / mean_fraction(schedule, self.steps)
 
     def stage(self, schedule: ScheduleSettings, step: int) -> tuple[ScheduleSettings, int, float]:
         """The schedule at `step`, where it begins and where it ends. Every stage has one of its own with the first one's share of

@@ -24,7 +24,7 @@ from electra.objectives import Trainable
 from electra.objectives.losses import Loss, Sums
 from electra.train import optimizers
 from electra.train.cuda_graph import CapturedFunction
-from electra.train.device import Fast, Precision, autocast, choose_backend, is_out_of_memory, kernels
+from electra.train.device import Fast, Precision, autocast, choose_backend, is_out_of_memory, kernels, sound_attention
 from electra.train.distributed import add_up_at, add_up_gradients, add_up_scalars, is_sharded, with_others
 from electra.train.settings import TrainSettings
 
@@ -60,9 +60,9 @@ class Execution:
 
 
 class Step:
-    """`step(batch, number, fraction)` is update `number` of the run at a fraction of the peak learning rates. It returns the
-    objective's sums over the parts with "total" (the loss), "parts" and "tokens" (real ones), and the gradient's norm
-    before clipping. The next call overwrites both.
+    """`step(batch, number, fraction, share)` is update `number` of the run at a fraction of the peak learning rates, with a share
+    of the total decay where the optimizer has no weight decay as a number. It returns the objective's sums over the parts with
+    "total" (the loss), "parts" and "tokens" (real ones), and the gradient's norm before clipping. The next call overwrites both.
 
     Dropout is a function of `dropout_seed(number)`: parts go on in the stream that the first one began, so a run split into
     other parts has other dropout.
@@ -82,6 +82,7 @@ class Step:
         self.rates = optimizers.Rates(optimizer, execution.device)
         self.compiled: Callable[[Batch], Loss] | None = None
         if execution.backend is not None:
+            torch.compiler.reset()  # torch compiles a class for eight seeds at most; others at work compile anew
             self.compiled = torch.compile(objective, fullgraph=True, dynamic=False, backend=execution.backend)
         self.with_kernels = execution.fast != "off"
         self.captured: CapturedFunction[tuple[Sums, Tensor]] = CapturedFunction(
@@ -89,10 +90,10 @@ class Step:
         )
         self.paused = 0.0
 
-    def __call__(self, batch: Batch, number: int, fraction: float) -> tuple[Sums, Tensor]:
+    def __call__(self, batch: Batch, number: int, fraction: float, share: float = 0.0) -> tuple[Sums, Tensor]:
         started = time.monotonic()
         self.paused = 0.0
-        self.rates.set(fraction)
+        self.rates.set(fraction, share)
         torch.manual_seed(self.dropout_seed(number))
         if self.compiled is None and not self.captured.enabled:
             return self.apply(self.gradients_or_fallback(batch.to(self.execution.device), number))
@@ -132,7 +133,7 @@ class Step:
         sums: Sums = {}
         for number, part in enumerate(batch.split(parts), 1):
             add_up_at(self.objective, number == parts)
-            with kernels(self.with_kernels):
+            with kernels(self.with_kernels), sound_attention(part):
                 with autocast(self.execution.precision, self.execution.device), with_others(ranks, part.ids.device):
                     loss = objective(part)
                 (loss.total / parts).backward()  # type: ignore[no-untyped-call]
@@ -149,6 +150,7 @@ class Step:
     def apply(self, sums: Sums) -> tuple[Sums, Tensor]:
         """Learn from the gradients that are there."""
         norm = optimizers.clip_gradients(self.groups)
+        self.rates.decay()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return sums, norm
