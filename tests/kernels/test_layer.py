@@ -111,6 +111,26 @@ def test_a_row_without_a_real_token_is_like_the_layers(shape):
         assert_near(leaf.grad, parameter.grad, CLOSE[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_far_below_zero_leave_the_gradients_finite(dtype):
+    """-120 is added to all scores of every query: no weight changes, but exp(-score) overflows."""
+    layer, x, is_real, upstream = case(*SHAPES[0])
+    size = layer.attention_output.in_features // layer.heads
+    with torch.no_grad():
+        weight, bias = (
+            layer.query_key_value.weight.view(3, layer.heads, size, -1),
+            layer.query_key_value.bias.view(3, -1, size),
+        )
+        weight[:2, :, 0] = 0
+        bias[0, :, 0], bias[1, :, 0] = 16, -7.5 * size**0.5
+    found, leaves = fuse(layer, x, is_real, dtype)
+    found.backward(upstream.to(dtype))
+    layer.load_state_dict({name: value.to(dtype).double() for name, value in layer.state_dict().items()})
+    # float32 holds -120 to 8e-6
+    assert_near(found, layer(x.double(), is_real[:, None, None, :]), max(CLOSE[dtype], 2e-5))
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
+
+
 @pytest.mark.parametrize("short", [128, 4])
 def test_long_rows_take_another_attention_and_give_the_same(monkeypatch, short):
     monkeypatch.setattr(home, "SHORT", short)

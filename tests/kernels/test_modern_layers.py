@@ -61,6 +61,7 @@ SHAPES = [
     {},
     {"seq": 7, "hidden": 32, "heads": 1, "intermediate": 40},
     {"seq": 128, "window": 32, "batch": 2, "layers": 2},
+    {"seq": 200, "window": 32, "batch": 2, "layers": 2},
 ]
 DTYPES = [FULL, HALF] if INTERPRETED else [HALF]
 
@@ -70,7 +71,7 @@ DTYPES = [FULL, HALF] if INTERPRETED else [HALF]
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_fused_layers_equal_plain_ones(fused, shape, padded, first_only, dtype):
-    if INTERPRETED and dtype is HALF and shape.get("seq") == 128:
+    if INTERPRETED and dtype is HALF and shape.get("seq", 0) >= 128:
         pytest.skip("the interpreter takes minutes; float32 is asked")
     encoder, ids, is_real, upstream = encoder_and_rows(**shape)
     is_real = is_real if padded else None
@@ -87,11 +88,10 @@ def test_fused_layers_equal_plain_ones(fused, shape, padded, first_only, dtype):
         assert off <= CLOSE[dtype], f"{name}: {off:.2g}"
 
 
-def test_dropout_and_long_rows_stay_with_torch(fused):
-    encoder, ids, is_real, _ = encoder_and_rows(seq=136)
+def test_dropout_stays_with_torch(fused):
+    encoder, ids, *_ = encoder_and_rows()
     with torch.autocast(DEVICE, HALF):
-        encoder.float()(ids, torch.zeros_like(ids), is_real)
-        encoder.settings = encoder.settings.model_copy(update={"dropout": 0.1})
+        encoder.float().settings = encoder.settings.model_copy(update={"dropout": 0.1})
         encoder(ids[:, :24], torch.zeros_like(ids[:, :24]), None)
         assert not fused
         encoder.eval()(ids[:, :24], torch.zeros_like(ids[:, :24]), None)

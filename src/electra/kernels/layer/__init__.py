@@ -14,6 +14,7 @@ from torch import Tensor
 
 from electra.kernels import product_dtype
 from electra.kernels.layer.launch import (
+    SHORT,
     ColumnSums,
     add_norm,
     add_norm_backward,
@@ -24,7 +25,6 @@ from electra.kernels.layer.launch import (
 )
 
 HEAD_SIZES = (16, 32, 64)  # of 128 are more than a processor holds
-SHORT = 128  # rows up to this length are one tile of attention
 
 
 def fused_layers(

@@ -9,6 +9,7 @@ from triton import cdiv, next_power_of_2
 from electra.kernels import has_shared_memory, processors
 from electra.kernels.layer import triton as kernels
 
+SHORT = 128  # rows up to this length are one tile of attention
 PROGRAMS = 4  # per processor at most, for kernels that add up columns
 
 
@@ -24,6 +25,7 @@ class Launch(NamedTuple):
     attention_backward: tuple[int, int] = (8, 2)
     rotary_forward: tuple[int, int, int] = (8, 2, 2)  # and programs for each processor
     rotary_backward: tuple[int, int, int] = (8, 2, 1)
+    long_attention: tuple[int, int, int] = (64, 4, 2)  # tokens, warps, stages
     sum_columns: tuple[int, int] = (16, 4)  # columns, warps
 
 
@@ -181,34 +183,59 @@ def attention_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, d
     return sizes | {"MASKED": is_real is not None, "FULL": seq == tile, "DROPS": dropout > 0}
 
 
-def rotary_attention(projected: Tensor, is_real: Tensor | None, angles: Tensor, heads: int, reach: int) -> Tensor:
-    """`angles`: cos and sin of each position, for half of a head. `reach`: how far a token sees, 0 for the whole row."""
+def rotary_attention(
+    projected: Tensor, is_real: Tensor | None, angles: Tensor, heads: int, reach: int
+) -> tuple[Tensor, Tensor]:
+    """`angles`: cos and sin of each position, for half of a head. `reach`: how far a token sees, 0 for the whole row. Returns what
+    attention gives, and behind it what the backward pass of long rows needs: the logarithm of each token's sum of weights."""
     seq, hidden = angles.shape[1], projected.shape[1] // 3
-    batch = len(projected) // seq
-    warps, stages, each = LAUNCH.rotary_forward
+    batch, scale = len(projected) // seq, (hidden // heads) ** -0.5
     attention_out = projected.new_empty(len(projected), hidden)
+    if seq > SHORT:
+        tile, warps, stages = LAUNCH.long_attention
+        levels = projected.new_empty(batch * heads * seq, dtype=torch.float32)
+        kernels.long_attention_forward_kernel[(cdiv(seq, tile), heads, batch)](
+            projected, is_real, angles, attention_out, levels, seq, scale, reach,
+            **long_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        return attention_out, levels
+    warps, stages, each = LAUNCH.rotary_forward
     programs = min(batch, max(1, each * processors(projected.device) // heads))
     kernels.rotary_attention_forward_kernel[(programs, heads)](
-        projected, is_real, angles, attention_out, batch, seq, (hidden // heads) ** -0.5, reach,
+        projected, is_real, angles, attention_out, batch, seq, scale, reach,
         **rotary_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return attention_out
+    return attention_out, projected.new_empty(0, dtype=torch.float32)
 
 
 def rotary_attention_backward(
-    projected: Tensor, is_real: Tensor | None, angles: Tensor, grad_output: Tensor, heads: int, reach: int
-) -> Tensor:
+    projected: Tensor, is_real: Tensor | None, angles: Tensor, attention_out: Tensor, levels: Tensor, grad_output: Tensor,
+    heads: int, reach: int,
+) -> Tensor:  # fmt: skip
     seq, hidden = angles.shape[1], projected.shape[1] // 3
-    batch = len(projected) // seq
+    batch, scale = len(projected) // seq, (hidden // heads) ** -0.5
+    grad_projected = torch.empty_like(projected)
+    if seq > SHORT:
+        tile, warps, stages = LAUNCH.long_attention
+        kernels.long_attention_backward_kernel[(cdiv(seq, tile), heads, batch)](
+            projected, is_real, angles, attention_out, levels, grad_output, grad_projected, seq, scale, reach,
+            **long_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        return grad_projected
     warps, stages, each = LAUNCH.rotary_backward
     stages = stages if has_shared_memory(projected.device, 200_000) else 1
-    grad_projected = torch.empty_like(projected)
     programs = min(batch, max(1, each * processors(projected.device) // heads))
     kernels.rotary_attention_backward_kernel[(programs, heads)](
-        projected, is_real, angles, grad_output, grad_projected, batch, seq, (hidden // heads) ** -0.5, reach,
+        projected, is_real, angles, grad_output, grad_projected, batch, seq, scale, reach,
         **rotary_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return grad_projected
+
+
+def long_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, reach: int) -> dict[str, Any]:
+    size = hidden // heads
+    sizes = {"HEADS": heads, "SIZE": size, "HALF": size // 2, "TILE": LAUNCH.long_attention[0]}
+    return sizes | {"MASKED": is_real is not None, "LOCAL": 0 < reach < seq - 1}
 
 
 def rotary_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, reach: int) -> dict[str, Any]:

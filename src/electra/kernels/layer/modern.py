@@ -15,6 +15,7 @@ from torch import Tensor
 from electra.kernels import product_dtype
 from electra.kernels.layer import halve, weight_gradient
 from electra.kernels.layer.launch import (
+    SHORT,
     ColumnSums,
     add_norm_backward,
     add_norm_in_place,
@@ -24,7 +25,7 @@ from electra.kernels.layer.launch import (
     rotary_attention_backward,
 )
 
-PER_LAYER = 7  # tensors that a layer keeps for the backward pass
+PER_LAYER = 8  # tensors that a layer keeps for the backward pass
 
 
 def fused_modern_layers(
@@ -64,11 +65,11 @@ def stack(
             kept.append(total)
         kept.append(normal)
         projected = normal @ into_three.t()
-        attention_out = rotary_attention(projected, is_real, angles[int(reach > 0)], heads, reach)
+        attention_out, levels = rotary_attention(projected, is_real, angles[int(reach > 0)], heads, reach)
         total, normal = add_norm_in_place(attention_out @ into_output.t(), stream, next(gammas), eps)
         wide = normal @ into_wide.t()
         product = geglu(wide) @ into_narrow.t()
-        kept += [projected, attention_out, total, normal, wide]
+        kept += [projected, attention_out, levels, total, normal, wide]
     if len(norms) < 2 * len(reaches):
         return [stream.add_(product).view(x.shape), *kept]
     total, result = add_norm_in_place(product, stream, next(gammas), eps)
@@ -91,7 +92,9 @@ def stack_backward(
     gradients: list[Tensor] = []
     for number, reach in reversed(list(enumerate(reaches))):
         into_three, into_output, into_wide, into_narrow = half_weights[4 * number : 4 * number + 4]
-        normal, projected, attention_out, middle, middle_normal, wide = kept[PER_LAYER * number :][: PER_LAYER - 1]
+        normal, projected, attention_out, levels, middle, middle_normal, wide = kept[PER_LAYER * number :][
+            : PER_LAYER - 1
+        ]
         # the feed-forward part, and the norm before it
         grad_wide, activated = geglu_backward(residual @ into_narrow, wide)
         narrow = weight_gradient(residual, activated)
@@ -101,7 +104,7 @@ def stack_backward(
         output = weight_gradient(residual, attention_out)
         grad_attention = residual @ into_output
         grad_projected = rotary_attention_backward(
-            projected, is_real, angles[int(reach > 0)], grad_attention, heads, reach
+            projected, is_real, angles[int(reach > 0)], attention_out, levels, grad_attention, heads, reach
         )
         three = weight_gradient(grad_projected, normal)
         if number:
@@ -127,8 +130,10 @@ def stack_shapes(
     tokens, hidden, half = x.shape[0] * x.shape[1], x.shape[2], half_weights[0]
     kept: list[Tensor] = []
     for wide in half_weights[2::4]:
-        widths = hidden, 3 * hidden, hidden, hidden, hidden, len(wide), hidden
-        kept += [half.new_empty(tokens, width) for width in widths]
+        before, after = (hidden, 3 * hidden, hidden), (hidden, hidden, len(wide), hidden)
+        kept += [half.new_empty(tokens, width) for width in before]
+        kept.append(half.new_empty(tokens * heads if x.shape[1] > SHORT else 0, dtype=torch.float32))
+        kept += [half.new_empty(tokens, width) for width in after]
     if len(norms) < 2 * len(reaches):
         return [torch.empty_like(x, dtype=torch.float32), *kept[:-1]]
     return [half.new_empty(x.shape), *kept]

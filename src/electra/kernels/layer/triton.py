@@ -398,3 +398,135 @@ def rotary_attention_backward_kernel(
         y = tl.dot(grad_scores, query2, input_precision="ieee")
         tl.store(target + hidden + half, x * cos + y * sin, inside)
         tl.store(target + hidden + HALF + half, y * cos - x * sin, inside)
+
+
+@triton.jit
+def _long_scores(query1, query2, key1, key2, is_real, row, seq, place, other, reach, MASKED: tl.constexpr, LOCAL: tl.constexpr):  # fmt: skip
+    """Scores of a tile of queries at `place` with a tile of keys at `other`; those that are not seen are minus infinity."""
+    scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
+    scores = tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
+    seen = other < seq
+    if MASKED:
+        seen = seen & (tl.load(is_real + row * seq + other, seen, 0) != 0)
+    seen = seen[None, :] & (place < seq)[:, None]
+    if LOCAL:
+        seen = seen & (tl.abs(place[:, None] - other[None, :]) <= reach)
+    return tl.where(seen, scores, -float("inf"))
+
+
+@triton.jit
+def _tiles_in_reach(start, seq, reach, TILE: tl.constexpr, LOCAL: tl.constexpr):
+    """Where the tiles begin and end that the tile at `start` sees, and that see it."""
+    first, last = 0, seq
+    if LOCAL:
+        first = tl.maximum(start - reach, 0) // TILE * TILE
+        last = tl.minimum(start + TILE + reach, seq)
+    return first, last
+
+
+@triton.jit(do_not_specialize=ANY_NUMBER)
+def long_attention_forward_kernel(
+    projected, is_real, angles, attention_out, levels, seq, softmax_scale, reach,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, LOCAL: tl.constexpr,
+):  # fmt: skip
+    """As rotary_attention_forward_kernel, for rows of any length: a tile of queries meets the keys tile by tile, with the sum of
+    weights so far and the highest score so far. `levels`: the logarithm (to base 2) of each token's sum, for the way back."""
+    start, head, row = tl.program_id(0) * TILE, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    place, unit, half = start + tl.arange(0, TILE), tl.arange(0, SIZE), tl.arange(0, HALF)
+    inside = (place < seq)[:, None]
+    hidden = HEADS * SIZE
+    rows = projected + row * seq * (3 * hidden) + head * SIZE
+    cos, sin = _angles(angles, place, inside, seq, HALF)
+    query1, query2 = _turned(rows + place[:, None] * (3 * hidden) + half, inside, cos, sin, HALF)
+    softmax_scale *= LOG2E
+    highest = tl.full([TILE], -1e30, tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    result = tl.zeros([TILE, SIZE], tl.float32)
+    first, last = _tiles_in_reach(start, seq, reach, TILE, LOCAL)
+    for at in range(first, last, TILE):
+        other = at + tl.arange(0, TILE)
+        there = (other < seq)[:, None]
+        source = rows + other[:, None] * (3 * hidden)
+        cos, sin = _angles(angles, other, there, seq, HALF)
+        key1, key2 = _turned(source + hidden + half, there, cos, sin, HALF)
+        scores = _long_scores(query1, query2, key1, key2, is_real, row, seq, place, other, reach, MASKED, LOCAL)
+        higher = tl.maximum(highest, tl.max(scores, 1) * softmax_scale)
+        weights = tl.exp2(scores * softmax_scale - higher[:, None])
+        fade = tl.exp2(highest - higher)
+        value = tl.load(source + 2 * hidden + unit, there, 0.0)
+        total = total * fade + tl.sum(weights, 1)
+        result = tl.dot(weights.to(value.dtype), value, result * fade[:, None], input_precision="ieee")
+        highest = higher
+    total = tl.maximum(total, 1e-30)
+    tl.store(levels + (row * HEADS + head) * seq + place, highest + tl.log2(total), place < seq)
+    target = attention_out + (row * seq + place[:, None]) * hidden + head * SIZE + unit
+    tl.store(target, result * (1.0 / total)[:, None], inside)
+
+
+@triton.jit
+def _long_gradient(scores, level, grad_out, out, value, softmax_scale):
+    """The weights of a tile, and the gradient of its scores."""
+    weights = tl.exp2(scores * (softmax_scale * LOG2E) - level[:, None])
+    mean = tl.sum(grad_out.to(tl.float32) * out.to(tl.float32), 1)
+    grad_weights = tl.dot(grad_out, tl.trans(value), input_precision="ieee")
+    return weights.to(value.dtype), (weights * (grad_weights - mean[:, None]) * softmax_scale).to(value.dtype)
+
+
+@triton.jit(do_not_specialize=ANY_NUMBER)
+def long_attention_backward_kernel(
+    projected, is_real, angles, attention_out, levels, grad_output, grad_projected, seq, softmax_scale, reach,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, LOCAL: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a tile of keys and values, from all queries that see them; then those of its queries, from all keys
+    that they see. Every weight is computed twice, and nothing is added by two programs."""
+    start, head, row = tl.program_id(0) * TILE, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    place, unit, half = start + tl.arange(0, TILE), tl.arange(0, SIZE), tl.arange(0, HALF)
+    inside = (place < seq)[:, None]
+    hidden = HEADS * SIZE
+    rows = projected + row * seq * (3 * hidden) + head * SIZE
+    outs = row * seq * hidden + head * SIZE + unit
+    levels += (row * HEADS + head) * seq
+    source = rows + place[:, None] * (3 * hidden)
+    target = grad_projected + (row * seq + place[:, None]) * (3 * hidden) + head * SIZE
+    own_cos, own_sin = _angles(angles, place, inside, seq, HALF)
+    key1, key2 = _turned(source + hidden + half, inside, own_cos, own_sin, HALF)
+    value = tl.load(source + 2 * hidden + unit, inside, 0.0)
+    first, last = _tiles_in_reach(start, seq, reach, TILE, LOCAL)
+    # keys and values
+    grad_value = tl.zeros([TILE, SIZE], tl.float32)
+    x, y = tl.zeros([TILE, HALF], tl.float32), tl.zeros([TILE, HALF], tl.float32)
+    for at in range(first, last, TILE):
+        other = at + tl.arange(0, TILE)
+        there = (other < seq)[:, None]
+        cos, sin = _angles(angles, other, there, seq, HALF)
+        query1, query2 = _turned(rows + other[:, None] * (3 * hidden) + half, there, cos, sin, HALF)
+        scores = _long_scores(query1, query2, key1, key2, is_real, row, seq, other, place, reach, MASKED, LOCAL)
+        grad_out = tl.load(grad_output + outs + other[:, None] * hidden, there, 0.0)
+        out = tl.load(attention_out + outs + other[:, None] * hidden, there, 0.0)
+        level = tl.load(levels + other, other < seq, 0.0)
+        weights, grad_scores = _long_gradient(scores, level, grad_out, out, value, softmax_scale)
+        grad_value = tl.dot(tl.trans(weights), grad_out, grad_value, input_precision="ieee")
+        grad_scores = tl.trans(grad_scores)
+        x = tl.dot(grad_scores, query1, x, input_precision="ieee")
+        y = tl.dot(grad_scores, query2, y, input_precision="ieee")
+    tl.store(target + 2 * hidden + unit, grad_value, inside)
+    tl.store(target + hidden + half, x * own_cos + y * own_sin, inside)
+    tl.store(target + hidden + HALF + half, y * own_cos - x * own_sin, inside)
+    # queries
+    query1, query2 = _turned(source + half, inside, own_cos, own_sin, HALF)
+    grad_out = tl.load(grad_output + outs + place[:, None] * hidden, inside, 0.0)
+    out = tl.load(attention_out + outs + place[:, None] * hidden, inside, 0.0)
+    level = tl.load(levels + place, place < seq, 0.0)
+    x, y = tl.zeros([TILE, HALF], tl.float32), tl.zeros([TILE, HALF], tl.float32)
+    for at in range(first, last, TILE):
+        other = at + tl.arange(0, TILE)
+        there = (other < seq)[:, None]
+        cos, sin = _angles(angles, other, there, seq, HALF)
+        key1, key2 = _turned(rows + other[:, None] * (3 * hidden) + hidden + half, there, cos, sin, HALF)
+        value = tl.load(rows + other[:, None] * (3 * hidden) + 2 * hidden + unit, there, 0.0)
+        scores = _long_scores(query1, query2, key1, key2, is_real, row, seq, place, other, reach, MASKED, LOCAL)
+        _, grad_scores = _long_gradient(scores, level, grad_out, out, value, softmax_scale)
+        x = tl.dot(grad_scores, key1, x, input_precision="ieee")
+        y = tl.dot(grad_scores, key2, y, input_precision="ieee")
+    tl.store(target + half, x * own_cos + y * own_sin, inside)
+    tl.store(target + HALF + half, y * own_cos - x * own_sin, inside)
