@@ -273,7 +273,7 @@ def test_missing_and_empty_inputs_are_refused(tmp_path: Path) -> None:
     assert "b.txt: no text" in refused(write(tmp_path / "b.txt", " \n\t\n"))
     assert "c.gz: no text" in refused(write(tmp_path / "c.gz", gzip.compress(b"")))
     message = refused(write(tmp_path / "d.txt", b"\xff\n\n\xfe\n"), on_bad="skip")
-    assert "nothing left, all 2 documents were skipped" in message
+    assert "nothing left of 2 documents, all skipped as unusable" in message
 
 
 def test_empty_files_among_others_are_counted(tmp_path: Path) -> None:

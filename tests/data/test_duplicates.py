@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from electra.data.filters import (
     FilterSettings,
     bands_for,
     fingerprint,
+    identifier,
     in_heldout,
     near_fingerprint,
     normalised,
@@ -138,8 +140,8 @@ def test_copies_are_removed_and_the_first_is_kept(
     plan_units([corpus], tmp_path / "array", tokenizer, wanted)
     run_share(tmp_path / "array", 0, 1)
     finish_units(tmp_path / "array")
-    files = [{path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*")} for name in ("out", "array")]
-    assert files[0].pop(".lock") is not None and files[1].pop(".lock") is not None and files[0] == files[1]
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("out", "array")]
+    assert files[0] == files[1] and files[0][".lock"] == b""
 
 
 @pytest.mark.parametrize(
@@ -179,3 +181,45 @@ def test_the_command_tells_what_was_removed(tokenizer: Path, tmp_path: Path) -> 
         assert refused.returncode == 2 and message in refused.stderr and refused.stderr.count("\n") == 1, refused.stderr
     nothing = electra("prepare", tmp_path / "none", *words, "--filter", "min_characters=999")
     assert nothing.returncode == 3 and "nothing left, the filters removed 628 documents" in nothing.stderr
+
+
+ENGLISH = "The weather was fine, and so they went for a walk along the river before it became dark."
+GERMAN = "Das Wetter war schön, und so gingen sie am Fluss spazieren, bevor es dunkel wurde und kalt."
+
+
+@pytest.mark.parametrize(
+    "text, wanted, reason",
+    [
+        ("I am a cat.", {"min_word_length": 3}, "word_length"),
+        ("https://example.org/a/long/address", {"max_word_length": 10}, "word_length"),
+        (ENGLISH, {"min_word_length": 3, "max_word_length": 10, "punctuated_lines": 1}, None),
+        ("Home\nAbout us\nA sentence.", {"punctuated_lines": 0.5}, "punctuated_lines"),
+        ("One.\n\n 「二。」 \nlast", {"punctuated_lines": 0.6}, None),
+    ],
+)
+def test_words_and_lines_are_judged(text: str, wanted: dict[str, float], reason: str | None) -> None:
+    assert removed_by(text, FilterSettings(**wanted)) == reason
+
+
+def test_a_language_is_kept_and_others_are_counted(tokenizer: Path, tmp_path: Path) -> None:
+    pytest.importorskip("py3langid", reason="py3langid is not installed")
+    (tmp_path / "in.txt").write_text("\n\n".join(f"{text} {n}" for n in range(20) for text in (ENGLISH, GERMAN)))
+    words = ("prepare", tmp_path / "out", tmp_path / "in.txt", "--tokenizer", tokenizer, "--workers", 1)
+    done = electra(*words, "--filter", "language=en", "--heldout", 0)
+    assert done.returncode == 0 and " in 20 documents" in done.stdout and "removed: language 20" in done.stdout
+    unknown = electra(*words, "--filter", "language=english")
+    assert unknown.returncode == 2 and "language=english is unknown. Use one of " in unknown.stderr
+
+
+def test_a_missing_identifier_and_an_unknown_filter_are_said(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    identifier.cache_clear()
+    (tmp_path / "in.txt").write_text(ENGLISH)
+    words = ("prepare", tmp_path / "out", tmp_path / "in.txt", "--tokenizer", tokenizer)
+    missing = electra(*words, "--filter", "language=en")
+    assert missing.returncode == 5 and "pip install '.[filters]'" in missing.stderr and not (tmp_path / "out").exists()
+    unknown = electra(*words, "--filter", "lang=en")
+    assert unknown.returncode == 2 and "--filter lang is unknown. There are min_characters, " in unknown.stderr
+    assert "language" in unknown.stderr

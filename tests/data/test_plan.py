@@ -11,11 +11,12 @@ from hypothesis import example, given, settings, strategies
 
 from electra.base.errors import DataError, MachineError, SettingsError
 from electra.data import files
+from electra.data import plan as plan_module
 from electra.data.corpus import Corpus, CorpusSettings, Reading
 from electra.data.plan import PrepareSettings, plan_corpus, read_plan
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
 from electra.data.units import run_unit
-from helpers import contents, electra, environment
+from helpers import contents, decoded, electra, environment
 
 SMALL = PrepareSettings(unit_bytes=20_000, heldout_share=0.1)
 
@@ -72,6 +73,60 @@ def test_the_sections_of_a_file_hold_its_documents(tmp_path_factory, parts, docu
     apart = [document for unit in sections for document in Reading(unit, wanted.corpus)]
     assert apart == list(corpus.read())
     assert len(sections) == -(-path.stat().st_size // step)
+
+
+@pytest.mark.parametrize("name, end", [("in.jsonl", "\n"), ("in.jsonl", "\r\n"), ("in.json", "\n")])
+def test_json_lines_are_divided_whatever_their_name(tokenizer: Path, tmp_path: Path, name: str, end: str) -> None:
+    """Documents straddle every cut, one is longer than two units, and the last line has no end."""
+    import json
+
+    texts = [f"bar {number} " + "tim " * (number % 7) for number in range(60)]
+    texts[30] = "lon tim\n\nbar " * 200
+    (tmp_path / name).write_bytes(end.join(json.dumps({"text": text}) for text in texts).encode())
+    corpus, wanted = Corpus([tmp_path / name]), PrepareSettings(unit_bytes=500, heldout_share=0.2)
+    plan = plan_corpus(corpus, wanted, "", 5)
+    assert len(plan.units) == -(-corpus.size // 500) > 9
+    read = [[document.text for document in Reading(unit.sections, wanted.corpus)] for unit in plan.all_units(tmp_path)]
+    assert [text for unit in read for text in unit] == [text.strip() for text in texts]
+    assert sum(map(bool, read)) == 5  # the long one fills the others
+    for workers in (1, 2):
+        prepare([tmp_path / name], tmp_path / str(workers), tokenizer, wanted, workers=workers)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    whole = tmp_path / "whole"
+    prepare([tmp_path / name], whole, tokenizer, wanted.model_copy(update={"unit_bytes": 1 << 20}), workers=1)
+    for split in ("train", "heldout"):
+        assert decoded(tmp_path / "1", split) == decoded(whole, split) != []
+
+
+def test_a_cell_of_csv_is_never_divided(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\n" + '"one\n\ntwo"\n' * 100)
+    plan = plan_corpus(Corpus([tmp_path / "in.csv"]), PrepareSettings(unit_bytes=100, heldout_share=0), "", 5)
+    assert len(plan.units) == 1
+
+
+def test_a_plan_that_divided_otherwise_is_not_mixed_up(tokenizer: Path, tmp_path: Path, monkeypatch, caplog) -> None:
+    """As versions did that read JSON lines as a whole. The array that was begun can be finished; a new plan is refused, and
+    prepare says that it begins again."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(f'{{"text": "bar {number} tim"}}\n' for number in range(200)))
+    wanted = PrepareSettings(unit_bytes=500, heldout_share=0.1)
+    prepare([path], tmp_path / "new", tokenizer, wanted, workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_module, "divides", lambda *_: None)
+        for name in ("array", "interrupted"):
+            plan_units([path], tmp_path / name, tokenizer, wanted)
+    run_share(tmp_path / "array", 0, 1)
+    with pytest.raises(
+        SettingsError, match=r"the same text in 1 unit, which an earlier version .* would be 10\. Finish"
+    ):
+        plan_units([path], tmp_path / "array", tokenizer, wanted)
+    finish_units(tmp_path / "array")
+    assert decoded(tmp_path / "array", "train") == decoded(tmp_path / "new", "train")
+    run_share(tmp_path / "interrupted", 0, 1)
+    caplog.set_level("INFO")
+    prepare([path], tmp_path / "interrupted", tokenizer, wanted, workers=1)
+    assert "it is prepared again from the start" in caplog.text
+    assert contents(tmp_path / "interrupted") == contents(tmp_path / "new")
 
 
 def test_where_no_document_starts_for_long_there_is_no_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

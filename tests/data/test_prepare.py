@@ -380,7 +380,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("words", [True, False])
+@pytest.mark.parametrize("words", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_line_of_200_megabytes_stays_small_in_memory(tokenizer: Path, tmp_path: Path, words: bool) -> None:
     with (tmp_path / "in.txt").open("w") as file:
         for _ in range(200):

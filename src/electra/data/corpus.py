@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from electra.base.config import Settings
-from electra.base.errors import DataError
+from electra.base.errors import DataError, counted
 from electra.base.remote import Place
 from electra.data.files import (
     OpenSource,
@@ -83,6 +83,7 @@ class Reading:
         self.stop = self.settings.on_bad == "stop"
         self.decoding = "strict" if self.stop else "surrogateescape"  # lone surrogates are for `_clean` to find
         self.documents = self.skipped = self.replaced = 0
+        self.other_keys: list[str] = []  # of the first row without the wanted one
         self.empty: list[int] = []  # sections without text, by their number
         self.bytes_in_finished_files = self.bytes_in_this_file = 0
 
@@ -109,7 +110,7 @@ class Reading:
             if self.documents + self.skipped == before:
                 self.empty.append(number)
         if self.inputs and not self.documents:
-            raise no_documents(self.inputs, self.skipped)
+            raise no_documents(self.inputs, self.skipped, self.settings.text_key, self.other_keys)
 
     def _bytes_of(self, section: Section) -> tuple[int, int | None]:
         if section.whole:
@@ -169,6 +170,7 @@ class Reading:
             self.bytes_in_this_file, where = file.raw.tell(), SourceLine(file, number)
             if not problem and key not in row:
                 problem = f"has no key {key!r} (it has {', '.join(map(repr, row))})"
+                self.other_keys = self.other_keys or list(row)
                 if self.stop and not self.documents:  # of the first row: skipping would skip them all
                     raise DataError(f"{where} {problem}. Set text_key to one of them.", ("text_key",))
             yield from self._row(where, row.get(key), problem)
@@ -258,17 +260,23 @@ class Reading:
         return _BAD.sub("\ufffd", text)
 
 
-def no_documents(inputs: Sequence[object], skipped: int) -> DataError:
+def no_documents(inputs: Sequence[object], skipped: int, key: str, other_keys: Sequence[str] = ()) -> DataError:
     names = ", ".join(map(str, inputs[:3])) + (", …" if len(inputs) > 3 else "")
+    if other_keys:
+        has = ", ".join(map(repr, other_keys))
+        return DataError(f"{names}: no row has text for {key!r} (the first has {has}). Set text_key.", ("text_key",))
     if skipped:
-        return DataError(f"{names}: nothing left, all {skipped} documents were skipped as unusable.")
+        what = f"nothing left of {counted(skipped, 'document')}, all skipped as unusable"
+        return DataError(
+            f"{names}: {what}. Repair the text, or set text_key if it is under another key.", ("text_key",)
+        )
     return DataError(f"{names}: no text, every file is empty or only whitespace. Give files with text.")
 
 
 def divides(path: Place, settings: CorpusSettings) -> re.Pattern[bytes] | None:
     """What surely ends a document in the bytes of a file; None for a file that has to be read from its beginning."""
     with opened(path) as file:
-        if file.is_compressed or is_table(path):
+        if file.is_compressed or (file.format == "text" and is_table(path)):  # a cell of csv may hold lines
             return None
         match file.format, settings.documents:
             case ("jsonl", _) | ("text", "line"):

@@ -1,7 +1,7 @@
 """Which documents are worth training on.
 
-Filters go by what can be counted: length, script, symbols, repeated lines. All are off unless set. They are coarse on purpose, and
-need no model: a share of Latin letters is no language, but tells English from Thai.
+Filters go by what can be counted: length, script, symbols, words, lines. All are off unless set. They are coarse on purpose, and
+need no model, but for the language: that is py3langid's answer, a naive Bayes classifier of byte n-grams.
 
 Copies are documents that are the same but for case, spacing and forms of characters, or nearly the same. A document's fingerprint is
 a hash of its normalised text and, where near copies are looked for, hashes of bands of its MinHash signature (Broder 1997). With J the
@@ -10,6 +10,7 @@ a band of r positions with J^r, and at least one of b bands with 1 - (1 - J^r)^b
 is compared a second time. Of copies the first is kept, and held-out documents come first.
 """
 
+import math
 import re
 import tempfile
 import unicodedata
@@ -25,6 +26,7 @@ import numpy as np
 from pydantic import Field
 
 from electra.base.config import Settings
+from electra.base.errors import MachineError, SettingsError
 
 Script = Literal[
     "", "latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "bengali", "thai", "hangul", "kana", "han"
@@ -43,6 +45,8 @@ _SCRIPTS = {
     "han": "\u3400-\u9fff\U00020000-\U0003134f",
 }
 _LETTERS = {name: re.compile(f"[{letters}]") for name, letters in _SCRIPTS.items()}
+_ENDS = tuple(".!?…\"'”’»)」』。！？؟।")
+_READ = 2000  # characters
 _SYMBOL = re.compile(r"[^\w\s]|_")
 SHINGLE = 5
 PERMUTATIONS = 128
@@ -60,16 +64,21 @@ Fingerprints = np.ndarray
 
 class FilterSettings(Settings):
     """A document is removed if it has fewer than `min_characters` or more than `max_characters` (0: any number), if less than
-    `script_share` of its letters are of `script`, if more than `symbol_share` of its characters but spaces are neither letters nor digits, or if
-    more than `repeated_lines` of its characters are in lines that stood in it before. A document too long for one piece is
+    `script_share` of its letters are of `script`, if its first 2,000 characters are not in `language`, if more than `symbol_share` of its characters but spaces are neither letters nor digits, if
+    more than `repeated_lines` of its characters are in lines that stood in it before, if the mean length of its words is not from
+    `min_word_length` to `max_word_length` (0: any), or if less than `punctuated_lines` of its lines end in punctuation. A document too long for one piece is
     judged by its first."""
 
     min_characters: int = Field(default=0, ge=0)
     max_characters: int = Field(default=0, ge=0)
     script: Script = ""
     script_share: float = Field(default=0.5, ge=0, le=1)
+    language: str = ""
     symbol_share: float = Field(default=1.0, ge=0, le=1)
     repeated_lines: float = Field(default=1.0, ge=0, le=1)
+    min_word_length: float = Field(default=0.0, ge=0)
+    max_word_length: float = Field(default=0.0, ge=0)
+    punctuated_lines: float = Field(default=0.0, ge=0, le=1)
 
 
 def removed_by(text: str, filters: FilterSettings) -> str | None:
@@ -82,6 +91,8 @@ def removed_by(text: str, filters: FilterSettings) -> str | None:
         letters = sum(map(str.isalpha, text))
         if len(_LETTERS[filters.script].findall(text)) < filters.script_share * max(1, letters):
             return "script_share"
+    if filters.language and identifier(filters.language)(text[:_READ])[0] != filters.language:
+        return "language"
     if filters.symbol_share < 1:
         visible = len("".join(text.split()))
         if len(_SYMBOL.findall(text)) > filters.symbol_share * visible:
@@ -91,7 +102,30 @@ def removed_by(text: str, filters: FilterSettings) -> str | None:
         again = sum(len(line) * (count - 1) for line, count in lines.items())
         if again > filters.repeated_lines * sum(len(line) * count for line, count in lines.items()):
             return "repeated_lines"
+    if filters.min_word_length or filters.max_word_length:
+        words = text.split()
+        if not filters.min_word_length <= sum(map(len, words)) / len(words) <= (filters.max_word_length or math.inf):
+            return "word_length"
+    if filters.punctuated_lines:
+        full = [line.rstrip() for line in text.split("\n") if line.strip()]
+        if sum(line.endswith(_ENDS) for line in full) < filters.punctuated_lines * len(full):
+            return "punctuated_lines"
     return None
+
+
+@lru_cache
+def identifier(language: str) -> Callable[[str], tuple[str, float]]:
+    """Text to (language, score)."""
+    try:
+        import py3langid
+    except ImportError:
+        raise MachineError(
+            "the filter language needs py3langid. Install it from the clone: pip install '.[filters]'."
+        ) from None
+    known = sorted(name for name, _ in py3langid.rank(""))
+    if language not in known:
+        raise SettingsError(f"the filter language={language} is unknown. Use one of {', '.join(known)}.")
+    return py3langid.classify
 
 
 # Copies

@@ -10,7 +10,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,14 @@ import numpy as np
 from pydantic import ValidationError
 
 from electra.base.config import differences, dump, validate
-from electra.base.errors import DataError, DiskFullError, MachineError, SettingsError
+from electra.base.errors import CorruptError, DataError, DiskFullError, MachineError, SettingsError, counted
 from electra.base.files import lock, remove_leftovers, write_atomically
 from electra.base.jobs import cpu_count, ending_at_signals, preempted
 from electra.base.progress import Progress
 from electra.base.remote import Place, RemotePath
 from electra.data.corpus import Corpus, CorpusSettings, no_documents
 from electra.data.engines import run_here, run_local, run_ray
-from electra.data.filters import bands_for, in_heldout, repeated
+from electra.data.filters import bands_for, identifier, in_heldout, repeated
 from electra.data.plan import (
     PLAN,
     UNITS,
@@ -153,6 +153,8 @@ class _Preparation:
         self.tokenizer = load_tokenizer(tokenizer)
         self.sha256 = tokenizer_hash(self.tokenizer)
         self.corpus = Corpus(inputs, self.settings.corpus)
+        if language := self.settings.filters.language:
+            identifier(language)
         for path in inputs:
             if is_inside(out, path):
                 raise SettingsError(f"{out} is inside the input {path}. Choose a folder outside it.")
@@ -191,6 +193,7 @@ class _Preparation:
             before = {"tokenizer": plan.tokenizer_sha256, "inputs": dump(inputs_entry(plan.files))}
             self._refuse_others(dump(plan.settings) | before, "units")
         plan = plan_corpus(self.corpus, self.settings, self.sha256, vocabulary_size(self.tokenizer))
+        self._note_division(plan, replace)
         with _Run(plan, self.out).writing():
             if isinstance(self.out, Path):
                 self._check_space(self.out)
@@ -200,6 +203,18 @@ class _Preparation:
             write_atomically(self.out / TOKENIZER, tokenizer_bytes(self.tokenizer))
             write_plan(self.out, plan)
         return plan
+
+    def _note_division(self, plan: PreparePlan, replace: bool) -> None:
+        """Earlier versions did not divide JSON lines: units of theirs must not be taken for units of this plan."""
+        with suppress(DataError, CorruptError):
+            before = read_plan(self.out)
+            if (before.settings, before.files) != (plan.settings, plan.files) or before.units == plan.units:
+                return
+            what = f"the same text in {counted(len(before.units), 'unit')}, which an earlier version divided otherwise"
+            if not replace:
+                remedy = "Finish it (prepare-unit, prepare-finish), choose another folder, or delete it"
+                raise SettingsError(f"{self.out} holds {what}: now it would be {len(plan.units):,}. {remedy}.")
+            log.info("%s holds %s: it is prepared again from the start.", self.out, what)
 
     def _check_space(self, out: Path) -> None:
         """Shards take a third to a half of plain text, and more than compressed text: a third is surely needed."""
@@ -293,10 +308,10 @@ def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
     if problems:
         raise _incomplete(out, plan, problems)
     if not counts["documents"]:
-        raise no_documents(plan.input_names, counts["skipped"])
+        raise no_documents(plan.input_names, counts["skipped"], plan.settings.corpus.text_key)
     shards = _without_copies(plan, out, entries, shards, removed)
     if not shards["train"]:
-        filtered = f"the filters removed {removed.total():,} documents"
+        filtered = f"the filters removed {counted(removed.total(), 'document')}"
         reason = filtered if removed.total() else "the tokenizer finds no token in the text"
         raise DataError(f"{plan.input_names[0]}: nothing left, {reason}.")
     sections = Counter(source for unit in plan.units for source, *_ in unit)
