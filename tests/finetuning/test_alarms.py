@@ -65,7 +65,7 @@ def test_one_class_for_everything_is_an_alarm_unless_it_is_right(tokenizer):
     rows = rows_of("abab")
     task = ClassificationSettings().build(tokenizer, 24, {"train": rows})
     (text,) = alarms_of(task, rows, "aaaa")
-    assert "every dev row is 'a'" in text
+    assert "every row is 'a'" in text
     assert not alarms_of(task, rows, "aaab") and not alarms_of(task, rows_of("aa"), "aa")
 
 
@@ -130,10 +130,15 @@ def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
     done = electra("finetune", toy_model, table, "epochs=1", "lr=1e-6", "length=16", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     texts = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]["my"]["alarms"]
-    for word in ("'P' and 'p' look like one", "seed 0: the answer to every dev row is", "rows longer than 16 tokens"):
+    for word in ("'P' and 'p' look like one", "seed 0: the answer to every row is", "rows longer than 16 tokens"):
         (text,) = (text for text in texts if word in text)
         assert (
             f"look out: my: {text}" in done.stdout
             and f"**look out**: {literal(text)}" in (tmp_path / "out" / "results.md").read_text()
         )
     assert "look like one" in done.stderr and "my seed 0: the answer" in done.stderr
+    others = tmp_path / "others.jsonl"
+    others.write_text(table.read_text().replace("walks", "wal"))
+    for words in ((), ("--json",)):
+        scored = electra("evaluate", tmp_path / "out" / "my" / "seed-0", others, *words)
+        assert scored.returncode == 0 and "the answer to every row is " in scored.stdout

@@ -168,6 +168,8 @@ def test_the_same_network_untrained_is_a_baseline_at_its_own_best_rate(toy_model
     assert len({it["lr"] for it in methods}) == 3
     task = json.loads((out / "results.json").read_text())["tasks"]["my"]
     assert task["baselines"]["dev"]["untrained"]["accuracy"] == max(scores)
+    assert done.stderr.count("from random weights, at lr ") == 4  # three rates, and the best with all seeds
+    assert done.stderr.count("train: ") == 1, done.stderr
     assert f"{max(scores):.4f} │\n" in done.stdout and "untrained: the same network" in done.stdout
     again = electra("finetune", toy_model, table, *words[:-1], "--out", out)  # what was measured is still shown
     assert again.returncode == 0 and f"{max(scores):.4f} │\n" in again.stdout, again.stderr

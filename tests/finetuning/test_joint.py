@@ -183,6 +183,10 @@ def test_a_task_starts_from_the_encoder_of_another_which_is_done_first(joint, to
 
 def test_a_start_that_is_not_there_says_what_to_do(toy_model, tables, tmp_path):
     done = electra("finetune", toy_model, tables[1], "start=mnli", "--out", tmp_path / "out")
-    assert done.returncode == 3 and "mnli holds no fine-tuned model. Fine-tune on mnli first" in done.stderr
+    assert (
+        done.returncode == 3
+        and "mnli holds no fine-tuned model. Fine-tune on mnli first" in done.stderr
+        and "--out" in done.stderr
+    )
     done = electra("finetune", toy_model, tables[0], "start=one", "--out", tmp_path / "out")
     assert done.returncode == 2 and "one is the task itself" in done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import random
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from electra.data.tables import read_rows
+from electra.finetuning import run
 from electra.finetuning.folder import load_task_folder
 from helpers import Forked, electra, electra_forked, electra_process, write_table
 
@@ -214,6 +216,7 @@ def test_predictions_lie_beside_the_file_and_are_overwritten_by_force_alone(fini
     written.write_bytes(b"mine")
     again = electra("predict", model, file)
     assert again.returncode == 2 and "new.predictions.csv is there already" in again.stderr
+    assert again.stderr.endswith("Here that is --out and --force.\n")
     assert written.read_bytes() == b"mine" and not list((tmp_path / "elsewhere").iterdir())
     assert electra("predict", model, file, "--force").returncode == 0 and written.read_bytes() == before
 
@@ -226,6 +229,8 @@ def test_a_text_and_lines_of_standard_input_are_answered_on_standard_output(fini
     expected = list(read_rows(tmp_path / "new.predictions.jsonl"))
     said = electra("predict", model, stdin="\n".join(sample))
     assert said.stdout.splitlines() == [f"{it['prediction']}\t{it['review']}" for it in expected]
+    blank = electra("predict", model, stdin=f"{sample[0]}\n\n{sample[1]}\n").stdout.splitlines()
+    assert len(blank) == 3 and (blank[0], blank[2]) == tuple(said.stdout.splitlines()[:2]) and blank[1].endswith("\t")
     one = electra("predict", model, sample[2], "--probabilities")
     answer = json.loads(one.stdout)
     assert answer["probability_bar"] == pytest.approx(expected[2]["probability_bar"], rel=1e-4)
@@ -514,3 +519,11 @@ def test_a_length_beyond_the_positions_is_refused(toy_model, tmp_path):
     assert done.returncode == 2 and not (tmp_path / "out" / "table").exists()
     positions = json.loads((toy_model / "config.json").read_text())["max_position_embeddings"]
     assert f"length=4000, but the model has {positions} positions. Use at most that many." in done.stderr
+
+
+def test_a_worker_fine_tunes_in_its_own_process(toy_model, table, tmp_path, monkeypatch):
+    """`electra compare --jobs` has workers, which may start no processes of their own."""
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
+    results = run.finetune(toy_model, [str(table)], {"epochs": 1}, tmp_path / "out", seeds=2, jobs=2)
+    (result,) = results["tasks"].values()
+    assert len(result["seconds"]) == 2

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.config import Settings, dump, short, validate
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import is_plain_name
 from electra.data.tables import Row, is_missing, pick, read_rows
 from electra.data.tokenizer import special_ids
@@ -192,6 +192,7 @@ class TaskSettings(Settings):
     def row_of(self, line: str) -> Row:
         """A row without an answer, from a line of text: its columns, with a tab between them."""
         names, texts = [name.split("|")[0] for name in self.input_columns], line.split("\t")
+        texts = texts if line.strip() else [""] * len(names)
         if len(texts) != len(names):
             between = f"{len(names)} texts ({', '.join(names)}), a tab between them" if len(names) > 1 else "one text"
             raise DataError(f"{short(line)} has {len(texts)} parts, where the model reads {between}.")
@@ -316,7 +317,7 @@ class Task(Protocol):
         settings = validate(type(self.settings), dump(self.settings) | self.settings.named_columns(columns))
         learned, texts = len(self.settings.input_columns), len(settings.input_columns)
         if texts != learned:
-            raise SettingsError(f"the model reads {learned} text columns, not {texts}.")
+            raise SettingsError(f"the model reads {counted(learned, 'text column')}, not {texts}.")
         return settings.build(self.tokenizer, self.length, {})
 
     def training_rows(self, rows: Rows) -> Sequence[Row]:

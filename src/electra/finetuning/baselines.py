@@ -180,7 +180,7 @@ def run_alarms(
     answer = task.one_answer(rows, predictions)
     metric, score = next(iter(scores.items()))
     if answer and score != (0 if metric in LOWER_IS_BETTER else 1):
-        texts.append(f"the answer to every dev row is {answer}: nothing was learned that tells rows apart. {LONGER}")
+        texts.append(f"the answer to every row is {answer}: nothing was learned that tells rows apart. {LONGER}")
     first, last = first_and_last(losses)
     if last > FALLS * first:
         texts.append(f"the loss does not fall ({first:.3f} at first, {last:.3f} at last). {LONGER}")

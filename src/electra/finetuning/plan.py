@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from electra.base import config
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import is_plain_name
 from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
 from electra.finetuning import Problem, Splits, Task, TaskSettings
@@ -390,7 +390,7 @@ def describe_files(plan: Plan) -> list[dict[str, Any]]:
 
 
 def file_line(entry: Mapping[str, Any]) -> str:
-    line = f"{entry['split']}: {entry['file']}, {entry['rows']:,} rows"
+    line = f"{entry['split']}: {entry['file']}, {counted(entry['rows'], 'row')}"
     if entry["official"] is False:
         line += f", NOT the official set of {entry['official_rows']:,}"
     return line + (", the official set's size" if entry["official"] else "")
@@ -438,5 +438,5 @@ def refuse(problems: Sequence[Problem], remedies: Collection[str] = ()) -> None:
             lines.append(f"{group[0].split} {rows}".lstrip())
     more = len(lines) - PROBLEMS_SHOWN
     lines = [*lines[:PROBLEMS_SHOWN], *([f"… and {more:,} more"] if more > 0 else []), *remedies]
-    count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
+    count = counted(len(problems), "problem")
     raise DataError(f"the data cannot be used as it is ({count}):\n  " + "\n  ".join(lines))

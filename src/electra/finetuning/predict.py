@@ -18,6 +18,7 @@ from electra.data.files import whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import special_ids
 from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
+from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import (
     TASK_FILE,
     TaskModel,
@@ -107,12 +108,14 @@ def predict_file(
     if layout == "mrqa" and out is None:
         target = file.with_name(f"{tables.stem(file)}.predictions.json")
     if target.exists() and target.samefile(file):
-        raise SettingsError(f"{target} is the input itself. Choose another out.")
+        raise SettingsError(f"{target} is the input itself. Choose another out.", ("out",))
     written = [target]
     more = [beside(target, what) for what in ("nbest", "null")] if layout in ("squad", "mrqa") and probabilities else []
     for path in (target, *more):
         if path.exists() and not force:
-            raise SettingsError(f"{path} is there already. Choose another out, or force it to be overwritten.")
+            raise SettingsError(
+                f"{path} is there already. Choose another out, or force it to be overwritten.", ("out", "force")
+            )
     match layout:
         case "table":
             predict_table(predictor, file, target, probabilities, escape_formulas)
@@ -168,7 +171,9 @@ def predict_squad(predictor: Predictor, file: Path, target: Path, probabilities:
     """{id: answer}, as the official evaluators read it; the n-best lists, and the null score differences which the
     evaluator of 2.0 calls na-prob, are files beside it."""
     if tables.table_format(target) != "json":
-        raise SettingsError(f"{target}: answers to a file in SQuAD's or MRQA's layout are .json. Choose another out.")
+        raise SettingsError(
+            f"{target}: answers to a file in SQuAD's or MRQA's layout are .json. Choose another out.", ("out",)
+        )
     rows, _ = predictor.task.settings.read(file)
     predictions = predictor(rows)
     files = {target: by_id(rows, predictions)}
@@ -227,4 +232,6 @@ def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[s
     refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
     predictions = predictor(rows)
     counts = {"rows": len(rows), "cut": predictor.cut, "cut_words": predictor.cut_words}
-    return {**counts, "scores": task.scores(rows, predictions), **task.tables(rows, predictions)}
+    scores = task.scores(rows, predictions)
+    alarms = run_alarms(task, rows, predictions, scores, ())
+    return {**counts, "scores": scores, "alarms": alarms, **task.tables(rows, predictions)}

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import multiprocessing
 import shutil
 import statistics
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from electra.base.errors import SettingsError
+from electra.base.errors import SettingsError, counted
 from electra.base.files import lock, refuse_other_kind, remove_leftovers, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import duration
@@ -125,7 +126,8 @@ def finetune(
 
         # the rest, side by side (the largest first) or one after the other
         devices = gpu_names(next(iter(tasks.values())).plan.method.device)
-        workers = jobs * max(1, len(devices))
+        is_worker = multiprocessing.current_process().daemon  # which may start no others: it has a device of its own
+        workers = 1 if is_worker else jobs * max(1, len(devices))
         if workers > 1 and sum(map(len, todo.values())) > 1:
             threads = max(1, torch.get_num_threads() // workers)
             arguments: list[tuple[Any, ...]] = []
@@ -182,7 +184,7 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
             folder = out / group_name(group) / TRAINING / f"seed-{seed}"
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     if kept := len(groups) * seeds - sum(map(len, todo.values())):
-        log.info("%d finished run%s kept", kept, "s" * (kept > 1))
+        log.info("%s kept", counted(kept, "finished run"))
     for group in groups.values():
         for it in group:
             (out / it.plan.name).mkdir(exist_ok=True)
@@ -199,7 +201,8 @@ def finetune_untrained(
     item_of = {it.plan.name: item for item, group in groups.items() for it in group}
 
     def results_at(rate: float, names: Sequence[str], seeds: int) -> dict[str, Any]:
-        log.info("from random weights, at lr %g:", rate)
+        """One line for each: what is wrong with a rate that is not chosen is nobody's concern."""
+        level = log.level
         alike: dict[str, list[str]] = {}  # a search has found words of its own for each
         for item in dict.fromkeys(item_of[name] for name in names):
             words = {**words_of[item], "pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
@@ -207,7 +210,14 @@ def finetune_untrained(
         results: dict[str, Any] = {}
         for text, items in alike.items():
             folder = out / UNTRAINED / f"lr-{rate:g}"
-            results |= finetune(Path(model), items, json.loads(text), folder, seeds, jobs)["tasks"]
+            try:
+                log.setLevel(logging.ERROR)
+                results |= finetune(Path(model), items, json.loads(text), folder, seeds, jobs)["tasks"]
+            finally:
+                log.setLevel(level)
+        for name, result in results.items():
+            metric, median = result["metric"], result["median"]
+            log.info("%s from random weights, at lr %g: dev %s %.4f", name, rate, metric, median)
         return results
 
     tried = {rate: results_at(rate, list(item_of), 1) for rate in UNTRAINED_RATES}

@@ -83,7 +83,7 @@ def intermediate_start(word: str, out: Path, base: Start) -> Start:
     chosen = next(iter(seed_folders(folder).values()), folder)
     if not (chosen / TASK_FILE).is_file():
         remedy = f"Fine-tune on {word} first, with the same out, or give the path of a fine-tuned folder."
-        raise DataError(f"start={word}: {folder} holds no fine-tuned model. {remedy}")
+        raise DataError(f"start={word}: {folder} holds no fine-tuned model. {remedy}", ("out",))
     stored = read_object(folder / report.SETTINGS) if (folder / report.SETTINGS).is_file() else None
     if stored and stored.get("model_sha256") != base.sha256:
         log.warning("%s was fine-tuned from %s, not from %s", folder, stored.get("model"), base.path)

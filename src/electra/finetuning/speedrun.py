@@ -11,7 +11,6 @@ seeds, and a look for dev texts in the corpus; then a report.
 Every stage keeps what is finished, so that the same call goes on after an interruption.
 """
 
-import gc
 import logging
 import math
 import statistics
@@ -22,7 +21,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
@@ -138,8 +136,6 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
         with timings.stage("pretrain"):
             heldout = pretrain(pretraining, command)
             plot_run(Path(pretraining.run), Path(pretraining.run) / "curves.png")
-            gc.collect()  # what graphs hold on the device
-            torch.cuda.empty_cache()
         with timings.stage("overlap"):
             overlap = check_overlap(settings, plans, shards)
         with timings.stage("finetune"):
@@ -370,8 +366,16 @@ def file_lines(result: Mapping[str, Any]) -> list[str]:
 
 def beside_table(result: Mapping[str, Any]) -> Table:
     five = "–" if result["glue5_median"] is None else f"{result['glue5_median']:.1f}"
-    flops = "–" if result["paper_flops"] is None else f"{result['paper_flops']:.2g}"
-    rows = [("this run", f"{result['minutes']:g} min", f"{result['tokens'] / 1e6:,.0f} M", flops, five, "–")]
+    rows = [
+        (
+            "this run",
+            f"{result['minutes']:g} min",
+            f"{result['tokens'] / 1e6:,.0f} M",
+            f"{result['paper_flops']:.2g}",
+            five,
+            "–",
+        )
+    ]
     for share, (mean, operations) in CURVE.items():
         hours, tokens = f"{share * V100_HOURS:g} h, V100", f"{share * TOKENS / 1e6:,.0f} M"
         full = "77.6" if share == 1 else "–"
@@ -387,7 +391,7 @@ def run_table(result: Mapping[str, Any]) -> Table:
         ("tokens per second", f"{result['tokens_per_second']:,.0f}"),
         ("MFU (of the nominal bfloat16 peak)", "–" if result["mfu"] is None else f"{result['mfu']:.1%}"),
         ("FLOPs, matrix products", f"{result['flops']:.3g}"),
-        ("FLOPs as the paper counts", "–" if result["paper_flops"] is None else f"{result['paper_flops']:.3g}"),
+        ("FLOPs as the paper counts", f"{result['paper_flops']:.3g}"),
         *((f"held-out {key}", f"{heldout[key]:.4f}") for key in ("mlm_loss", "rtd_loss", "auc") if key in heldout),
         ("seed", str(result["pretraining_seed"])),
     ]
@@ -422,7 +426,7 @@ def plot(out: Path, result: Mapping[str, Any], records: Sequence[Record]) -> Non
     five = result["glue5_median"]
     title = f"{result['minutes']:g} minutes, {result['tokens'] / 1e6:,.0f} M tokens"
     title += "" if five is None else f", mean of five {five:.1f} (fully trained: 77.6)"
-    with picture(out, title, 3, (16, 4.6), width_ratios=(1.4, 1, 1)) as (scores, losses, detection):
+    with picture(out, title, [range(3)], (16, 4.6), width_ratios=(1.4, 1, 1)) as (scores, losses, detection):
         draw_scores(scores, result["tasks"])
         curves = {kind: [it for it in records if it["kind"] == kind] for kind in ("train", "heldout")}
         minutes = {it["step"]: it["training_seconds"] / 60 for it in curves["train"]}

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from electra.base import config as configuration
-from electra.base.errors import CorruptError, DataError, SettingsError
+from electra.base.errors import CorruptError, DataError, SettingsError, counted
 from electra.base.files import read_object, write_synced
 from electra.base.progress import Progress, literal
 from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
@@ -541,7 +541,7 @@ def grouped(left_out: Mapping[str, str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, why in left_out.items():
         groups.setdefault(why, []).append(name)
-    counts = {why: f"{len(names)} tensor{'s' * (len(names) > 1)}" for why, names in groups.items()}
+    counts = {why: counted(len(names), "tensor") for why, names in groups.items()}
     return [f"{why}: {counts[why]} ({listed(names)})" for why, names in groups.items()]
 
 
