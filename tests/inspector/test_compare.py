@@ -3,25 +3,27 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from electra import compare
-from electra.base.errors import MachineError, MemoryExhaustedError, SettingsError
+from electra.base.errors import DivergedError, MachineError, MemoryExhaustedError, SettingsError
 from electra.commands.console import print_table
 from electra.inspector.compare import (
+    STORED_RUN,
     Budget,
     ComparedRun,
     LabelledTexts,
     Tasks,
-    Variant,
     Yardsticks,
     comparison_table,
     parse_budget,
     summary,
     variants,
+    with_steps,
 )
 from electra.pretraining.settings import resolve
 from helpers import electra, words_of
@@ -65,7 +67,7 @@ def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measu
     assert "auc" not in rows[1]
     table = comparison_table(results).markdown()
     assert rows[1]["probe"]["median"] == 0.5 and "| b | 2 (1 diverged) | 20 |" in table
-    assert "| a | 3 | 10 | 1.00e+09 | – | 0.700 (0.600–0.900) | – |" in table
+    assert "| a | 3 | 10 | – | – | 1.00e+09 | – | 0.700 (0.600–0.900) | – |" in table
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,9 @@ def test_every_recipe_is_trained_for_every_seed_and_measured(compared, recipe):
     assert list(rows) == [str(recipe), f"{recipe}+masked-lm"]
     assert all(row["seeds"] == 2 and 0 <= row["probe"]["median"] <= 1 for row in rows.values())
     assert "auc" in rows[str(recipe)] and "auc" not in rows[f"{recipe}+masked-lm"]
-    assert all(row["steps"] == 6 for row in rows.values())
+    assert all(row["steps"] == 6 and row["flops"] > 0 and row["paper_flops"] > 0 for row in rows.values())
+    assert all(row["tokens"] == 6 * 8 * 24 and row["learning_rate"] == 1e-3 for row in rows.values())
+    assert [run["seed"] for run in rows[str(recipe)]["runs"]] == [0, 1]
     assert (out / "comparison.png").stat().st_size > 5000
     assert (out / "comparison.md").read_text().count("\n") == 4
     assert "comparison.md" in done.stdout
@@ -157,17 +161,26 @@ def test_seeds_that_had_another_number_of_steps_are_shown_from_to():
     runs = [ComparedRun("a", seed, steps, 1e9 * steps, 1.0, {}, None) for seed, steps in enumerate((1200, 900, 1000))]
     (row,) = summary(runs)
     assert (row["steps"], row["flops"], row["paper_flops"]) == ([900, 1200], [9e11, 1.2e12], None)
-    assert "| a | 3 | 900–1,200 | 9.00e+11–1.20e+12 | – |" in comparison_table(runs).markdown()
-    assert "| a | 3 | 900–1,200 |\n" in comparison_table(runs, is_wide=False).markdown() + "\n"
+    assert "| a | 3 | 900–1,200 | – | – | 9.00e+11–1.20e+12 | – |" in comparison_table(runs).markdown()
 
 
-def test_names_are_whole_on_a_narrow_terminal(capsys, monkeypatch):
+def test_names_and_scores_are_whole_on_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    names = [f"tiny optimizer.betas=[0.9,0.9{digit}]" for digit in (5, 9)]
-    runs = [ComparedRun(it, seed, 9, 1e9, 1.0, {"auc": 0.5, "mlm_loss": 6.5}, None) for it in names for seed in (0, 1)]
-    print_table(comparison_table(runs, is_wide=False))
-    first = "".join(line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line[0] == "│")
-    assert first == "".join(names).replace(" ", "")
+    names = [f"modern-tiny+masked-lm optimizer.betas=[0.9,0.9{digit}]" for digit in (5, 9)]
+    scores = {f"task{n}": [50.0 + n] for n in range(7)}
+    runs = [
+        ComparedRun(it, seed, 9, 1e9, 1.0, {"auc": 0.5, "mlm_loss": 6.5}, None, tasks=scores, tokens=10**6)
+        for it in names
+        for seed in (0, 1)
+    ]
+    table = comparison_table(runs, is_wide=False)
+    print_table(table)
+    lines = capsys.readouterr().out.splitlines()
+    firsts = "".join(line.split("│")[1].strip() for line in lines if line[0] == "│").replace(" ", "")
+    whole = "".join(names).replace(" ", "")
+    assert firsts == whole * firsts.count(whole) and firsts and max(map(len, lines)) <= 80
+    shown = " ".join(lines)
+    assert all(cell in shown for cell in (*table.columns, *table.rows[0][1:]))
 
 
 def test_a_recipe_of_a_run_that_was_made_longer_is_compared(recipe, prepared, tmp_path, monkeypatch):
@@ -291,14 +304,57 @@ def test_several_budgets_and_tasks_give_a_curve_over_flops(recipe, prepared, tmp
 
 def test_the_mean_of_tasks_is_that_of_their_medians():
     run = ComparedRun("a", 0, 1, 1.0, 1.0, {}, None, tasks={"cola": [10, 30, 20], "rte": [50, 60, 58]})
-    assert run.measure("tasks") == 39 and run.measure("cola") == 20
+    assert run.measure("tasks") == 39 and run.measure("cola") == 20 and run.measure("glue5") is None
 
 
-def test_what_the_paper_does_not_count_needs_another_budget(recipe, prepared, tmp_path):
-    words = ["compare", recipe, f"{recipe}+electric", f"data={prepared}", "--out", tmp_path / "out"]
-    done = electra(*words, "--budget", "1e8 paper flops")
-    assert done.returncode == 2 and "the paper has no count" in done.stderr
-    assert not (tmp_path / "out").exists()
+def test_other_tasks_stand_beside_the_mean_of_glues_five():
+    five = {"cola": [10, 30, 20], "sst2": [80], "mrpc": [70], "stsb": [60], "rte": [50]}
+    run = ComparedRun("a", 0, 1, 1.0, 1.0, {}, None, tasks={**five, "mnli": [100], "qnli": [100]})
+    assert run.measure("glue5") == 56 and run.measure("tasks") is None
+    (row,) = summary([run])
+    assert row["glue5"]["median"] == row["runs"][0]["glue5"] == 56 and row["runs"][0]["tasks"]["cola"] == [10, 30, 20]
+    assert "| 56.0 (56.0–56.0) |" in comparison_table([run]).markdown()
+
+
+def test_tasks_and_their_seeds_join_finished_runs(recipe, prepared, tmp_path, monkeypatch):
+    trained, tuned = [], []
+    monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: trained.append(1) or {"auc": 0.7})
+
+    def finetune(run, items, overrides, out, seeds):
+        tuned.append((*items, seeds))
+        if items == ["rte"]:
+            raise DivergedError("lost")
+        scores = {"dev": {f"seed {seed}": {"accuracy": 0.5 + seed / 10} for seed in range(seeds)}}
+        return {"tasks": {items[0]: {"metric": "accuracy", "scores": scores}}}
+
+    monkeypatch.setattr("electra.inspector.compare.finetune", finetune)
+    monkeypatch.setattr("electra.inspector.compare.make_plan", lambda item, *_: SimpleNamespace(name=item))
+
+    def scores(names, seeds, **overrides):
+        yardsticks = Yardsticks(tasks=Tasks(names, {"data": "glue", **overrides}, seeds))
+        words = {"seeds": 1, "budget": "1 steps", "yardsticks": yardsticks, "out": tmp_path / "out"}
+        (result,) = compare([str(recipe)], [f"data={prepared}"], **words)
+        assert result == STORED_RUN.validate_json(next((tmp_path / "out").rglob("result.json")).read_text())
+        return result.tasks
+
+    assert scores(("cola",), 1) == {"cola": [50]}
+    plan = tmp_path / "out" / "comparison.json"
+    earlier = {"names": ["cola"], "overrides": {"data": "glue"}, "seeds": 1}  # as earlier versions wrote it
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"tasks": earlier}))
+    assert scores(("rte", "mnli"), 1, epochs=1) == {"cola": [50], "mnli": [50]}  # one that diverges has no score
+    assert scores(("cola",), 2) == {"cola": [50, 60], "mnli": [50]}
+    assert tuned == [("cola", 1), ("rte", 1), ("mnli", 1), ("cola", 2)] and trained == [1]
+    with pytest.raises(SettingsError, match="not the same: settings of cola"):
+        scores(("cola",), 1, epochs=1)
+
+
+def test_every_gpu_has_its_own_runs(recipe, prepared, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("electra.inspector.compare.gpu_names", lambda device: ["4", "5"])
+    jobs = "electra.inspector.compare.run_jobs"
+    monkeypatch.setattr(jobs, lambda _, queue, workers, *__, devices: started.append((workers, devices)) or iter(()))
+    compare([str(recipe)], [f"data={prepared}"], seeds=2, budget="1 steps", jobs=3, out=tmp_path / "out")
+    assert started == [(6, ["4", "5"])]
 
 
 def test_settings_of_fine_tuning_without_a_task_are_refused(recipe, prepared, tmp_path):
@@ -322,16 +378,11 @@ def test_every_side_of_the_papers_comparisons_can_be_trained(base, monkeypatch):
     families = claim.families(base)
     assert [*families["table5"]][:5] == ["ELECTRA", "All-Tokens MLM", "Replace MLM", "ELECTRA 15 %", "BERT"]
     for family in families.values():
-        for name, (recipe, words) in (family | claim.with_rates(family, 1e-3)).items():
-            resolve(recipe, ["data=x", *words, *words_of("two-stage" if claim.TWO_STAGE in name else "")])
+        for name, (recipe, words) in family.items():
+            resolve(recipe, ["data=x", *words, *words_of("two-stage" if name == claim.TWO_STAGE else "")])
 
 
-def test_short_runs_of_the_papers_comparisons_decay_weights_as_much_as_the_recipe(prepared, monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
-    import claim
-
-    base, _ = resolve("modern-tiny", [f"data={prepared}"])
-    for words, budget, lr, steps in (((), "90 steps", 1e-2, 90), (("optimizer.lr=2e-2",), "9 steps", 2e-2, 9)):
-        side = Variant("ELECTRA", "modern-tiny", (f"data={prepared}", *words), parse_budget(budget), "ELECTRA")
-        settings, _ = resolve(side.recipe, claim.with_decay(side, base).overrides)
-        assert lr * settings.optimizer.weight_decay * steps == pytest.approx(1e-2 * 0.5 * 1800, rel=0.01)
+def test_short_runs_decay_weights_as_much_as_the_recipe(prepared):
+    for words, steps, lr in (((), 90, 1e-2), (("optimizer.lr=2e-2",), 900, 2e-2)):
+        settings = with_steps(resolve("modern-tiny", [f"data={prepared}", *words])[0], steps)
+        assert lr * settings.optimizer_of_run().weight_decay * steps == pytest.approx(1e-2 * 0.5 * 1800)

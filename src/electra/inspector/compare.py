@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -44,19 +44,20 @@ from electra.base.files import (
     write_json,
 )
 from electra.base.jobs import Signals, run_jobs
-from electra.base.progress import Table
+from electra.base.progress import Table, visible
 from electra.base.randomness import mix
 from electra.data.shards import manifest_hash, read_manifest
 from electra.data.tables import read_rows
 from electra.finetuning.plan import make_plan
 from electra.finetuning.run import finetune
+from electra.finetuning.speedrun import FIVE
 from electra.inspector.embed import text_vectors
 from electra.interop.read import Pretrained
 from electra.pretraining.load import CONFIG, load_network, load_settings
 from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve, warn_without_effect
 from electra.pretraining.trial import paper_flops, step_flops, try_step
-from electra.train.device import choose_device
+from electra.train.device import choose_device, gpu_names
 from electra.train.log import picture
 from electra.train.step import Execution, build_step
 
@@ -67,7 +68,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 MOST = {"seconds": 1e9, "flops": 1e30, "paper flops": 1e30, "steps": 1e12}
 OF_RUNS = ("seed", "run")
 OF_BUDGET = tuple(f"train.{it}" for it in ("steps", "minutes", "stages", "log_every", "evaluate_every", "save_every"))
-MEASURES = {"auc": "RTD AUC", "mlm_loss": "MLM loss", "probe": "probe accuracy", "tasks": "mean of tasks"}
+GLUE5 = "glue5"
+MEASURES = {
+    "auc": "RTD AUC", "mlm_loss": "MLM loss", "probe": "probe accuracy", GLUE5: "GLUE, five", "tasks": "mean of tasks",
+}  # fmt: skip
+COSTS = {
+    "steps": "steps", "tokens": "M tokens", "learning_rate": "rate", "flops": "FLOPs", "paper_flops": "paper's count",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,8 +109,10 @@ class Yardsticks:
     def plan(self) -> dict[str, Any]:
         """What must not change within a comparison."""
         table = {"table": "" if self.table is None else self.table.digest}
-        tasks = {"tasks": json.loads(json.dumps(asdict(self.tasks), default=str))} if self.tasks else {}
-        return table | tasks
+        if self.tasks is None:
+            return table
+        overrides = json.loads(json.dumps(dict(self.tasks.overrides), default=str))
+        return table | {"tasks": dict.fromkeys(self.tasks.names, overrides)}
 
 
 class Budget(NamedTuple):
@@ -178,14 +187,21 @@ class ComparedRun:
     paper_flops: Figure | None = None
     tasks: dict[str, Annotated[list[Figure], Field(min_length=1)]] = field(default_factory=dict)
     """The headline of each task, seed by seed, in hundredths."""
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    learning_rate: Figure | None = None
 
     def measure(self, name: str) -> float | None:
+        """The mean of tasks is that of GLUE's five where all of these are there: others stand beside it and never in it."""
+        medians = {task: statistics.median(scores) for task, scores in self.tasks.items()}
+        has_five = medians.keys() >= {*FIVE}
         if name == "probe":
             return self.probe
-        if name in self.tasks:
-            return statistics.median(self.tasks[name])
+        if name in medians:
+            return medians[name]
+        if name == GLUE5:
+            return statistics.fmean(medians[task] for task in FIVE) if has_five else None
         if name == "tasks":
-            return statistics.fmean(map(statistics.median, self.tasks.values())) if self.tasks else None
+            return statistics.fmean(medians.values()) if medians and not has_five else None
         return self.figures.get(name)
 
 
@@ -203,37 +219,39 @@ class Job:
     seed: int
     folder: Path
     yardsticks: Yardsticks
+    task_names: Mapping[str, str]
+    """What the results of each of the tasks are called."""
 
 
 def run_comparison(
     chosen: Sequence[Variant], seeds: int, yardsticks: Yardsticks, jobs: int, out: Path
 ) -> list[ComparedRun]:
-    """Every variant with every seed, `jobs` runs at a time; the report is in `out`. Every setting is checked before anything
-    starts, finished runs are kept, and an interrupted one goes on."""
+    """Every variant with every seed, `jobs` runs at a time (on each of several GPUs); the report is in `out`. Every setting is
+    checked before anything starts, finished runs are kept, and an interrupted one goes on."""
     names = folder_names([variant.name for variant in chosen])
     folders = {variant: out / names[variant.name] for variant in chosen}
-    queue = [Job(it, seed, folders[it] / f"seed-{seed}", yardsticks) for seed in range(seeds) for it in chosen]
-    plan = yardsticks.plan()
+    plan, task_names, devices = yardsticks.plan(), {}, list[str]()
     if len({variant.budget for variant in chosen}) == 1:
         plan["budget"] = list(chosen[0].budget)
     if yardsticks.tasks is not None:
-        for name in yardsticks.tasks.names:
-            make_plan(name, dict(yardsticks.tasks.overrides), {})  # reads its tables: what is wrong is said now
+        for name in yardsticks.tasks.names:  # reads its tables: what is wrong is said now
+            task_names[name] = make_plan(name, dict(yardsticks.tasks.overrides), {}).name
     for variant in chosen:
         settings, sources = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
         warn_without_effect(settings, sources)
         plan[variant.name] = hashlib.sha256(config.to_toml(settings).encode()).hexdigest()
-        manifest = read_manifest(Path(settings.data))
         plan[f"data={settings.data}"] = manifest_hash(Path(settings.data))
-        if variant.budget.unit == "paper flops" and paper_flops(with_steps(settings, 1), manifest.vocab_size) is None:
-            raise SettingsError(f'the paper has no count for {variant.name}. Give the budget in "flops".')
+        devices = gpu_names(settings.train.device)
     refuse_other_plan(out / "comparison.json", plan)
+    queue = [
+        Job(it, seed, folders[it] / f"seed-{seed}", yardsticks, task_names) for seed in range(seeds) for it in chosen
+    ]
 
     # what is finished is in the report, whatever becomes of the others
     results: list[ComparedRun] = []
     problems: list[str] = []
     order = [variant.name for variant in chosen]
-    for result in finished(queue, jobs):
+    for result in finished(queue, jobs, devices):
         if isinstance(result, str):
             log.warning(result)
             problems.append(result)
@@ -264,15 +282,20 @@ def folder_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
-    """A folder holds one comparison: more seeds and more variants may join it, another budget, table or setting may not, nor
+    """A folder holds one comparison: more seeds, variants and tasks may join it, another budget, table or setting may not, nor
     other shards in the same place (folders of earlier versions, which do not name them, go on with those that are there)."""
     remedy = "restore it, or remove it if its runs are those of this command"
     refuse_other_kind(path.parent, path.name)
     before = read_object(path, remedy) if path.is_file() else {}
     variants = (value for name, value in before.items() if name not in ("table", "tasks", "budget"))
-    if before and not all(isinstance(value, str) and len(value) == 64 for value in variants):
+    tasks = before.get("tasks", {})
+    if not isinstance(tasks, dict) or not all(isinstance(value, str) and len(value) == 64 for value in variants):
         raise CorruptError(f"{path} is not of a comparison: {remedy}.")
-    if clash := [name for name, value in plan.items() if before.get(name, value) != value]:
+    if isinstance(names := tasks.get("names"), list):  # as earlier versions wrote it
+        tasks = dict.fromkeys(names, tasks.get("overrides"))
+    plan = plan | ({"tasks": tasks | plan.get("tasks", {})} if tasks else {})
+    clash = [name for name, value in plan.items() if name != "tasks" and before.get(name, value) != value]
+    if clash := clash + [f"settings of {task}" for task, value in tasks.items() if plan["tasks"][task] != value]:
         raise SettingsError(
             f"{path.parent} holds another comparison (not the same: {', '.join(clash)}). Use another folder."
         )
@@ -280,17 +303,17 @@ def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
     write_json(path, before | plan)
 
 
-def finished(queue: Sequence[Job], jobs: int) -> Iterator[ComparedRun | str]:
+def finished(queue: Sequence[Job], jobs: int, devices: Sequence[str] = ()) -> Iterator[ComparedRun | str]:
     """Results, or why there is none, as they come. Several runs at once keep what they have to say in a file each."""
-    if jobs == 1:
+    workers = jobs * max(1, len(devices))
+    if workers == 1:
         yield from map(run_job_if_it_fits, queue)
         return
     if queue:
-        log.info(
-            "%d runs, %d at a time: output.txt in each folder of %s goes on", len(queue), jobs, queue[0].folder.parent
-        )
+        where = queue[0].folder.parent
+        log.info("%d runs, %d at a time: output.txt in each folder of %s goes on", len(queue), workers, where)
     with Signals() as signals:
-        yield from run_jobs(run_job_quietly, [(job,) for job in queue], jobs, signals)
+        yield from run_jobs(run_job_quietly, [(job,) for job in queue], workers, signals, devices=devices)
 
 
 def run_job_quietly(job: Job) -> ComparedRun | str:
@@ -309,56 +332,73 @@ def run_job_if_it_fits(job: Job) -> ComparedRun | str:
 
 
 def run_job(job: Job) -> ComparedRun:
-    """One run from nothing to its metrics; a finished one is read back, an interrupted one goes on."""
+    """One run from nothing to its metrics; a finished one is read back and measured by the tasks that it lacks, an interrupted
+    one goes on."""
     path = job.folder / "result.json"
-    if stored := read_shaped_or_set_aside(path, STORED_RUN):
-        if (stored.variant, stored.seed) == (job.variant.name, job.seed):
-            return stored
+    stored = read_shaped_or_set_aside(path, STORED_RUN)
+    if stored and (stored.variant, stored.seed) != (job.variant.name, job.seed):
         kept = set_aside_file(path).name
         log.warning("%s is of %s, seed %d. Kept as %s; measured again.", path, stored.variant, stored.seed, kept)
+        stored = None
+    result = stored or train_job(job)
+    if not result.diverged:
+        result = replace(result, tasks=result.tasks | finetuned_scores(job, result.tasks))
+    if result != stored:
+        write_json(path, asdict(result))
+    return result
+
+
+def train_job(job: Job) -> ComparedRun:
     job.folder.mkdir(parents=True, exist_ok=True)
 
     # what a step costs decides how many the budget buys
     own = f"seed={job.seed}", f"run={config.toml_value(str(job.folder / 'run'))}"
     settings, _ = resolve(job.variant.recipe, [*job.variant.overrides, *own])
     vocab_size = read_manifest(Path(settings.data)).vocab_size
-    flops = step_flops(settings, vocab_size)
-    paper = paper_flops(with_steps(settings, 1), vocab_size)
+    flops, paper = step_flops(settings, vocab_size), paper_flops(with_steps(settings, 1), vocab_size)
     settings = with_steps(settings, plan_steps(job, settings, flops, paper))
 
     # train and measure
     started = time.monotonic()
-    metrics, probe, tasks, diverged = {}, None, {}, False
+    metrics, probe, diverged = {}, None, False
     try:
         metrics = pretrain(settings, "the electra compare command again")
         if job.yardsticks.table is not None:
             network = load_network(Path(settings.run), "encoder")
             network.encoder.to(choose_device(settings.train))
             probe = probe_accuracy(job.yardsticks.table, network, settings.rows.length)
-        if job.yardsticks.tasks is not None:
-            tasks = finetuned_scores(Path(settings.run), job.yardsticks.tasks, job.folder / "finetune")
     except DivergedError:  # a result, and the others go on
         diverged = True
     steps, seconds = settings.train.steps, time.monotonic() - started
     figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
-    result = ComparedRun(
+    return ComparedRun(
         *(job.variant.name, job.seed, steps, flops * steps, seconds, figures, probe, diverged, job.variant.series),
-        paper_flops=None if paper is None else paper * steps,
-        tasks=tasks,
+        paper_flops=paper * steps,
+        tokens=settings.train.batch * settings.rows.length * steps,
+        learning_rate=settings.optimizer.lr,
     )
-    write_json(path, asdict(result))
-    return result
 
 
-def finetuned_scores(run: Path, tasks: Tasks, out: Path) -> dict[str, list[float]]:
-    results = finetune(run, list(tasks.names), tasks.overrides, out, tasks.seeds)["tasks"]
-    return {
-        name: [100 * result["scores"]["dev"][f"seed {seed}"][result["metric"]] for seed in range(tasks.seeds)]
-        for name, result in results.items()
-    }
+def finetuned_scores(job: Job, known: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Of the tasks that are not known with so many seeds. One that diverges has none, which keeps no other from its turn."""
+    scores: dict[str, list[float]] = {}
+    if (tasks := job.yardsticks.tasks) is None:
+        return scores
+    for item, name in job.task_names.items():
+        if len(known.get(name, ())) >= tasks.seeds:
+            continue
+        try:
+            results = finetune(job.folder / "run", [item], tasks.overrides, job.folder / "finetune", tasks.seeds)
+        except DivergedError as error:
+            log.warning("%s, seed %d: no score of %s: %s", job.variant.name, job.seed, name, error)
+            continue
+        result = results["tasks"][name]
+        by_seed = result["scores"]["dev"]
+        scores[name] = [100 * by_seed[f"seed {seed}"][result["metric"]] for seed in range(tasks.seeds)]
+    return scores
 
 
-def plan_steps(job: Job, settings: PretrainSettings, flops: float, paper: float | None) -> int:
+def plan_steps(job: Job, settings: PretrainSettings, flops: float, paper: float) -> int:
     """Kept with the run: a time that was measured again would be another, and the run could not go on."""
     path, begun = job.folder / "plan.json", job.folder / "run" / CONFIG
     if begun.is_file():
@@ -371,7 +411,6 @@ def plan_steps(job: Job, settings: PretrainSettings, flops: float, paper: float 
             case "flops":
                 cost = flops
             case "paper flops":
-                assert paper is not None  # checked before anything began
                 cost = paper
             case "seconds":
                 cost = step_seconds(settings)
@@ -384,7 +423,7 @@ def step_seconds(settings: PretrainSettings) -> float:
     device = choose_device(settings.train)
     parts = build_parts(settings, device, verify=False)
     objective, execution = parts.objective.to(device).train(), Execution.of(settings.train, device)
-    step = build_step(objective, settings.optimizer, execution, settings.seed)
+    step = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
     return try_step(step, parts.loader.batch_at(0))[0]
 
 
@@ -420,44 +459,42 @@ def measures_of(results: Sequence[ComparedRun]) -> dict[str, str]:
 
 
 def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
-    """One row per variant, in the order of the results: the median, least and greatest of every measure over its seeds. What
-    the seeds cost is one number, or the least and the greatest where time was the budget."""
+    """One row per variant, in the order of the results: the median, least and greatest of every measure over its seeds, and
+    everything of each run. What the seeds cost is one number, or the least and the greatest where time was the budget."""
     rows = []
     for name, runs in by_variant(results).items():
-        row: dict[str, Any] = {"variant": name, "seeds": len(runs), "diverged": sum(result.diverged for result in runs)}
-        for cost in ("steps", "flops", "paper_flops"):
+        row: dict[str, Any] = {"variant": name, "series": runs[0].series, "seeds": len(runs)}
+        row["diverged"] = sum(result.diverged for result in runs)
+        for cost in COSTS:
             values = [it for result in runs if (it := getattr(result, cost)) is not None] or [None]
             row[cost] = values[0] if len({*values}) == 1 else [min(values), max(values)]
         for measure in measures_of(runs):
             values = measured(runs, measure)
             spread = {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
             row[measure] = spread | {"seeds": values}
+        row["runs"] = [asdict(result) | {GLUE5: result.measure(GLUE5)} for result in runs]
         rows.append(row)
     return rows
 
 
 def comparison_table(results: Sequence[ComparedRun], title: str = "", is_wide: bool = True) -> Table:
-    """A terminal has no room for the paper's count of FLOPs, for FLOPs that differ with the steps, and for spreads of one seed
-    (`is_wide` = False)."""
-    measures, summaries = measures_of(results), summary(results)
-    costs = {"steps": "steps", "flops": "FLOPs", "paper_flops": "paper's count"}
-    if not is_wide:
-        costs.pop("paper_flops")
-        costs.pop("flops" if any(isinstance(row["flops"], list) for row in summaries) else "", None)
-    hundredths = {"tasks", *(task for result in results for task in result.tasks)}
+    """A terminal has no room for spreads of one seed (`is_wide` = False)."""
+    measures = measures_of(results)
+    hundredths = {GLUE5, "tasks", *(task for result in results for task in result.tasks)}
     rows = []
-    for row in summaries:
+    for row in summary(results):
         seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
         has_spread = is_wide or row["seeds"] > 1
         cells = [with_spread(row.get(name), 1 if name in hundredths else 3, has_spread) for name in measures]
-        spent = (from_to(row[name], "," if name == "steps" else ".2e") for name in costs)
-        rows.append((row["variant"], seeds, *spent, *cells))
-    return Table(("recipe", "seeds", *costs.values(), *measures.values()), rows, title)
+        rows.append((row["variant"], seeds, *(cost_cell(name, row[name]) for name in COSTS), *cells))
+    return Table(("recipe", "seeds", *COSTS.values(), *measures.values()), rows, title)
 
 
-def from_to(cost: float | list[float] | None, form: str) -> str:
+def cost_cell(name: str, cost: float | list[float] | None) -> str:
+    """A number, or from where to where it goes."""
+    unit, form = {"steps": (1, ",.0f"), "tokens": (1e6, ".4g"), "learning_rate": (1, "g")}.get(name, (1, ".2e"))
     ends = cost if isinstance(cost, list) else [cost]
-    return "–".join(dict.fromkeys("–" if end is None else format(end, form) for end in ends))
+    return "–".join(dict.fromkeys("–" if end is None else format(end / unit, form) for end in ends))
 
 
 def with_spread(values: Mapping[str, float] | None, digits: int, has_spread: bool) -> str:
@@ -468,34 +505,49 @@ def with_spread(values: Mapping[str, float] | None, digits: int, has_spread: boo
 
 
 def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
-    """With several budgets scores over FLOPs, a curve for each series; else a line of dots for each variant."""
+    """With several budgets scores over FLOPs, a curve for each series; else a line of dots for each variant. Above the others, four
+    in a row, what counts most."""
     runs_of, measures = by_variant(results), measures_of(results)
     if not measures:  # every run diverged
         return
-    if len({run.series for run in results}) < len(runs_of):
-        with picture(out, "dots: seeds, line: median", len(measures), (1 + 4 * len(measures), 3.6)) as axes:
-            for axis, (measure, name) in zip(axes, measures.items(), strict=True):
-                for series in dict.fromkeys(run.series for run in results):
-                    own = [runs for runs in runs_of.values() if runs[0].series == series and measured(runs, measure)]
-                    own.sort(key=median_flops)
-                    medians = [statistics.median(measured(runs, measure)) for runs in own]
-                    (line,) = axis.plot([median_flops(runs) for runs in own], medians, label=series)
-                    points = [(run.flops, value) for runs in own for run in runs for value in measured([run], measure)]
-                    axis.plot(*zip(*points, strict=True), "o", color=line.get_color(), alpha=0.5) if points else None
-                axis.set(xscale="log", xlabel="FLOPs", ylabel=name)
-            axes[0].legend(fontsize=8)
-        return
-    size = (1.5 + 3.6 * len(measures), 1.2 + 0.42 * len(runs_of))
-    with picture(out, "dots: seeds, bar: median", len(measures), size, sharey=True) as axes:
-        for axis, (measure, name) in zip(axes, measures.items(), strict=True):
-            for place, runs in enumerate(runs_of.values()):
-                if values := measured(runs, measure):
-                    axis.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.55)
-                    axis.plot([statistics.median(values)], [place], "|", color="black", ms=16, mew=2)
-            axis.set_yticks(range(len(runs_of)), list(runs_of))
-            axis.set_xlabel(name)
-            axis.margins(x=0.1)
-        axes[0].set_ylim(len(runs_of) - 0.5, -0.5)  # the first on top, no dot on the frame
+    first = next(name for name in (GLUE5, "tasks", "probe", *measures) if name in measures)
+    names = list(dict.fromkeys((first, *measures)))
+    is_curve = len({run.series for run in results}) < len(runs_of)
+    columns = min(4, max(1, len(names) - 1))
+    rows = [range(start, start + columns) for start in range(1, len(names), columns)]
+    places = [[0] * columns, *([it if it < len(names) else -1 for it in row] for row in rows)]
+    height = 3.2 if is_curve else 1.0 + 0.4 * len(runs_of)
+    size = (3 + 3.2 * max(2, columns), 0.8 + height * (len(places) + 0.4 * is_curve))
+    ratios = [1.4 if is_curve else 1.0, *(1.0 for _ in rows)]
+    title = f"dots: seeds, {'line' if is_curve else 'bar'}: median"
+    with picture(out, title, places, size, height_ratios=ratios) as axes:
+        for axis, measure in zip(axes, names, strict=True):
+            (draw_curves if is_curve else draw_dots)(axis, runs_of, measure)
+            axis.set(**{"ylabel" if is_curve else "xlabel": measures[measure]})
+        if is_curve:
+            axes[0].legend(fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def draw_curves(axis: Any, runs_of: Mapping[str, Sequence[ComparedRun]], measure: str) -> None:
+    for series in dict.fromkeys(runs[0].series for runs in runs_of.values()):
+        own = [runs for runs in runs_of.values() if runs[0].series == series and measured(runs, measure)]
+        own.sort(key=median_flops)
+        medians = [statistics.median(measured(runs, measure)) for runs in own]
+        (line,) = axis.plot([median_flops(runs) for runs in own], medians, label=visible(series))
+        points = [(run.flops, value) for runs in own for run in runs for value in measured([run], measure)]
+        axis.plot(*zip(*points, strict=True), "o", color=line.get_color(), alpha=0.5) if points else None
+    axis.set(xscale="log", xlabel="FLOPs")
+
+
+def draw_dots(axis: Any, runs_of: Mapping[str, Sequence[ComparedRun]], measure: str) -> None:
+    for place, runs in enumerate(runs_of.values()):
+        if values := measured(runs, measure):
+            axis.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.55)
+            axis.plot([statistics.median(values)], [place], "|", color="black", ms=16, mew=2)
+    names = map(visible, runs_of) if axis.get_subplotspec().is_first_col() else [""] * len(runs_of)
+    axis.set_yticks(range(len(runs_of)), list(names))
+    axis.set_ylim(len(runs_of) - 0.5, -0.5)  # the first on top, no dot on the frame
+    axis.margins(x=0.1)
 
 
 def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledTexts:

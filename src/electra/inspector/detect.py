@@ -30,7 +30,8 @@ from electra.objectives.corruption import Corruptor, MaskingSettings, ObjectiveI
 log = logging.getLogger(__name__)
 TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
 LISTS_AT_ONCE = 64
-ENOUGH_TOKENS, SAME_SCORE = 8, 1e-3  # so many tokens with scores no further apart say that nothing was learned
+# so many tokens whose scores spread by less than this share of their mean: nothing was learned
+ENOUGH_TOKENS, SAME_SCORE = 5, 0.02
 MOST_PROPOSALS = 1000
 
 
@@ -71,7 +72,7 @@ def score_texts(network: Pretrained, texts: Sequence[str]) -> list[Scored]:
     encodings = encode_texts(network.tokenizer, texts)
     energies = token_logits(network, [encoding.ids for encoding in encodings])
     values = np.concatenate([np.zeros(0), *energies])
-    if len(values) >= ENOUGH_TOKENS and np.ptp(values) < SAME_SCORE:
+    if len(values) >= ENOUGH_TOKENS and values.std() <= SAME_SCORE * abs(values.mean()):
         say_same_score()
     return [Scored(it.tokens, -energy) for it, energy in zip(encodings, energies, strict=True)]
 
