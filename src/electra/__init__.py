@@ -146,7 +146,7 @@ def pretrain(
     named = {"data": data, "run": run, "start": start}
     words = _words(overrides) + _words({key: value for key, value in named.items() if value is not None})
     command = ["pretrain", str(recipe), *words]
-    with join() as ranks:
+    with join(lambda: resolve(str(recipe), words)[0].train.timeout) as ranks:
         settings, sources = ranks.everyone(lambda: resolve(str(recipe), words))
         warn_without_effect(settings, sources)
         folder = Path(settings.run)
@@ -154,7 +154,7 @@ def pretrain(
             launch(command, settings.train)
             metrics = (read_metrics(folder, "heldout") or [{}])[-1]
         else:
-            metrics = train(settings, shlex.join(["electra", *command]))
+            metrics = train(settings, shlex.join([*ranks.launcher(settings.train.processes), *command]))
             ranks.first(lambda: plot_run(folder, folder / "curves.png"))
     return PretrainResult(folder, {key: value for key, value in metrics.items() if isinstance(value, float)})
 

@@ -416,8 +416,13 @@ def test_prepare_names_its_options_and_hints_at_text_without_documents(tmp_path,
     (tmp_path / "lines.txt").write_text("The barak walks.\n" * 50)
     words = ("prepare", tmp_path / "out", "--tokenizer", prepared, "--workers", 1)
     refused(electra(*words, tmp_path / "a.jsonl"), 3, "Set text_key", "Here that is --text-key.")
+    no_row = "no row has text for 'text' (the first has 'body')"
+    refused(electra(*words, tmp_path / "a.jsonl", "--on-bad", "skip"), 3, no_row, "Here that is --text-key.")
+    nothing = electra(*words, tmp_path / "a.jsonl", "--on-bad", "skip", "--heldout", 0)
+    assert nothing.returncode == 3 and "nothing left of 1 document, all" in nothing.stderr, nothing.stderr
+    assert nothing.stderr.endswith("Here that is --text-key.\n")
     done = electra(*words, tmp_path / "lines.txt")
-    assert done.returncode == 0 and "--documents line" in done.stdout and "1 documents" in done.stdout
+    assert done.returncode == 0 and "--documents line" in done.stdout and "this text is 1 document. " in done.stdout
     assert "Nothing is held out" in done.stdout
     assert (
         "Nothing is held out"

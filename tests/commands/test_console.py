@@ -29,6 +29,16 @@ def test_one_table_is_drawn_and_written_as_markdown(capsys):
     assert lines[5].startswith("├")
 
 
+def test_words_of_a_table_that_just_fits_are_not_cut_in_two(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    head = ("task", "metric", "median ± sd", "ensemble", "majority", "words", "untrained")
+    print_table(
+        Table(head, [("sst_train", "accuracy", "0.7890 ± 0.0123", "0.7950", "0.5100", "0.8000", "0.7800")], title="")
+    )
+    out = capsys.readouterr().out
+    assert "│ sst_train │ accuracy " in out and max(map(len, out.splitlines())) <= 80
+
+
 def test_a_title_is_not_broken_to_the_width_of_its_table(capsys):
     title = "runs/my-run: step 1,800 on 200 held-out rows, beside the same network untrained"
     print_table(Table(("metric", "value"), [("auc", "0.84")], title=title))

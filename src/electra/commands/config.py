@@ -23,9 +23,11 @@ def show_settings(recipe: Recipe, overrides: OverrideWords = None) -> None:
         settings, sources = resolve(recipe, [*words, 'data=""'])
         sources |= {"data": "not set"}
     flat = config.flatten(config.dump(settings))
+    derived = config.flatten({"optimizer": config.dump(settings.optimizer_of_run())})
     width = max(map(len, flat))
     for key, value in flat.items():
-        say(f"{key:<{width}} = {config.toml_value(value):<14} # {sources[key]}")
+        note = f", {derived[key]:.3g} in this run" if value == "auto" != derived.get(key, value) else ""
+        say(f"{key:<{width}} = {config.toml_value(value):<14} # {sources[key]}{note}")
 
 
 @config_app.command("list")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from electra.base.errors import DataError, ElectraError, SettingsError, is_first_process, is_said
+from electra.base.errors import DataError, ElectraError, PeerError, SettingsError, is_first_process, is_said
 from electra.base.files import json_text
 from electra.base.progress import Table, visible
 
@@ -72,22 +72,35 @@ def terminal() -> "Console":
 
 
 def print_table(table: Table) -> None:
-    """The first column and columns of words stand left; columns of numbers, with their units and gaps, right."""
+    """The first column and columns of words stand left; columns of numbers, with their units and gaps, right. Numbers that do not fit
+    beside the names of the rows follow in a table of their own."""
     from rich import box
     from rich.table import Table as Drawing
     from rich.text import Text
 
-    drawing = Drawing(box=box.HEAVY_HEAD)
-    for place, name in enumerate(table.columns):
-        numbers = place > 0 and all(row[place][:1] in "0123456789+-–." for row in table.rows if row)
-        drawing.add_column(Text(visible(name)), justify="right" if numbers else "left", no_wrap=numbers)
-    drawing.columns[0].overflow = "fold"  # what a row is called is never cut
-    for row in table.rows:
-        drawing.add_row(*(Text(visible(cell)) for cell in row)) if row else drawing.add_section()
-    console = terminal()
+    console, rows = terminal(), [*filter(None, table.rows)]
     if table.title:
         console.print(visible(table.title), style="italic", markup=False, soft_wrap=True)
-    console.print(drawing)
+    widths = [max(len(visible(cell)) for cell in cells) + 3 for cells in zip(table.columns, *rows, strict=True)]
+    is_number = [place > 0 and all(row[place][:1] in "0123456789+-–." for row in rows) for place in range(len(widths))]
+    least = [24, *[10] * len(widths)]  # words may be broken into lines so short
+    needed = [width if is_number[place] else min(width, least[place]) for place, width in enumerate(widths)]
+    parts: list[list[int]] = [[]]
+    for place, width in list(enumerate(needed))[1:]:
+        if parts[-1] and needed[0] + sum(needed[it] for it in parts[-1]) + width >= console.width:
+            parts.append([])
+        parts[-1].append(place)
+    for part in parts:
+        drawing = Drawing(box=box.HEAVY_HEAD)
+        for place in (0, *part):
+            is_right = is_number[place]
+            drawing.add_column(
+                Text(visible(table.columns[place])), justify="right" if is_right else "left", no_wrap=is_right
+            )
+        drawing.columns[0].overflow = "fold"  # what a row is called is never cut
+        for row in table.rows:
+            drawing.add_row(*(Text(visible(row[place])) for place in (0, *part))) if row else drawing.add_section()
+        console.print(drawing)
 
 
 def say(text: object) -> None:
@@ -134,15 +147,17 @@ def columns(text: str | None, text2: str | None) -> list[str] | None:
 
 
 @contextmanager
-def resume_hint(words: Sequence[str], has_begun: Callable[[], bool] = lambda: True) -> Iterator[None]:
+def resume_hint(
+    words: Sequence[str], has_begun: Callable[[], bool] = lambda: True, launcher: Sequence[str] = ("electra",)
+) -> Iterator[None]:
     """Name the command that goes on after an error which another run of it may survive."""
     try:
         yield
     except BaseException as error:
         code = error.exit_code if isinstance(error, ElectraError) else 5 if isinstance(error, OSError) else 1
         code = 130 if isinstance(error, KeyboardInterrupt) else code
-        speaks = is_first_process() and not is_said(error)
+        speaks = (is_first_process() or isinstance(error, PeerError)) and not is_said(error)
         if speaks and code not in NEEDS_ANOTHER_COMMAND and has_begun():
             with suppress(BrokenPipeError):
-                print(visible(f"to go on: {shlex.join(['electra', *words])}"), file=sys.stderr, flush=True)
+                print(visible(f"to go on: {shlex.join([*launcher, *words])}"), file=sys.stderr, flush=True)
         raise

@@ -29,9 +29,10 @@ def doctor_command(
     recipe: Annotated[str | None, typer.Argument(help="a recipe to try")] = None, overrides: OverrideWords = None
 ) -> None:
     """Check the machine, the shards and the settings before hours are spent. Under torchrun also the processes."""
-    from electra.base.ranks import join
+    from electra.base.ranks import PATIENCE, join
+    from electra.pretraining.settings import resolve
 
-    with join() as ranks:
+    with join(lambda: resolve(recipe, overrides or [])[0].train.timeout if recipe else PATIENCE) as ranks:
         examine(recipe, overrides, ranks)
 
 
@@ -93,7 +94,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
             objective, execution = parts.objective.to(device).train(), Execution.of(train, device, ranks)
             if train.parallel == "fsdp" and ranks.together:
                 shard(objective, ranks, device)
-            step = build_step(objective, settings.optimizer, execution, settings.seed)
+            step = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
             seconds, peak = try_step(step, parts.loader.batch_at(0))
         peaks = ", ".join(f"{most / 2**30:.1f}" for most in ranks.gather(peak))
         costs = f"{seconds:.2f} s on {device}, peak memory {peaks} GiB"

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from electra.base.errors import counted
 from electra.base.progress import Table
 from electra.commands.console import Long, Text2, Trust, columns, print_table, say, say_json
 
@@ -69,7 +70,9 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
 
 def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> None:
     scores = [(name, f"{value:.4f}") for name, value in result["scores"].items()]
-    print_table(Table(("metric", "value"), scores, title=f"{model} on {file}, {result['rows']:,} rows"))
+    print_table(Table(("metric", "value"), scores, title=f"{model} on {file}, {counted(result['rows'], 'row')}"))
+    for text in result["alarms"]:
+        say(f"look out: {text}")
     if result["cut"]:
         say(f"{result['cut']:,} rows {result['cut_words']}")
     if "per_class" in result:

@@ -62,8 +62,7 @@ def recipe_counts(recipe: str, overrides: list[str], vocab_size: int | None) -> 
     tokens = step_tokens * train.steps
     counts |= {"steps": train.steps, "tokens": tokens, "run": per_token * tokens}
     for key, corrected in (("paper_run", False), ("paper_run_corrected", True)):
-        if (run := paper_flops(settings, vocab_size, corrected)) is not None:
-            counts[key] = run
+        counts[key] = paper_flops(settings, vocab_size, corrected)
     return counts
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.commands.console import Long, Text2, Trust, columns, read_lines, say, say_json
 
 
@@ -45,11 +45,13 @@ def predict_command(
             what = "standard input" if file is None else short(file)
             raise SettingsError(f"{option} is for files, {what} is none: answers go to standard output. Redirect it.")
         given = {"text": columns(text, text2), "long": long}
-        print_answers(model, read_lines(file), probabilities, {key: it for key, it in given.items() if it})
+        print_answers(
+            model, read_lines(file, keep_blank=True), probabilities, {key: it for key, it in given.items() if it}
+        )
         return
     result = electra.predict(model, file, out, probabilities, columns(text, text2), force, escape_formulas, long)
     cut = f", {result.cut:,} {result.cut_words}" if result.cut else ""
-    say(f"{', '.join(map(str, result.out))}: {result.rows:,} rows{cut}")
+    say(f"{', '.join(map(str, result.out))}: {counted(result.rows, 'row')}{cut}")
 
 
 def is_text(word: str) -> bool:

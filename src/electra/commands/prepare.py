@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from electra.base.errors import SettingsError
+from electra.base.errors import SettingsError, counted
 from electra.commands.console import Documents, OnBad, TextKey, say
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Duplicates = Annotated[
 NearShare = Annotated[float, typer.Option(help="share of word 5-grams that near copies have in common")]
 Filters = Annotated[
     list[str] | None,
-    typer.Option("--filter", metavar="KEY=VALUE", help="min_characters=200, script=latin, symbol_share=0.3, …"),
+    typer.Option("--filter", metavar="KEY=VALUE", help="language=en, min_characters=200, symbol_share=0.3, …"),
 ]
 
 
@@ -36,8 +36,8 @@ def prepare_command(
     heldout: Heldout = 0.01,
     unit_bytes: UnitBytes = 4 << 20,
     engine: Annotated[
-        Literal["local", "ray", "array"],
-        typer.Option(help="processes of this machine, a Ray cluster, or a scheduler's array of jobs"),
+        Literal["local", "ray"],
+        typer.Option(help="this machine, or a Ray cluster; for arrays of jobs: prepare-plan, -unit and -finish"),
     ] = "local",
     workers: Annotated[int | None, typer.Option(help="processes", show_default="all cores")] = None,
     text_key: TextKey = "text",
@@ -50,11 +50,6 @@ def prepare_command(
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
     import electra
 
-    if engine == "array":
-        raise SettingsError(
-            'an array is three commands: "electra prepare-plan" with these arguments once, "electra prepare-unit OUT --index I/N" '
-            'in each of N jobs, "electra prepare-finish OUT" at the end.'
-        )
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
     manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, engine=engine, **more)
@@ -82,8 +77,8 @@ def prepare_plan_command(
     more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
     settings = prepare_settings(heldout, unit_bytes, more)
     if plan := plan_units([as_place(path) for path in inputs], as_place(out), tokenizer, settings):
-        files = len(plan.sources)
-        say(f"{out}: {len(plan.units):,} units of {files:,} file{'s' * (files != 1)}, {plan.size:,} bytes")
+        units, files = counted(len(plan.units), "unit"), counted(len(plan.sources), "file")
+        say(f"{out}: {units} of {files}, {counted(plan.size, 'byte')}")
 
 
 def prepare_unit_command(
@@ -97,7 +92,7 @@ def prepare_unit_command(
     if not (number.isdecimal() and count.isdecimal() and len(index) < 40):
         raise SettingsError(f"{index} is no share of the units. Give --index I/N, such as 0/8.")
     units = run_share(as_place(out), int(number), int(count))
-    say(f"{out}: {units:,} unit{'s' * (units != 1)} done")
+    say(f"{out}: {counted(units, 'unit')} done")
 
 
 def prepare_finish_command(out: Out) -> None:
@@ -110,21 +105,25 @@ def prepare_finish_command(out: Out) -> None:
 
 
 def filter_words(words: list[str] | None) -> dict[str, str]:
+    from electra.data.filters import FilterSettings
+
     for word in words or []:
         if "=" not in word:
             raise SettingsError(f"--filter {word} has no value. Give KEY=VALUE, such as min_characters=200.")
+        if (key := word.partition("=")[0]) not in FilterSettings.model_fields:
+            raise SettingsError(f"--filter {key} is unknown. There are {', '.join(FilterSettings.model_fields)}.")
     return {key: value for key, _, value in (word.partition("=") for word in words or [])}
 
 
 def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
     train, held = manifest.splits["train"], manifest.splits["heldout"]
     say(
-        f"{out}: {train.tokens:,} tokens in {train.documents:,} documents, "
-        f"{held.documents:,} documents ({held.tokens:,} tokens) held out"
+        f"{out}: {counted(train.tokens, 'token')} in {counted(train.documents, 'document')}, "
+        f"{counted(held.documents, 'document')} ({counted(held.tokens, 'token')}) held out"
     )
     if heldout and not held.documents:
         say(
-            f"Nothing is held out, so training will have no held-out metrics: this text is {train.documents:,} documents. Where "
+            f"Nothing is held out, so training will have no held-out metrics: this text is {counted(train.documents, 'document')}. Where "
             "every line is one, give --documents line; where every file is one, --documents file."
         )
     skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files

@@ -14,10 +14,11 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Tru
     from electra.train.checkpoint import checkpoint_folders
 
     words = overrides or []
-    with join() as ranks:
+    with join(lambda: resolve(recipe, words)[0].train.timeout) as ranks:
         settings, _ = ranks.everyone(lambda: resolve(recipe, words))
-        folder = Path(settings.run)
-        with resume_hint(["pretrain", recipe, *words], lambda: bool(checkpoint_folders(folder / "checkpoints"))):
+        folder, launcher = Path(settings.run), ranks.launcher(settings.train.processes)
+        checkpoints = folder / "checkpoints"
+        with resume_hint(["pretrain", recipe, *words], lambda: bool(checkpoint_folders(checkpoints)), launcher):
             metrics = electra.pretrain(recipe, words).metrics
     if not ranks.is_first or (settings.train.processes > 1 and not is_launched()):
         return  # the first of the processes that were started says it
