@@ -26,7 +26,7 @@ from electra.objectives.metrics import detection, generator_sums
 from electra.pretraining.run import build_parts
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.train.device import choose_device
-from loss_curves import curve
+from loss_curves import Curve, curve
 from transformers_step import DETECTION_WEIGHT, at, config_of, electra_networks
 
 WAYS = {
@@ -81,8 +81,11 @@ def run(way: str, given: argparse.Namespace) -> None:
         objective = TransformersElectra(settings, parts.objective.corruptor.special, parts.manifest.vocab_size)
     given.out.mkdir(parents=True, exist_ok=True)
     every = min(EVERY, given.steps)
-    found = curve(settings, parts.loader, given.steps, every, objective)
-    (given.out / f"{way}.json").write_text(json.dumps({"every": every, "words": words[2:], **found}) + "\n")
+
+    def keep(found: Curve) -> None:
+        (given.out / f"{way}.json").write_text(json.dumps({"every": every, "words": words[2:], **found}) + "\n")
+
+    found = curve(settings, parts.loader, given.steps, every, objective, keep)
     print(way, {name: round(values[-1], 4) for name, values in found.items()})
 
 
@@ -98,12 +101,12 @@ def draw(out: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4))
     for axis, name in zip(axes, ("mlm_loss", "rtd_loss"), strict=True):
         for way, found in curves.items():
-            axis.plot([found["every"] * (place + 1) for place in range(len(found[name]))], found[name], label=way)
+            axis.plot([found["every"] * (place + 0.5) for place in range(len(found[name]))], found[name], label=way)
         axis.set(xlabel="step", ylabel=name)
         axis.legend()
     figure.tight_layout()
-    figure.savefig(machine.RESULTS / "first_steps.png", dpi=120)
-    machine.write("first_steps", {"curves": curves, "picture": "first_steps.png"})
+    figure.savefig(machine.RESULTS.parents[1] / "docs/images/first_steps.png", dpi=120)
+    machine.write("first_steps", {"curves": curves, "picture": "docs/images/first_steps.png"})
 
 
 def main() -> None:

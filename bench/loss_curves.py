@@ -7,6 +7,7 @@ numbers), so the first steps are also compared without dropout, where only round
 """
 
 import gc
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,21 @@ def settings_of(shards: str, case: Case, steps: int, seed: int, fast: str) -> Pr
     )
 
 
-def curve(settings: PretrainSettings, loader: Any, stop: int, every: int, objective: Trainable | None = None) -> Curve:
-    """The losses over each `every` steps, up to step `stop`. `objective`: where it is not that of the settings."""
+def curve(
+    settings: PretrainSettings,
+    loader: Any,
+    stop: int,
+    every: int,
+    objective: Trainable | None = None,
+    keep: Callable[[Curve], object] = lambda found: None,
+) -> Curve:
+    """The losses over each `every` steps, up to step `stop`. `objective`: where it is not that of the settings. `keep` is given
+    what there is after each `every` steps."""
     torch.compiler.reset()
     gc.collect()
     device = choose_device(settings.train)
     objective = (objective or build_parts(settings, device, verify=False).objective).to(device).train()
-    step = build_step(objective, settings.optimizer, Execution.of(settings.train, device), settings.seed)
+    step = build_step(objective, settings.optimizer_of_run(), Execution.of(settings.train, device), settings.seed)
     found: Curve = {name: [] for name in LOSSES}
     totals: dict[str, torch.Tensor] = {}
     for number in range(stop):
@@ -68,6 +77,7 @@ def curve(settings: PretrainSettings, loader: Any, stop: int, every: int, object
             for name in LOSSES:
                 found[name].append(metrics[name])
             totals = {}
+            keep(found)
     return found
 
 

@@ -44,7 +44,7 @@ def build_variant(name: str, recipe: str, ranks: Ranks, device: torch.device) ->
     if name == "fsdp":
         shard(objective, ranks, device)
     execution = Execution.of(settings.train, device, ALONE if name == "alone" else ranks)
-    return build_step(objective, settings.optimizer, execution, settings.seed)
+    return build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
 
 
 def seconds_of(step: Step, batch: Batch, count: int) -> float:
