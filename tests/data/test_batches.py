@@ -54,6 +54,17 @@ def test_they_are_also_across_epochs_and_blocks_of_steps_and_in_every_process(ki
         assert same(on(CPU, loader).batch_at(9), loader.batch_at(9))
 
 
+@pytest.mark.parametrize("place", [lambda loader: loader, lambda loader: on(CPU, loader)], ids=["streamed", "resident"])
+def test_all_processes_take_a_step_for_padded_where_one_has_a_padded_row(place):
+    alone = make_loader("packed", steps=40, batch=6)
+    expected = [batch.padded for batch in alone.batches(0)]
+    assert {*expected} == {False, True}
+    ranks = [make_loader("packed", steps=40, batch=6, rank=rank, world=3) for rank in range(3)]
+    assert all([batch.padded for batch in place(loader).batches(0)] == expected for loader in ranks)
+    own = [[bool((~batch.is_real).any()) for batch in loader.batches(0)] for loader in ranks]
+    assert own[0] != expected
+
+
 def test_unpadded_batches_are_known_to_be_unpadded():
     loader = make_loader("packed", [[[149]]], length=16, batch=2)  # 150 tokens with [SEP]: ten full rows
     assert not any(batch.padded for batch in on(CPU, loader).batches(0))

@@ -255,7 +255,7 @@ def test_a_damaged_checkpoint_that_was_set_aside_is_no_problem_of_the_run(finish
     assert done.returncode == 0, done.stderr
 
 
-AUTO = ("optimizer.weight_decay=auto", "optimizer.total_decay=2.0")
+AUTO = ("optimizer.weight_decay=auto", "optimizer.total_decay=2.0", "train.device=cpu")
 
 
 @pytest.mark.parametrize("budget", ["train.steps=60", "train.minutes=0.05"])

@@ -1,7 +1,9 @@
 """N processes compute what one computes, and a run goes on with another N."""
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from safetensors.torch import load_file
 
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
+from electra.train.step import Step
 from together import Together, wait_for_step
 
 LAST = "step-000000040"
@@ -70,6 +73,26 @@ def test_one_process_under_torchrun_is_to_the_bit_one_without(finished_run, reci
     run = finish(1, recipe, prepared, tmp_path / "run")
     assert weights(run) == weights(finished_run)
     assert metrics(run) == metrics(finished_run)
+
+
+def test_with_a_budget_of_time_all_have_one_plan_though_one_of_them_compiles(recipe, prepared, tmp_path, monkeypatch):
+    call = Step.__call__
+
+    def step(it: Step, batch, number, *rates):
+        """What one process compiles for its own rows takes time that is no part of its training."""
+        rank = os.environ["RANK"]
+        with (tmp_path / rank).open("a") as file:
+            print(number, *rates, file=file)
+        outputs = call(it, batch, number, *rates)
+        if rank == "1" and number in (4, 9):
+            it.paused = 0.3
+            time.sleep(it.paused)
+        return outputs
+
+    monkeypatch.setattr(Step, "__call__", step)
+    decay = ("optimizer.weight_decay=auto", "optimizer.total_decay=2.0")
+    finish(2, recipe, prepared, tmp_path / "run", "train.minutes=0.05", *decay)
+    assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
 
 
 def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_goes_on(

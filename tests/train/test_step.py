@@ -383,13 +383,20 @@ def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch, lin
 
 
 @pytest.mark.parametrize(
-    ("length", "padded", "expected"), [(128, False, True), (128, True, False), (64, False, False), (192, False, False)]
+    ("length", "padded", "targets", "expected"),
+    [
+        (128, False, {}, True),
+        (128, True, {}, False),
+        (64, False, {}, False),
+        (192, False, {}, False),
+        (128, False, {"label": torch.zeros(2)}, False),
+    ],
 )
-def test_attention_is_kept_from_cudnn_where_its_gradient_may_be_nan(length, padded, expected):
+def test_attention_is_kept_from_cudnn_where_its_gradient_may_be_nan(length, padded, targets, expected):
     objective, seen = Toy(), []
     objective.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
     step = build_step(objective, ADAM, Execution(CPU), 0)
-    step(make_batch(2, length, vocabulary=97, padded=padded), 0, 1.0)
+    step(replace(make_batch(2, length, vocabulary=97, padded=padded), targets=targets), 0, 1.0)
     assert seen == [expected]
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
@@ -455,5 +462,6 @@ def test_a_finished_run_leaves_nothing_on_the_device(recipe, prepared, tmp_path,
 
     monkeypatch.setattr("electra.pretraining.run.build_step", build)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append([it() for it in alive]))
-    pretrain(resolve(str(recipe), [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=2"])[0])
+    words = [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=2", "train.device=cpu"]
+    pretrain(resolve(str(recipe), words)[0])
     assert emptied == [[], [None]]

@@ -63,9 +63,17 @@ class Loader:
             rows[here] = permute(places[here], len(self.rows), mix(self.seed, "order", int(epoch)))
         return rows
 
+    def padded(self, steps: range) -> np.ndarray:
+        """Of each step, whether a row of any process is padded. All take the same path through a step: a CUDA graph with messages
+        in it must be the same on every GPU."""
+        samples = np.arange(steps.start * self.batch, steps.stop * self.batch, dtype=np.int64)
+        _, real = self.rows.lengths(self.row_indices(samples))
+        return real.reshape(len(steps), -1).min(axis=1) < self.rows.length
+
     def batch_at(self, step: int) -> Batch:
         samples = self.samples(step)
-        batch = collate(self.rows, self.row_indices(samples), samples, self.seed, step / self.steps)
+        padded = bool(self.padded(range(step, step + 1))[0]) if self.world > 1 else None
+        batch = collate(self.rows, self.row_indices(samples), samples, self.seed, step / self.steps, padded)
         return batch.pinned() if self.pin else batch
 
     def batches(self, first_step: int) -> Iterator[Batch]:
@@ -78,10 +86,14 @@ class Loader:
                 yield ahead.pop(0).result()
 
 
-def collate(rows: Rows, indices: np.ndarray, samples: np.ndarray, seed: int, progress: float = 1.0) -> Batch:
+def collate(
+    rows: Rows, indices: np.ndarray, samples: np.ndarray, seed: int, progress: float = 1.0, padded: bool | None = None
+) -> Batch:
+    """`padded` is said by the rows, unless it is known of a larger batch that these are part of."""
     lengths, key = rows.lengths(indices), mix(seed, "corruption")
     ids, first, real, places = map(torch.from_numpy, (rows.ids(indices), *lengths, samples))
-    return lay_out(ids, first, real, places, key, bool((real < rows.length).any()), progress)
+    padded = bool((real < rows.length).any()) if padded is None else padded
+    return lay_out(ids, first, real, places, key, padded, progress)
 
 
 def lay_out(
@@ -171,7 +183,7 @@ class Resident:
         samples = np.concatenate([self.loader.samples(step) for step in steps])
         indices = self.loader.row_indices(samples)
         first, real = self.rows.lengths(indices)
-        padded = real.reshape(len(steps), -1).min(axis=1) < self.rows.length
+        padded = self.loader.padded(steps)
         table = np.stack([samples, self.offsets[indices], first, real]).reshape(4, len(steps), -1)
         moved = torch.from_numpy(table)
         moved = (moved.pin_memory() if self.device.type == "cuda" else moved).to(self.device, non_blocking=True)

@@ -89,7 +89,9 @@ def sound_attention(batch: Batch) -> Iterator[None]:
     on, gradients are NaN once all scores of a query are below -88, with 64, 192, 320, … keys (pytorch#196678) or a single
     query (cudnn-frontend#1072). Such scores are no mistake: what is added to all scores of a query changes nothing."""
     before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(before and not batch.padded and batch.ids.shape[1] % 128 != 64)
+    is_sound = not batch.padded and batch.ids.shape[1] % 128 != 64
+    is_sound &= not batch.targets  # of fine-tuning: what reads [CLS] alone has a single query in its last layer
+    torch.backends.cuda.enable_cudnn_sdp(before and is_sound)
     try:
         yield
     finally:

@@ -232,11 +232,9 @@ class RunState:
         if is_read and not self.update.paused and device.type == "cuda":
             torch.cuda.synchronize()
         now = time.monotonic()
-        unlogged, unsaved = now - self.logged, now - self.saved
-        signals.received, (seconds, self.unlogged, self.unsaved) = self.ranks.agree(
-            signals.received, self.training_seconds, unlogged, unsaved
-        )
-        if horizon.budget and self.update.paused:
+        times = self.training_seconds, now - self.logged, now - self.saved, self.update.paused
+        signals.received, (seconds, self.unlogged, self.unsaved, paused) = self.ranks.agree(signals.received, *times)
+        if horizon.budget and paused:
             horizon.begin(self.step, seconds)
         elif is_read:
             horizon.read(self.step, seconds)
