@@ -365,10 +365,13 @@ from electra.kernels.layer import triton as kernels
 from electra.kernels.layer import HEAD_SIZES
 from electra.kernels.layer.launch import LAUNCH
 KINDS = {"eps": "fp32", "scale": "fp32", "softmax_scale": "fp32", "seed": "*i64", "is_real": "*i1", "partial": "*fp32", "total": "*fp32",
-         "gamma": "*fp32", "beta": "*fp32"}
-SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold", "stream"}
+         "gamma": "*fp32", "beta": "*fp32", "angles": "*fp32", "levels": "*fp32"}
+SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold", "stream", "reach"}
 heads = [{"HEADS": 4, "SIZE": size, "SEQ": 128, "MASKED": True, "FULL": True, "DROPS": True} for size in HEAD_SIZES]
 heads += [heads[-1] | {"MASKED": False, "FULL": full, "DROPS": False} for full in (False, True)]
+turned = [{"HEADS": 4, "SIZE": size, "HALF": size // 2, "MASKED": masked, "LOCAL": masked} for size in (32, 64) for masked in (False, True)]
+rotary = [fixed | {"SEQ": 128, "FULL": True} for fixed in turned]
+long = [fixed | {"TILE": LAUNCH.long_attention[0]} for fixed in turned]
 norm = {"DROPS": True, "HIDDEN": 256}
 jobs = (
     (kernels.add_norm_forward_kernel, norm | {"ROWS": LAUNCH.norm_forward[0]}, LAUNCH.norm_forward[1]),
@@ -378,7 +381,12 @@ jobs = (
     (kernels.sum_columns_kernel, {"ROWS": 64, "WIDTH": LAUNCH.sum_columns[0]}, LAUNCH.sum_columns[1]),
     *((kernels.attention_forward_kernel, fixed, *LAUNCH.attention_forward) for fixed in heads),
     *((kernels.attention_backward_kernel, fixed, *LAUNCH.attention_backward) for fixed in heads),
+    *((kernels.rotary_attention_forward_kernel, fixed, *LAUNCH.rotary_forward[:2]) for fixed in rotary),
+    *((kernels.rotary_attention_backward_kernel, fixed, *LAUNCH.rotary_backward[:2]) for fixed in rotary),
+    *((kernels.long_attention_forward_kernel, fixed, *LAUNCH.long_attention[1:]) for fixed in long),
+    *((kernels.long_attention_backward_kernel, fixed, *LAUNCH.long_attention[1:]) for fixed in long),
 )
+one_stage = kernels.attention_backward_kernel, kernels.rotary_attention_backward_kernel
 for kernel, fixed, warps, *stages in jobs:
     names = kernel.arg_names
     kind = lambda name: "constexpr" if name in fixed else "i32" if name in SCALARS else KINDS.get(name, "*bf16")
@@ -386,7 +394,7 @@ for kernel, fixed, warps, *stages in jobs:
                        {(number,): [["tt.divisibility", 16]] for number, n in enumerate(names)
                         if kind(n)[0] in "*i" and n not in kernels.ANY_NUMBER})
     for chip in (80, 86, 90):
-        cramped = chip == 86 and kernel is kernels.attention_backward_kernel
+        cramped = chip == 86 and kernel in one_stage
         options = {"num_warps": warps, "num_stages": stages[0] if stages and not cramped else 1}
         made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
         print(made.name, chip, made.metadata.shared)
@@ -400,7 +408,7 @@ def test_the_layers_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == 3 * (5 + 2 * 5)
+    assert len(made) == 3 * (5 + 2 * 5 + 4 * 4)
     for name, chip, shared in made:
         assert int(shared) <= {"80": 163, "86": 99, "90": 227}[chip] * 1024, name
 
