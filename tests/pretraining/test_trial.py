@@ -140,6 +140,10 @@ def test_parts_are_the_encoders_and_all_heads():
     settings, _ = resolve("electra-15", SMALL)
     expected = {"generator": 11520, "discriminator": 119808, "heads": 4928 + 6336}
     assert trial.count_flops(settings, 300) == pytest.approx(expected)
+    as_wide = [word.replace("embedding=16", "embedding=32") for word in SMALL]  # the discriminator needs no projection
+    settings, _ = resolve("electra-15", as_wide)
+    expected = {"generator": 11520 + 768, "discriminator": 119808 - 3072, "heads": 2 * 4928 + 6336}
+    assert trial.count_flops(settings, 300) == pytest.approx(expected)
     settings, _ = resolve("electra-15", [*SMALL, "generator.sharing=all", "generator.width=1"])
     (shared,) = trial.count_flops(settings, 300).keys() - {"heads"}
     assert trial.count_flops(settings, 300)[shared] == pytest.approx(2 * 119808)

@@ -165,7 +165,9 @@ def count_flops(settings: PretrainSettings, vocab_size: int) -> dict[str, float]
             continue
         path = f"{type(objective).__name__}.{name}"
         inside = [counts.get(f"{path}.layers.{number}", {}) for number in range(len(encoder.layers))]
-        flops = sum(sum(part.values()) for part in (counts.get(f"{path}.project", {}), *inside))
+        # torch counts for an Identity what goes backward after it
+        projection = counts.get(f"{path}.project", {}) if isinstance(encoder.project, nn.Linear) else {}
+        flops = sum(sum(part.values()) for part in (projection, *inside))
         total -= flops
         if isinstance(encoder, ModernEncoder):
             unseen = 1 - keys_nearby(length, encoder.settings.window // 2) / length
