@@ -82,7 +82,12 @@ def unwritable(path: Path, error: OSError, needed: str) -> MachineError:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    with writing(path, len(data)), path.open("wb") as file:
+    with writing(path, len(data)):
+        _write_synced(path, data)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -109,13 +114,13 @@ def write_atomically(path: Place, data: bytes) -> None:
     refuse_to_replace(path)
     temporary = temporary_name(path)
     try:
-        write_synced(temporary, data)
         with writing(path, len(data)):
+            _write_synced(temporary, data)
             temporary.replace(path)
             sync_folder(path.parent)
-    except MachineError as error:
-        temporary.unlink(missing_ok=True)
-        raise type(error)(str(error).replace(str(temporary), str(path))) from None
+    finally:
+        with suppress(OSError):  # the first error is the one to report
+            temporary.unlink(missing_ok=True)
 
 
 def refuse_to_replace(path: Path) -> None:
@@ -171,14 +176,14 @@ def read_bytes(path: Place, most: int = MOST_JSON) -> bytes:
     """A regular file of a bounded size: a pipe or a device might never end."""
     try:
         if isinstance(path, RemotePath):
-            if (size := path.status()[0]) > most:
-                raise CorruptError(f"{path} has {size:,} bytes, at most {most:,} are read.")
-            return path.read_bytes()
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptError(f"{path} is not a regular file. Put the right one there.")
-        if status.st_size > most:
-            raise CorruptError(f"{path} has {status.st_size:,} bytes, at most {most:,} are read.")
+            size, _ = path.status()
+        else:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise CorruptError(f"{path} is not a regular file. Put the right one there.")
+            size = status.st_size
+        if size > most:
+            raise CorruptError(f"{path} has {size:,} bytes, at most {most:,} are read.")
         return path.read_bytes()
     except FileNotFoundError:
         raise CorruptError(f"{path} is missing. Restore it.") from None
@@ -276,31 +281,25 @@ def validation_text(error: "ValidationError") -> str:
 
 def read_or_set_aside(path: Path) -> dict[str, Any] | None:
     """A file that its owner can write anew: None where there is none. A damaged one is kept under another name."""
-    return _or_set_aside(path, read_object)
+    from pydantic import TypeAdapter
+
+    return read_shaped_or_set_aside(path, TypeAdapter(dict[str, Any]))
 
 
 def read_shaped_or_set_aside(path: Path, shape: "TypeAdapter[Content]") -> Content | None:
     """The same, where what is in it must have a shape too."""
+    from pydantic import ValidationError
 
-    def read(path: Path) -> Content:
-        from pydantic import ValidationError
-
-        try:
-            return shape.validate_python(read_object(path))
-        except ValidationError as error:
-            raise CorruptError(f"{path} is damaged ({validation_text(error)}).") from None
-
-    return _or_set_aside(path, read)
-
-
-def _or_set_aside(path: Path, read: Callable[[Path], Content]) -> Content | None:
     if not path.is_file():
         return None
     try:
-        return read(path)
+        return shape.validate_python(read_object(path))
     except CorruptError as error:
-        log.warning("%s Kept as %s; a new one is written.", error, set_aside_file(path).name)
-        return None
+        problem = str(error)
+    except ValidationError as error:
+        problem = f"{path} is damaged ({validation_text(error)})."
+    log.warning("%s Kept as %s; a new one is written.", problem, set_aside_file(path).name)
+    return None
 
 
 def set_aside_file(path: Path) -> Path:
@@ -355,18 +354,24 @@ def manifest_problems(folder: Path, manifest: Any, required: Collection[str] = (
             yield f"{name} {problem}"
 
 
+def manifest_entry(data: bytes) -> dict[str, Any]:
+    """What a manifest says of a file with these bytes."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
 def file_problem(path: Place, size: Any, sha256: str) -> str | None:
+    """How a file differs from its entry."""
     try:
         if isinstance(path, RemotePath):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            return None if digest == sha256 else f"has sha256 {digest[:12]}…, not {sha256[:12]}…"
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            return "is not a regular file"
-        if size is not None and status.st_size != size:
-            return f"has {status.st_size:,} bytes, not {str(size)[:20]}"
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        else:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                return "is not a regular file"
+            if size is not None and status.st_size != size:
+                return f"has {status.st_size:,} bytes, not {str(size)[:20]}"
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return "is missing"
     except PermissionError as error:

@@ -6,7 +6,6 @@ entry comes last. A worker that finds an entry with the unit's key, and shards a
 Workers import this module: it must load neither torch nor pyarrow, so that they start in a tenth of a second.
 """
 
-import hashlib
 import json
 import os
 from base64 import b64decode, b64encode
@@ -25,7 +24,7 @@ from tokenizers import Tokenizer
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ForbiddenError
-from electra.base.files import file_problem, read_bytes, read_object, write_atomically
+from electra.base.files import file_problem, manifest_entry, read_bytes, read_object, write_atomically
 from electra.base.remote import Place
 from electra.data.corpus import Reading, cut_at_whitespace
 from electra.data.filters import fingerprint, removed_by
@@ -255,7 +254,7 @@ def write_shard(out: Place, name: str, arrays: dict[str, np.ndarray]) -> ShardEn
     data = save(arrays)
     write_atomically(out / name, data)
     counts = {kind: len(array) for kind, array in arrays.items()}
-    return ShardEntry(file=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), **counts)
+    return ShardEntry(file=name, **manifest_entry(data), **counts)
 
 
 def start_worker(out: Place, tokenizer_sha256: str) -> None:

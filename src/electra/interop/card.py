@@ -4,7 +4,6 @@ Labels, paths and names of files come from people and may hold anything: in the 
 they are escaped, and settings stand in a fence that is longer than any row of backticks inside.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.base.errors import SettingsError
-from electra.base.files import FOLDER_MANIFEST, read_bytes, read_object, write_atomically
+from electra.base.files import FOLDER_MANIFEST, manifest_entry, read_bytes, read_object, write_atomically
 from electra.base.progress import Table, literal
 from electra.interop.formats import FORMATS, NetworkKind
 
@@ -229,9 +228,9 @@ def with_section(card: str, title: str, text: str) -> str:
 def update_card(folder: Path, text: str) -> None:
     """A card that somebody has edited is theirs and stays. Between both writes the card differs from the manifest, which is no damage."""
     manifest, data = read_object(folder / FOLDER_MANIFEST), text.encode()
-    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    there = hashlib.sha256(read_bytes(folder / CARD)).hexdigest() if (folder / CARD).is_file() else ""
-    if manifest.get(CARD) == entry or there not in (entry["sha256"], (manifest.get(CARD) or {}).get("sha256")):
+    entry = manifest_entry(data)
+    there = manifest_entry(read_bytes(folder / CARD)) if (folder / CARD).is_file() else {}
+    if manifest.get(CARD) == entry or there not in (entry, manifest.get(CARD)):
         return
     write_atomically(folder / CARD, data)
     write_atomically(folder / FOLDER_MANIFEST, json.dumps(manifest | {CARD: entry}, indent=1).encode())

@@ -5,7 +5,6 @@ PreTrainedTokenizerFast, so a folder is not there before it was read back with t
 languages: by us and, where it is installed and has such a head, by transformers.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from electra.base.errors import CorruptError, DiskFullError, MachineError
 from electra.base.files import (
     FOLDER_MANIFEST,
     folder_problems,
+    manifest_entry,
     read_object,
     remove_leftovers,
     sync_folder,
@@ -130,10 +130,10 @@ def weight_files(tensors: Mapping[str, Tensor], most: int) -> dict[str, bytes]:
 
 def write_files(out: Path, content: Mapping[str, bytes]) -> None:
     """A new folder with a manifest of what is in it."""
-    hashes = {it: {"bytes": len(content[it]), "sha256": hashlib.sha256(content[it]).hexdigest()} for it in content}
+    manifest = {name: manifest_entry(data) for name, data in content.items()}
     with writing(out):
         out.mkdir(parents=True)
-    for name, data in {**content, FOLDER_MANIFEST: json.dumps(hashes, indent=1).encode()}.items():
+    for name, data in {**content, FOLDER_MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
         write_synced(out / name, data)
 
 
