@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import annotated_types
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from electra.base.errors import CorruptError, MachineError, SettingsError
 from electra.base.files import read_bytes
@@ -26,15 +26,7 @@ MOST_TOML, MOST_SECTIONS, MOST_PROBLEMS, LARGEST = 1 << 22, 8, 20, 10**15
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 GREATEST = 1e300
 """Of what was measured: beyond it neither a difference nor an axis can be computed."""
-
-
-def figure(value: float) -> float:
-    if not abs(value) <= GREATEST:
-        raise ValueError(f"{value:g} is beyond {GREATEST:g}")
-    return value
-
-
-Figure = Annotated[float, AfterValidator(figure)]
+Figure = Annotated[float, Field(ge=-GREATEST, le=GREATEST, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):

@@ -24,10 +24,11 @@ from electra.base.errors import CorruptError, DiskFullError, ElectraError, Forbi
 from electra.base.remote import Place, RemotePath
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import BaseModel, TypeAdapter, ValidationError
 
 log = logging.getLogger(__name__)
 Content = TypeVar("Content")
+Model = TypeVar("Model", bound="BaseModel")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_JSON = 1 << 28
@@ -270,6 +271,17 @@ def read_object(path: Place, remedy: str = "restore it, or remove it") -> dict[s
     if not isinstance(content, dict):
         raise CorruptError(f"{path} cannot be read: it holds {type(content).__name__}, not an object: {remedy}.")
     return content
+
+
+def read_model(path: Place, kind: type[Model], remedy: str) -> Model:
+    """A file of ours, whose content has the shape of a model of pydantic's."""
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate(read_object(path, remedy))
+    except ValidationError as error:
+        what = f"is damaged or of another version ({validation_text(error)})"
+        raise CorruptError(f"{path} {what}: {remedy}.") from None
 
 
 def validation_text(error: "ValidationError") -> str:

@@ -131,6 +131,11 @@ def identifier(language: str) -> Callable[[str], tuple[str, float]]:
 # Copies
 
 
+def text_hash(text: str) -> int:
+    """64 bits, the same on every machine."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 def normalised(text: str) -> str:
     text = text if text.isascii() else unicodedata.normalize("NFKC", text)
     return " ".join(text.casefold().split())
@@ -148,7 +153,7 @@ def bands_for(share: float) -> tuple[int, int]:
 def fingerprint(text: str, share: float) -> list[int]:
     """`share` is that of near copies, 0 to look for exact ones only."""
     plain = normalised(text)
-    first = int.from_bytes(blake2b(plain.encode(), digest_size=8).digest(), "little")
+    first = text_hash(plain)
     return [first, *near_fingerprint(plain, first, *bands_for(share)).tolist()] if share else [first]
 
 

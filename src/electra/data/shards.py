@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ElectraError, MachineError
-from electra.base.files import parse_json, read_bytes, unreadable, validation_text
+from electra.base.files import parse_json, read_bytes, read_model, unreadable
 from electra.base.remote import Place
 
 MANIFEST = "manifest.json"
@@ -124,17 +124,10 @@ def json_hash(text: str) -> str:
 
 
 def read_manifest(folder: Place) -> Manifest:
-    path, remedy = folder / MANIFEST, 'remove it and run "electra prepare" again'
-    if not path.exists():
+    if not (folder / MANIFEST).exists():
         what = f"has no {MANIFEST}" if folder.exists() else "does not exist"
         raise DataError(f'{folder} {what}. Run "electra prepare" to build token shards there.')
-    try:
-        return Manifest.model_validate(parse_json(read_bytes(path)))
-    except ElectraError:
-        raise
-    except ValueError as error:
-        why = validation_text(error) if isinstance(error, ValidationError) else error
-        raise CorruptError(f"{path} is damaged or of another version ({why}): {remedy}.") from None
+    return read_model(folder / MANIFEST, Manifest, 'remove it and run "electra prepare" again')
 
 
 def manifest_hash(folder: Path) -> str:

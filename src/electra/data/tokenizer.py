@@ -4,7 +4,6 @@ Training on the same text twice gives the same bytes, which the library's traine
 maps, whose random order then decides ties. `_train_wordpiece` and `learn_pieces` say what is done about it.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Encoding, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, MachineError
@@ -23,6 +22,7 @@ from electra.base.jobs import interruptible
 from electra.base.progress import live_bars
 from electra.base.remote import Place
 from electra.data.corpus import Corpus, cut_at_whitespace
+from electra.data.filters import text_hash
 from electra.data.shards import MOST_TOKENS, TOKENIZER, json_hash
 
 if TYPE_CHECKING:
@@ -214,8 +214,7 @@ class _Sample:
 
     def __iter__(self) -> Iterator[str]:
         for document in self.corpus.read():
-            digest = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
-            if int.from_bytes(digest, "little") < self.threshold:
+            if text_hash(document.text) < self.threshold:
                 yield cut_runs(document.text)
 
 
@@ -326,16 +325,20 @@ def _wordpiece(vocabulary: dict[str, int], normalizer: Any) -> Tokenizer:
 
 
 def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
-    """With [CLS] A [SEP] and [CLS] A [SEP] B [SEP], where the model knows the special tokens already."""
+    """Framed where the model knows the special tokens already."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, pre_tokenizer, decoder
-    ids = {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
-    if None not in ids.values():
+    if all(tokenizer.token_to_id(name) is not None for name in SPECIAL_TOKENS):
         tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         tokenizer.encode_special_tokens = True
-        ends = [(name, ids[name]) for name in ("[CLS]", "[SEP]")]
-        tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends)
+        frame(tokenizer)
     return tokenizer
+
+
+def frame(tokenizer: Tokenizer) -> None:
+    """[CLS] A [SEP] and [CLS] A [SEP] B [SEP]."""
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends)
 
 
 def _ready(path: Place, tokenizer: Tokenizer) -> Tokenizer:
@@ -386,7 +389,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = 
     if all(len(text) <= _ENCODED_AT_ONCE for text in texts):
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [TokenIds(it.ids, it.tokens, it.offsets) for it in encodings]
-    return [_encode_parts(tokenizer, text, most) for text in texts]
+    return [_join_parts(tokenizer, text, most) for text in texts]
 
 
 def encode_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[np.ndarray]:
@@ -396,30 +399,30 @@ def encode_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = No
     short = [number for number, text in enumerate(texts) if len(text) <= _ENCODED_AT_ONCE]
     encodings = tokenizer.encode_batch_fast([texts[number] for number in short], add_special_tokens=False)
     ids = {number: np.array(it.ids[:most], np.int32) for number, it in zip(short, encodings, strict=True)}
-    return [ids[number] if number in ids else _ids_of_parts(tokenizer, it, most) for number, it in enumerate(texts)]
+    for number in set(range(len(texts))).difference(short):
+        parts = [np.array(it.ids, np.int32) for _, it in _encode_parts(tokenizer, texts[number], most)]
+        ids[number] = np.concatenate(parts)[:most]
+    return [ids[number] for number in range(len(texts))]
 
 
-def _ids_of_parts(tokenizer: Tokenizer, text: str, most: int | None) -> np.ndarray:
-    parts, count = [np.zeros(0, np.int32)], 0
-    for part in cut_at_whitespace(text, _ENCODED_AT_ONCE):
-        parts.append(np.array(tokenizer.encode(part, add_special_tokens=False).ids, np.int32))
-        count += len(parts[-1])
-        if most is not None and count >= most:
-            break
-    return np.concatenate(parts)[:most]
-
-
-def _encode_parts(tokenizer: Tokenizer, text: str, most: int | None) -> TokenIds:
-    """Cut before a whitespace where there is one: no word is seen differently for the cut."""
-    whole, start = TokenIds([], [], []), 0
+def _encode_parts(tokenizer: Tokenizer, text: str, most: int | None) -> Iterator[tuple[int, Encoding]]:
+    """Where each part begins, and its encoding. Cut before a whitespace where there is one: no word is seen differently for
+    the cut. No further part follows more than `most` ids."""
+    start = count = 0
     for part in cut_at_whitespace(text, _ENCODED_AT_ONCE):
         encoding = tokenizer.encode(part, add_special_tokens=False)
+        yield start, encoding
+        start, count = start + len(part), count + len(encoding.ids)
+        if most is not None and count > most:
+            return
+
+
+def _join_parts(tokenizer: Tokenizer, text: str, most: int | None) -> TokenIds:
+    whole = TokenIds([], [], [])
+    for start, encoding in _encode_parts(tokenizer, text, most):
         whole.ids.extend(encoding.ids)
         whole.tokens.extend(encoding.tokens)
         whole.offsets.extend((start + begin, start + end) for begin, end in encoding.offsets)
-        start += len(part)
-        if most is not None and len(whole.ids) > most:
-            break
     return whole
 
 

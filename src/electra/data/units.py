@@ -27,8 +27,8 @@ from electra.base.errors import CorruptError, DataError, ForbiddenError
 from electra.base.files import file_problem, manifest_entry, read_bytes, read_object, write_atomically
 from electra.base.remote import Place
 from electra.data.corpus import Reading, cut_at_whitespace
-from electra.data.filters import fingerprint, removed_by
-from electra.data.plan import UNITS, Unit, text_hash
+from electra.data.filters import fingerprint, removed_by, text_hash
+from electra.data.plan import UNITS, Unit
 from electra.data.shards import SPLITS, TOKENIZER, ShardEntry, Split, token_dtype
 from electra.data.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
 
@@ -61,19 +61,18 @@ class UnitEntry(Settings):
 
 @dataclass(frozen=True)
 class TextPart:
-    """UTF-8 text, and for each document the split that it belongs to."""
+    """The documents of each split, as UTF-8."""
 
     number: int
-    documents: list[bytes]
-    splits: list[Split]
+    documents: dict[Split, list[bytes]]
 
 
 def text_parts(unit: Unit, reading: Reading, removed: Counter[str]) -> Iterator[TextPart]:
     """A range of a file ends where its last document does, a little late: it is one part all the same. `removed` is told what the
     filters take."""
     most = unit.settings.unit_bytes * (1 if unit.is_one_file else 2)
-    part = TextPart(0, [], [])
-    size, split, reason = 0, SPLITS[0], None
+    part, size = TextPart(0, {}), 0
+    split, reason = SPLITS[0], None
     for text, continues in reading:
         if not continues and (reason := removed_by(text, unit.settings.filters)):
             removed[reason] += 1
@@ -81,12 +80,11 @@ def text_parts(unit: Unit, reading: Reading, removed: Counter[str]) -> Iterator[
             continue
         document = text.encode()
         if not continues:
-            split = "heldout" if text_hash(document) < unit.threshold else "train"
+            split = "heldout" if text_hash(text) < unit.threshold else "train"
         if part.documents and size + len(document) > most:
             yield part
-            part, size = TextPart(part.number + 1, [], []), 0
-        part.documents.append(document)
-        part.splits.append(split)
+            part, size = TextPart(part.number + 1, {}), 0
+        part.documents.setdefault(split, []).append(document)
         size += len(document)
     if part.documents:
         yield part
@@ -147,15 +145,14 @@ def run_part(unit: Unit, part: TextPart) -> tuple[PartEntry, int]:
         return found, 0
     shards: dict[Split, ShardEntry] = {}
     prints: dict[Split, str] = {}
-    for split in dict.fromkeys(part.splits):
-        texts = [text.decode() for text, its in zip(part.documents, part.splits, strict=True) if its == split]
-        arrays, kept = _encode(unit, texts)
+    for split, documents in part.documents.items():
+        arrays, kept = _encode(unit, [document.decode() for document in documents])
         if kept:
             shards[split] = write_shard(unit.out, shard_name(split, unit.number, part.number), arrays)
             if (share := unit.settings.fingerprint_share) is not None:
                 rows = np.array([fingerprint(text, share) for text in kept], "<u8")
                 prints[split] = b64encode(rows.tobytes()).decode()
-    text_bytes = sum(map(len, part.documents))
+    text_bytes = sum(len(document) for documents in part.documents.values() for document in documents)
     entry = PartEntry(key=unit.key, shards=shards, fingerprints=prints, text_bytes=text_bytes)
     write_atomically(path, entry.model_dump_json().encode())
     return entry, entry.text_bytes

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from electra.base.errors import CorruptError, DataError
 from electra.base.files import is_plain_name, read_json, read_object
-from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, read_tokenizer
+from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, frame, read_tokenizer
 from electra.train.checkpoint import require_floats
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
@@ -179,7 +179,9 @@ def file_vocabulary(path: Path, lowercase: bool | None, notes: list[str]) -> Tok
     if isinstance(content, dict) and (renamed := with_our_tokens(content)):
         pairs = ", ".join(f"{theirs} {ours}" for theirs, ours in ROBERTA_TOKENS.items())
         notes.append(f"the special tokens have our names now: {pairs}. Pairs of texts have one [SEP] between them.")
-        return read_tokenizer(path, json.dumps(renamed))
+        tokenizer = read_tokenizer(path, json.dumps(renamed))
+        frame(tokenizer)
+        return tokenizer
     return read_tokenizer(path, json.dumps(content))
 
 
@@ -199,7 +201,8 @@ def adopted(path: Path, lowercase: bool | None, strip: bool | None, split_cjk: b
 
 
 def with_our_tokens(content: dict[str, Any]) -> dict[str, Any] | None:
-    """RoBERTa's tokenizer with our names for its special tokens, and our way to put texts together; None where they are ours."""
+    """RoBERTa's tokenizer with our names for its special tokens, and without its way to put texts together; None where they are
+    ours."""
     model = content.get("model")
     pieces = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(pieces, dict | list):
@@ -212,11 +215,7 @@ def with_our_tokens(content: dict[str, Any]) -> dict[str, Any] | None:
     if not ROBERTA_TOKENS.keys() <= known or known & ROBERTA_TOKENS.keys() & set(SPECIAL_TOKENS):
         return None
     renamed = [(ROBERTA_TOKENS.get(name, name), value) for name, value in items]
-    numbers: dict[str, Any] = {name: number for number, (name, _) in enumerate(renamed)}
-    if isinstance(pieces, dict):
-        numbers = dict(renamed)
     tokens = [{**it, "content": ROBERTA_TOKENS.get(str(it.get("content")), it.get("content"))} for it in added]
-    numbers |= {str(it["content"]): it.get("id") for it in tokens}
     unknown = model.get("unk_token")
     return {
         **content,
@@ -226,21 +225,8 @@ def with_our_tokens(content: dict[str, Any]) -> dict[str, Any] | None:
             "vocab": dict(renamed) if isinstance(pieces, dict) else renamed,
             **({"unk_token": ROBERTA_TOKENS.get(unknown, unknown)} if isinstance(unknown, str) else {}),
         },
-        "post_processor": template(numbers),
+        "post_processor": None,
     }  # fmt: skip
-
-
-def template(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    def special(name: str, segment: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": name, "type_id": segment}}
-
-    def sequence(name: str, segment: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": segment}}
-
-    single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
-    ends = {name: {"id": name, "ids": [numbers[name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
-    pair = [*single, sequence("B", 1), special("[SEP]", 1)]
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": ends}
 
 
 def refuse_code(path: Path, content: Mapping[str, Any]) -> None:
