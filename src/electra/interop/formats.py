@@ -382,7 +382,7 @@ def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str)
     return {f"{form.prefix}{name}": tensor for name, tensor in body.items()} | top
 
 
-def head_tensors(settings: EncoderSettings, tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
+def head_tensors(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
     """Back to our names."""
     if architecture:
         return renamed_back(tensors, our_names(HEADS[architecture]))

@@ -214,7 +214,7 @@ def write_import(
 
 
 def read_candidates(source: Path, options: ImportOptions, notes: list[str]) -> list[Candidate]:
-    if prefix := checkpoint_prefix(source, notes):
+    if prefix := checkpoint_prefix(source):
         return tensorflow_candidates(prefix, options, notes)
     if not source.is_dir():
         what = "is neither a folder nor a TensorFlow checkpoint" if source.exists() else "does not exist"
@@ -267,7 +267,7 @@ def transformers_place(name: str, family: Family) -> str | None:
     return None
 
 
-def checkpoint_prefix(source: Path, notes: list[str]) -> Path | None:
+def checkpoint_prefix(source: Path) -> Path | None:
     """Of a TensorFlow checkpoint; of several in a folder the one that its file "checkpoint" names."""
     if source.name.endswith(".index"):
         return source.with_name(source.name.removesuffix(".index"))

@@ -138,7 +138,8 @@ def exported_graph(source: OnnxNetwork, names: Sequence[str], inputs: Sequence[s
     ids = torch.full((2, length), special_ids(source.tokenizer).unk)
     values = (ids, torch.ones_like(ids), torch.zeros_like(ids))[: len(inputs)]
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=source.shortest, max=source.longest)}
-    with quiet_export():
+    with quiet_logger("torch.onnx"), warnings.catch_warnings():  # of vision operators and of names of axes
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             GraphInputs(source.network, names).eval(), values, dynamo=True, verbose=False, opset_version=OPSET,
             input_names=inputs, output_names=names, dynamic_shapes=(axes,) * len(inputs),
@@ -152,15 +153,13 @@ def exported_graph(source: OnnxNetwork, names: Sequence[str], inputs: Sequence[s
 
 
 @contextmanager
-def quiet_export() -> Iterator[None]:
-    """torch speaks of vision operators and of names of axes; what matters is checked afterwards."""
-    logger = logging.getLogger("torch.onnx")
+def quiet_logger(name: str | None) -> Iterator[None]:
+    """But for errors: what matters is checked afterwards. None is the root."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logger.setLevel(level)
 
@@ -204,14 +203,8 @@ def quantized(graph: bytes) -> bytes:
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     model = onnx.load_model_from_string(graph)
     del model.graph.value_info[:]
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # it advises everybody to preprocess
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            before, after = Path(scratch) / "before.onnx", Path(scratch) / "after.onnx"
-            onnx.save_model(model, before)
-            quantization.quantize_dynamic(before, after, per_channel=True, weight_type=quantization.QuantType.QInt8)
-            return after.read_bytes()
-    finally:
-        root.setLevel(level)
+    with tempfile.TemporaryDirectory() as scratch, quiet_logger(None):  # it advises everybody to preprocess
+        before, after = Path(scratch) / "before.onnx", Path(scratch) / "after.onnx"
+        onnx.save_model(model, before)
+        quantization.quantize_dynamic(before, after, per_channel=True, weight_type=quantization.QuantType.QInt8)
+        return after.read_bytes()

@@ -7,7 +7,7 @@ checked, or that is not as it was written (but for its card, which is its owner'
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +53,8 @@ def push(folder: Path, repository: str, send: bool = False, public: bool = False
         remarks.append(f'no token: log in with "hf auth login", or set HF_TOKEN to one that may write ({TOKEN_PAGE})')
         if send:
             raise MachineError(f"push has {remarks[-1]}.")
-    pushed = Pushed(repository, files, sorted(there - files.keys()), remarks)
-    return Pushed(repository, files, pushed.left_out, remarks, upload(folder, pushed, public)) if send else pushed
+    url = upload(folder, repository, files, public) if send else ""
+    return Pushed(repository, files, sorted(there - files.keys()), remarks, url)
 
 
 def checked_files(folder: Path) -> dict[str, int]:
@@ -86,7 +86,7 @@ def unfilled(card: Path) -> list[str]:
     return [key for key in TO_FILL if not re.search(rf"^{key}: *\S", header, re.MULTILINE)]
 
 
-def upload(folder: Path, pushed: Pushed, public: bool) -> str:
+def upload(folder: Path, repository: str, files: Mapping[str, int], public: bool) -> str:
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
@@ -97,7 +97,7 @@ def upload(folder: Path, pushed: Pushed, public: bool) -> str:
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="electra")
     with answers(api.endpoint):
         owner = api.whoami()["name"]
-        repository = pushed.repository if "/" in pushed.repository else f"{owner}/{pushed.repository}"
+        repository = repository if "/" in repository else f"{owner}/{repository}"
         try:
             is_private = api.repo_info(repository).private
         except RepositoryNotFoundError:
@@ -107,9 +107,8 @@ def upload(folder: Path, pushed: Pushed, public: bool) -> str:
                 raise SettingsError(
                     f"{repository} exists already and everybody can read it. Say that it is to be public.", ("public",)
                 )
-        size = f"{sum(pushed.files.values()):,}"
-        log.info("%s: %d files, %s bytes to %s", folder, len(pushed.files), size, repository)
-        operations = [CommitOperationAdd(name, str(folder / name)) for name in pushed.files]
+        log.info("%s: %d files, %s bytes to %s", folder, len(files), f"{sum(files.values()):,}", repository)
+        operations = [CommitOperationAdd(name, str(folder / name)) for name in files]
         commit = api.create_commit(repository, operations, commit_message="Upload a model folder of electra")
         return str(commit.commit_url)
 

@@ -100,7 +100,7 @@ class Stored:
         try:
             encoder.load_state_dict(encoder_from_transformers(self.settings, self.tensors))
             if head is not None:
-                tensors = head_tensors(self.settings, self.tensors, architecture)
+                tensors = head_tensors(self.tensors, architecture)
                 head.load_state_dict(one_logit(tensors) if isinstance(head, ModernDetectionHead) else tensors)
                 head.eval()
         except KeyError as error:
@@ -216,7 +216,7 @@ def build_network(stored: Stored, kind: NetworkKind | None = None) -> Pretrained
     kinds: tuple[NetworkKind, ...] = ("discriminator", "generator", "encoder") if kind is None else (kind,)
     for wanted in kinds:
         head, architecture = empty_head(stored, wanted), network_class(stored.settings, wanted)
-        names = head_tensors(stored.settings, stored.tensors, architecture).keys()
+        names = head_tensors(stored.tensors, architecture).keys()
         has_head = head is None or head.state_dict().keys() <= names
         if has_head and (wanted != "discriminator" or says_discriminator(stored)):
             encoder, objective = stored.build(head, architecture), stored.config.get(OBJECTIVE, "electra")

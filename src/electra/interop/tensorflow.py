@@ -285,16 +285,12 @@ def ordered(value: int) -> bytes:
 
 
 @cache
-def byte_tables() -> np.ndarray:
-    """[4, 256]: what a register becomes that holds one byte at that place, after 1, 2, 3, 4 more bytes."""
+def byte_table() -> np.ndarray:
+    """[256]: what a register that holds one byte becomes after one more."""
     register = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         register = np.where(register & 1, (register >> 1) ^ np.uint32(POLYNOMIAL), register >> 1).astype(np.uint32)
-    tables = [register]
-    for _ in range(3):
-        last = tables[-1]
-        tables.append(register[last & 255] ^ (last >> 8))
-    return np.stack(tables)
+    return register
 
 
 @cache
@@ -302,8 +298,8 @@ def shift_tables(length: int) -> np.ndarray:
     """[4, 256]: what a register becomes after `length` bytes of zeros, by each of its bytes. A linear map, so that twice the
     length is the map on itself."""
     if length == 1:
-        first, zero = byte_tables()[0], np.arange(256, dtype=np.uint32)
-        return np.stack([first, *(zero << np.uint32(8 * (place - 1)) for place in range(1, 4))])
+        byte = np.arange(256, dtype=np.uint32)
+        return np.stack([byte_table(), *(byte << np.uint32(8 * place) for place in range(3))])
     half = shift_tables(length // 2)
     doubled = apply_tables(half, half)
     return apply_tables(shift_tables(1), doubled) if length % 2 else doubled
@@ -321,16 +317,14 @@ def crc32c(data: bytes) -> int:
         words = np.frombuffer(data, "<u4", min(whole - start, LANE << 14) // 4, start).reshape(-1, LANE // 4)
         lanes = np.zeros(len(words), np.uint32)
         for column in np.ascontiguousarray(words.T):
-            lanes = apply_tables(byte_tables()[::-1], lanes ^ column)
+            lanes = apply_tables(shift_tables(4), lanes ^ column)
         length = LANE
         while len(lanes) > 1:
-            lanes = np.concatenate(
-                [np.zeros(len(lanes) % 2, np.uint32), lanes]
-            )  # zeros before the first change nothing
+            lanes = np.pad(lanes, (len(lanes) % 2, 0))  # zeros before the first change nothing
             lanes, length = apply_tables(shift_tables(length), lanes[::2]) ^ lanes[1::2], 2 * length
         before = apply_tables(shift_tables(words.nbytes), np.array([register], np.uint32))
         register = int((before ^ lanes)[0])
-    table = byte_tables()[0].tolist()
+    table = byte_table().tolist()
     for byte in data[whole:]:
         register = table[(register ^ byte) & 255] ^ (register >> 8)
     return register ^ 0xFFFFFFFF
