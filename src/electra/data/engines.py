@@ -1,6 +1,6 @@
-"""Who does the units of a preparation: this process, several on this machine, or the workers of a Ray cluster.
+"""Who does the units of a preparation: several processes on this machine, or the workers of a Ray cluster.
 
-All call the same function on the same units, in whatever order, and only sums come back: what was made lies in the output folder.
+Both call the same function on the same units, in whatever order, and only sums come back: what was made lies in the output folder.
 """
 
 import logging
@@ -36,10 +36,6 @@ log = logging.getLogger(__name__)
 
 _LARGE = 4
 _TRIES = 3
-
-
-def run_here(units: Iterable[Unit]) -> Iterator[Done]:
-    return map(run_unit, units)
 
 
 def run_local(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:

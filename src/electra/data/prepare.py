@@ -26,7 +26,7 @@ from electra.base.jobs import cpu_count, ending_at_signals, preempted
 from electra.base.progress import Progress
 from electra.base.remote import Place, RemotePath
 from electra.data.corpus import Corpus, CorpusSettings, no_documents
-from electra.data.engines import run_here, run_local, run_ray
+from electra.data.engines import run_local, run_ray
 from electra.data.filters import bands_for, identifier, in_heldout, repeated
 from electra.data.plan import (
     PLAN,
@@ -51,7 +51,7 @@ from electra.data.shards import (
     verify_shards,
 )
 from electra.data.tokenizer import load_tokenizer, tokenizer_bytes, tokenizer_hash, vocabulary_size
-from electra.data.units import Done, UnitEntry, damage, fingerprints, read_unit_entry, without
+from electra.data.units import Done, UnitEntry, damage, fingerprints, read_unit_entry, run_unit, without
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def prepare(
             if engine == "ray":
                 run.follow(run_ray(plan, out, workers))
             elif out_of_reach(inputs, out):
-                run.follow(run_here(plan.all_units(out)))
+                run.follow(map(run_unit, plan.all_units(out)))
             else:
                 run.follow(run_local(plan, out, workers))
             return _finish(plan, out)
@@ -118,7 +118,7 @@ def run_share(out: Place, index: int, count: int) -> int:
         plan = read_plan(out)
         run = _Run(plan, out, range(index, len(plan.units), count))
         with run.writing():
-            return run.follow(run_here(plan.unit(number, out) for number in run.numbers))
+            return run.follow(run_unit(plan.unit(number, out)) for number in run.numbers)
 
 
 def finish_units(out: Place) -> Manifest:

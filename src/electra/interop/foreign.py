@@ -6,6 +6,7 @@ says; sizes are checked before memory is asked for; pickle is read only where so
 """
 
 import json
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,7 @@ from electra.base.files import is_plain_name, read_json, read_object
 from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, frame, read_tokenizer
 from electra.train.checkpoint import require_floats
 
-SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
+WEIGHTS, INDEX, BIN = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 MOST_TENSORS, MOST_HEADER = 10_000, 1 << 24
 OTHER_WEIGHTS = {
     "tf_model.h5": "Keras weights",
@@ -67,22 +68,19 @@ def inside(folder: Path, name: object) -> Path:
 
 def folder_weights(folder: Path, allow_bin: bool = False) -> Weights:
     """Of a folder in transformers' format: one file or several with an index."""
-    for name in (SAFETENSORS, BIN):
-        is_pickle, index = name == BIN, folder / f"{name}.index.json"
-        if not (folder / name).is_symlink() and not (folder / name).exists() and not index.exists():
+    for name, opened in ((WEIGHTS, open_safetensors), (BIN, open_bin)):
+        is_one_file, index = os.path.lexists(folder / name), folder / f"{name}.index.json"
+        if not is_one_file and not index.exists():
             continue
-        if is_pickle and not allow_bin:
+        if name == BIN and not allow_bin:
             raise CorruptError(
                 f"{folder} has its weights as {name} only, a pickle, which can run code. Convert them to safetensors, or allow "
                 "them: they are then read as weights alone.", ("allow_bin",)
             )  # fmt: skip
-        opened = open_bin if is_pickle else open_safetensors
-        if (folder / name).exists() or (folder / name).is_symlink():
-            return opened(inside(folder, name))
-        return joined(folder, index, opened)
+        return opened(inside(folder, name)) if is_one_file else joined(folder, index, opened)
     other = next((it for it in OTHER_WEIGHTS if (folder / it).exists()), "")
     what = f"it has {OTHER_WEIGHTS[other]} ({other}) instead" if other else "nor a TensorFlow checkpoint (NAME.index)"
-    raise DataError(f"{folder} has no {SAFETENSORS}; {what}. Save it with transformers' save_pretrained first.")
+    raise DataError(f"{folder} has no {WEIGHTS}; {what}. Save it with transformers' save_pretrained first.")
 
 
 def joined(folder: Path, index: Path, opened: Callable[[Path], Weights]) -> Weights:

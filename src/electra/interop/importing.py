@@ -40,6 +40,7 @@ from electra.interop.formats import (
     MODERNBERT_ENCODER,
     Name,
     from_google,
+    has_name,
     network_class,
     our_names,
     rename,
@@ -256,7 +257,7 @@ def transformers_place(name: str, family: Family) -> str | None:
     """Its name in ELECTRA's or ModernBERT's own class. Old checkpoints call a norm's weights gamma and beta."""
     name = re.sub(r"\.(gamma|beta)$", lambda match: ".weight" if match[1] == "gamma" else ".bias", name)
     form, body = FORMATS[family.kind], name.removeprefix(family.prefix)
-    if rename(body, {theirs: theirs for _, theirs, _ in family.encoder}):
+    if has_name(body, family.encoder):
         return f"{form.prefix}{body}"
     heads = [(family.token_head, f"{form.family}ForMaskedLM")]
     heads += [(form.discriminator, form.discriminator)] if family.title == "ELECTRA" else []
@@ -398,9 +399,8 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
     refuse_other_shapes(weights.where, settings, rows, tensors)
     stored = Stored(candidate.folder, weights.where, config, settings, rows, tensors, tokenizer)
     network = build_network(stored)
-    head = our_names(HEADS[network_class(settings, network.kind)])
-    of_head, prefix = {it: it for it in head.values()}, FORMATS[family.kind].prefix
-    places = [place for place in tensors if place.startswith(prefix) or rename(place, of_head)]
+    prefix, head = FORMATS[family.kind].prefix, HEADS[network_class(settings, network.kind)]
+    places = [place for place in tensors if place.startswith(prefix) or has_name(place, head)]
     return network, {candidate.claims[place].name for place in places}
 
 

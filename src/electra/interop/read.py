@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -20,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from electra.base.errors import CorruptError, DataError, ElectraError
 from electra.base.files import read_object, refuse_edited, validation_text
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, vocabulary_size
-from electra.interop.foreign import folder_weights
+from electra.interop.foreign import INDEX, WEIGHTS, folder_weights, open_safetensors
 from electra.interop.formats import (
     FORMATS,
     NetworkKind,
@@ -44,7 +42,6 @@ from electra.model.modern import ModernDetectionHead
 from electra.train.checkpoint import require_floats
 
 log = logging.getLogger(__name__)
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OBJECTIVE, LENGTH = "pretraining_objective", "pretraining_length"
 """What an export says in config.json beyond transformers' keys: the objective, and the tokens of a pre-training row."""
 
@@ -129,14 +126,8 @@ def read_folder(folder: Path) -> Stored:
         raise CorruptError(f"{folder / 'config.json'}: {OBJECTIVE} is {config[OBJECTIVE]!r}, not text.")
     settings = checked_settings(folder / "config.json", config)
     where = folder / (WEIGHTS if (folder / WEIGHTS).is_file() else INDEX)
-    try:
-        if where.name == INDEX:
-            weights = folder_weights(folder)
-            tensors = {name: weights.read(name) for name in weights.shapes}
-        else:
-            tensors = load_file(where)
-    except (OSError, SafetensorError) as error:
-        raise CorruptError(f"{where} cannot be read: {error}.") from None
+    weights = open_safetensors(where) if where.name == WEIGHTS else folder_weights(folder)
+    tensors = {name: weights.read(name) for name in weights.shapes}
     require_floats(where, tensors)
     refuse_other_shapes(where, settings, vocab_size, tensors)
     tokenizer = folder_tokenizer(folder)
@@ -163,7 +154,7 @@ def checked_number(folder: Path, config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Weights stay as they are allocated. Without a device drawing them computes nothing, but imports torch's compiler: a second or two."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -183,7 +174,7 @@ def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int,
     words = stored.get("embeddings.words.weight")
     if words is not None and len(words) != vocab_size:
         raise CorruptError(f"config.json: vocab_size is {vocab_size}, {where} has {len(words)} words.")
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), SkipInit():
         expected = encoder_alone(settings, vocab_size).state_dict()
     for name, tensor in expected.items():
         if name not in stored:

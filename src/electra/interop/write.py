@@ -35,8 +35,9 @@ from electra.base.files import (
 )
 from electra.data.tokenizer import special_ids, vocabulary_size
 from electra.interop.card import CARD
+from electra.interop.foreign import INDEX, WEIGHTS
 from electra.interop.formats import FORMATS, config_json, network_class, network_tensors
-from electra.interop.read import INDEX, LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
+from electra.interop.read import LENGTH, OBJECTIVE, Pretrained, read_network
 from electra.model import Encoder, TokenHead, encode
 from electra.model.heads import Pooling
 from electra.model.modern import ModernDetectionHead
