@@ -68,17 +68,17 @@ def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
     """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
     joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""
     is_file, known = os.path.isfile(name), recipe_names(folder)  # noqa: PTH113  (an error where it is too long)
+    if name in known:
+        return parse_toml((resources.files("electra") / folder / f"{name}.toml").read_text("utf-8"))
     if "+" in name and not is_file:
         parts = [flatten(read_recipe(part, folder)) for part in name.split("+")]
         return nest({key: value for part in parts for key, value in part.items()})
-    if name not in known and not is_file:
+    if not is_file:
         near = difflib.get_close_matches(name, known, n=1) or [one for one in known if name in one.split("-")]
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Shipped are {', '.join(known)}."
         raise SettingsError(f"no recipe {short(name)}: it is neither a TOML file nor a shipped recipe. {hint}")
-    path = resources.files("electra") / folder / f"{name}.toml" if name in known else Path(name)
     try:
-        text = path.read_text("utf-8") if name in known else read_bytes(Path(name), MOST_TOML).decode("utf-8-sig")
-        return parse_toml(text)
+        return parse_toml(read_bytes(Path(name), MOST_TOML).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SettingsError(f"recipe {name} cannot be read: byte {error.start} is not UTF-8. Convert it.") from None
     except (OSError, CorruptError) as error:

@@ -197,9 +197,9 @@ def unreadable(path: Place, error: OSError) -> MachineError:
     return kind(f"{path} cannot be read: {error.strerror}.")
 
 
-def parse_json(data: bytes | str, halves: bool = False) -> Any:
-    """As the standard has JSON, and bounded; a ValueError says what is wrong in words. `halves`: lone surrogates are for the
-    caller to find."""
+def parse_json(data: bytes | str, lone_surrogates: bool = False) -> Any:
+    """As the standard has JSON, and bounded; a ValueError says what is wrong in words. `lone_surrogates` are
+    refused, unless the caller looks for them."""
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         if text.startswith("\ufeff"):
@@ -213,7 +213,7 @@ def parse_json(data: bytes | str, halves: bool = False) -> Any:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
     if text.count("[") + text.count("{") > DEEPEST and _depth(content) > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST} levels")
-    if not halves and _SURROGATE.search(text):
+    if not lone_surrogates and _SURROGATE.search(text):
         try:
             json.dumps(content, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:

@@ -314,15 +314,15 @@ def decoded_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(
-    source: OpenSource, errors: str, remedy: str, halves: bool = False
+    source: OpenSource, errors: str, remedy: str, lone_surrogates: bool = False
 ) -> Iterator[tuple[int, dict[str, Any], str]]:
     """(line number, row, problem) of every line that is not blank; a row is empty where there is a problem. `errors` says
-    what to do with bytes that are not UTF-8, as for `bytes.decode`; `halves` allows lone surrogates."""
+    what to do with bytes that are not UTF-8, as for `bytes.decode`; `lone_surrogates` in a text are allowed or not."""
     offset = source.start
     for number, line in bounded_lines(source):
         if line.strip():
             try:
-                row, problem = parse_json(line.decode("utf-8", errors), halves), ""
+                row, problem = parse_json(line.decode("utf-8", errors), lone_surrogates), ""
                 if not isinstance(row, dict):
                     row, problem = {}, f"is {type(row).__name__}, not a JSON object"
             except UnicodeDecodeError as error:

@@ -135,7 +135,7 @@ def manifest_hash(folder: Path) -> str:
 
 
 def open_data(folder: Path, split: Split = "train", verify: bool = True) -> TokenData:
-    """The tokens of a split, mapped and not loaded. Sizes are always checked, contents (about 1.5 GB a second) if
+    """The tokens of a split, mapped and not loaded. Sizes are always checked, contents (about 1.5 GB per second) if
     `verify`: a flipped bit would otherwise surface hours later as a strange loss, or never."""
     manifest = read_manifest(folder)
     _check_tokenizer(folder, manifest)

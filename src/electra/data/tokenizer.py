@@ -82,7 +82,7 @@ def train_tokenizer(corpus: Corpus, settings: TokenizerSettings) -> Tokenizer:
 def adopt_vocabulary(
     path: Path, lowercase: bool = True, strip_accents: bool | None = None, split_cjk: bool = True
 ) -> Tokenizer:
-    """A WordPiece tokenizer from BERT's vocab.txt, one piece a line. BERT strips accents where it lowercases, which
+    """A WordPiece tokenizer from BERT's vocab.txt, one piece per line. BERT strips accents where it lowercases, which
     is what `strip_accents=None` means."""
     vocabulary = {piece: number for number, piece in enumerate(_read(path).removesuffix("\n").split("\n"))}
     strip = lowercase if strip_accents is None else strip_accents

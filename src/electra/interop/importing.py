@@ -23,7 +23,7 @@ from electra.base.errors import CorruptError, DataError, SettingsError, counted
 from electra.base.files import read_object, write_synced
 from electra.base.progress import Progress, literal
 from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
-from electra.interop.card import usage
+from electra.interop.card import usage, with_header
 from electra.interop.foreign import (
     Weights,
     file_vocabulary,
@@ -356,7 +356,7 @@ def inferred_config(
 
 
 def count_heads(config: Mapping[str, Any], main: Mapping[str, Any], heads: int | None, notes: list[str]) -> Any:
-    """A generator has as many units a head as its discriminator (`main`)."""
+    """A generator has as many units per head as its discriminator (`main`)."""
     hidden = config["hidden_size"]
     if main:
         given = main["num_attention_heads"]
@@ -548,13 +548,8 @@ def grouped(left_out: Mapping[str, str]) -> list[str]:
 def import_card(title: str, source: str, network: Pretrained, left_out: Mapping[str, str]) -> str:
     reader = network_class(network.encoder.settings, network.kind)
     rows = "\n".join(f"- {literal(line)}" for line in grouped(left_out)) or "- nothing"
-    return f"""---
-library_name: transformers
-tags: [{", ".join(dict.fromkeys(("electra", network.encoder.settings.kind, network.kind)))}]
-license: other
----
-
-# {title} {network.kind}, imported from {literal(source)}
+    tags = list(dict.fromkeys(("electra", network.encoder.settings.kind, network.kind)))
+    card = f"""# {title} {network.kind}, imported from {literal(source)}
 
 The weights are those of the source, under whose licence they are; `electra import` gave them the names of transformers' {reader}. Left out:
 
@@ -566,3 +561,4 @@ The weights are those of the source, under whose licence they are; `electra impo
 
 `recipe.toml` has the sizes, to go on pre-training: `electra pretrain RECIPE+FOLDER/recipe.toml start=FOLDER data=… run=…`.
 """
+    return with_header(card, {"library_name": "transformers", "tags": tags, "license": "other"})
