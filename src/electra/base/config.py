@@ -81,7 +81,7 @@ def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
         return parse_toml(read_bytes(Path(name), MOST_TOML).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SettingsError(f"recipe {name} cannot be read: byte {error.start} is not UTF-8. Convert it.") from None
-    except (OSError, CorruptError) as error:
+    except CorruptError as error:
         raise SettingsError(f"recipe {name} cannot be read: {str(error).rstrip('.')}.") from None
     except MachineError:
         raise

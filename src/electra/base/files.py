@@ -69,26 +69,18 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise unwritable(path, error, "more bytes" if needed is None else f"{needed:,} bytes") from None
-
-
-def unwritable(path: Path, error: OSError, needed: str) -> MachineError:
-    if error.errno not in FULL:
-        return MachineError(f"{path} cannot be written: {error.strerror or error}. Choose another place.")
-    free = shutil.disk_usage(next(it for it in path.absolute().parents if it.is_dir())).free
-    return DiskFullError(
-        f"{path} does not fit ({error.strerror}): it needs {needed}, {free:,} are free. What was there before is "
-        "unchanged. Free some space and run the same command again."
-    )
+        if error.errno not in FULL:
+            raise MachineError(f"{path} cannot be written: {error.strerror or error}. Choose another place.") from None
+        size = "more bytes" if needed is None else f"{needed:,} bytes"
+        free = shutil.disk_usage(next(it for it in path.absolute().parents if it.is_dir())).free
+        raise DiskFullError(
+            f"{path} does not fit ({error.strerror}): it needs {size}, {free:,} are free. What was there before is "
+            "unchanged. Free some space and run the same command again."
+        ) from None
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    with writing(path, len(data)):
-        _write_synced(path, data)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with writing(path, len(data)), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -108,15 +100,17 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_MACHINE}.{os.getpid()}.tmp")
 
 
-def write_atomically(path: Place, data: bytes) -> None:
-    """The file is there whole or not at all, also after a power cut."""
-    if isinstance(path, RemotePath):
-        return path.write_bytes(data)
-    refuse_to_replace(path)
+@contextmanager
+def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
+    """The file is there whole or not at all, also after a power cut: what is yielded becomes `path` once all of it is on the disk."""
+    if path.exists() and not path.is_file():  # it would be gone: /dev/null for everybody
+        raise MachineError(f"{path} is a folder, a pipe or a device, not a file. Choose another place.")
     temporary = temporary_name(path)
     try:
-        with writing(path, len(data)):
-            _write_synced(temporary, data)
+        with writing(path, needed):
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
             temporary.replace(path)
             sync_folder(path.parent)
     finally:
@@ -124,10 +118,11 @@ def write_atomically(path: Place, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def refuse_to_replace(path: Path) -> None:
-    """A device, a pipe or a folder that is given as the place of a file would be gone, /dev/null for everybody."""
-    if path.exists() and not path.is_file():
-        raise MachineError(f"{path} is a folder, a pipe or a device, not a file. Choose another place.")
+def write_atomically(path: Place, data: bytes) -> None:
+    if isinstance(path, RemotePath):
+        return path.write_bytes(data)
+    with replacing(path, len(data)) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -9,7 +9,6 @@ import gzip
 import io
 import logging
 import lzma
-import os
 import re
 import sys
 import zlib
@@ -20,17 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from electra.base.errors import DataError
-from electra.base.files import (
-    parse_json,
-    read_bytes,
-    refuse_to_replace,
-    remove_leftovers,
-    sync_folder,
-    temporary_name,
-    unreadable,
-    unwritable,
-    writing,
-)
+from electra.base.files import parse_json, read_bytes, remove_leftovers, replacing, unreadable, writing
 from electra.base.remote import Place, RemotePath
 
 if TYPE_CHECKING:
@@ -352,25 +341,11 @@ def refuse_twice(path: Place, names: Sequence[str]) -> None:
 def whole_file(path: Path) -> Iterator[Any]:
     """A stream of bytes, compressed as the name says; the file gets its name when the last byte is on the disk."""
     path = path.resolve() if path.is_symlink() else path
-    refuse_to_replace(path)
-    temporary = temporary_name(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, path.name)
-        file = _compressed(temporary, path.suffix)
-    try:
-        with file:
-            yield file
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise unwritable(path, error, f"more than {temporary.stat().st_size:,} bytes") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, _compressed(temporary, path.suffix) as file:
+        yield file
 
 
 def _compressed(path: Path, ending: str) -> Any:

@@ -9,7 +9,7 @@ begins with rows that no token reads, and it has one type of segment where we ha
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -433,21 +433,22 @@ def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[s
 
 def own_output(candidate: Candidate, tensors: Mapping[str, Tensor]) -> bool:
     """Whether the matrix that makes logits of states is another than the word table."""
-    form = FORMATS[candidate.family.kind]
-    is_electra = candidate.family.kind == "electra"
-    words = tensors.get(WORD_TABLE if is_electra else f"{form.prefix}embeddings.tok_embeddings.weight")
+    table = word_table(tensors)
     for name in OUTPUT_MATRICES:
-        if name in candidate.weights.shapes and words is not None:
-            if candidate.weights.shapes[name] != tuple(words.shape):
-                return True
-            return not torch.equal(candidate.weights.floats(name), words)
+        if name in candidate.weights.shapes and table is not None:
+            is_alike = candidate.weights.shapes[name] == tuple(tensors[table].shape)
+            return not (is_alike and torch.equal(candidate.weights.floats(name), tensors[table]))
     is_untied = candidate.config.get("tie_word_embeddings") is False
     return is_untied and ("generator_lm_head.bias" in tensors or "decoder.bias" in tensors)
 
 
+def word_table(names: Iterable[str]) -> str | None:
+    return next((it for it in names if it.endswith((".word_embeddings.weight", ".tok_embeddings.weight"))), None)
+
+
 def fit_vocabulary(candidate: Candidate, tensors: dict[str, Tensor], tokenizer: Tokenizer, notes: list[str]) -> int:
     """Tables are often padded to a round number of rows. Rows that no token has are cut; the other way round nothing fits."""
-    name = next((it for it in tensors if it.endswith((".word_embeddings.weight", ".tok_embeddings.weight"))), None)
+    name = word_table(tensors)
     if name is None or tensors[name].ndim != 2:
         raise CorruptError(f"{candidate.weights.where} has no word table.")
     rows, size = len(tensors[name]), vocabulary_size(tokenizer)
