@@ -40,7 +40,7 @@ class Settings(BaseModel):
         it can be written to a file and, as a path, opened."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+            for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str) and _UNWRITABLE.search(text):
                     raise ValueError(f"{name}={short(text)} has a character that no file can hold")
             has_bound = any(isinstance(it, annotated_types.Le | annotated_types.Lt) for it in field.metadata)

@@ -17,6 +17,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -220,7 +221,7 @@ def parse_json(data: bytes | str, lone_surrogates: bool = False) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of two values under one key every reader would choose its own."""
     if len(content := dict(pairs)) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:60]!r} is there twice")
     return content
 
@@ -310,10 +311,8 @@ def read_shaped_or_set_aside(path: Path, shape: "TypeAdapter[Content]") -> Conte
 
 
 def set_aside_file(path: Path) -> Path:
-    number = next(
-        number for number in range(1, 1 << 20) if not path.with_name(f"{path.name}.damaged-{number}").exists()
-    )
-    return path.rename(path.with_name(f"{path.name}.damaged-{number}"))
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:

@@ -64,10 +64,10 @@ Fingerprints = np.ndarray
 
 class FilterSettings(Settings):
     """A document is removed if it has fewer than `min_characters` or more than `max_characters` (0: any number), if less than
-    `script_share` of its letters are of `script`, if its first 2,000 characters are not in `language`, if more than `symbol_share` of its characters but spaces are neither letters nor digits, if
-    more than `repeated_lines` of its characters are in lines that stood in it before, if the mean length of its words is not from
-    `min_word_length` to `max_word_length` (0: any), or if less than `punctuated_lines` of its lines end in punctuation. A document too long for one piece is
-    judged by its first."""
+    `script_share` of its letters are of `script`, if its first 2,000 characters are not in `language`, if more than `symbol_share`
+    of its characters but spaces are neither letters nor digits, if more than `repeated_lines` of its characters are in lines that
+    stood in it before, if the mean length of its words is not from `min_word_length` to `max_word_length` (0: any), or if less than
+    `punctuated_lines` of its lines end in punctuation. A document too long for one piece is judged by its first."""
 
     min_characters: int = Field(default=0, ge=0)
     max_characters: int = Field(default=0, ge=0)

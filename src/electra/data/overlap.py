@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from electra.base.progress import Progress
 from electra.data.shards import open_data
-from electra.data.tokenizer import SPECIAL_TOKENS, continuing_tokens, load_tokenizer
+from electra.data.tokenizer import SPECIAL_TOKENS, continuing_tokens, encode_ids, load_tokenizer
 
 LONG, FEW_WORDS = 13, 8
 """Texts of 13 words and more are looked for by their 13-grams (as GPT-3's check does), shorter ones by 8-grams; below 8 words an
@@ -107,8 +107,8 @@ def find_overlap(tasks: Mapping[str, Sequence[Texts]], data: Path) -> dict[str, 
     # the n-grams of every text, by the size that suits it
     ngrams: dict[str, tuple[int, np.ndarray]] = {}
     texts = list(dict.fromkeys(text for rows in tasks.values() for row in rows for text in row))
-    for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
-        words = hashes.words(np.array(encoded.ids, np.int64))
+    for text, ids in zip(texts, encode_ids(tokenizer, texts), strict=True):
+        words = hashes.words(ids)
         size = LONG if len(words) >= LONG else FEW_WORDS
         ngrams[text] = size, hashes.ngrams(words, size)
     wanted = {size: Wanted([grams for own, grams in ngrams.values() if own == size]) for size in (LONG, FEW_WORDS)}

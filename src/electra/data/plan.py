@@ -93,9 +93,6 @@ class PreparePlan(Settings):
     def input_names(self) -> list[str]:
         return [unquote(name, errors=_BYTES) for name in self.inputs]
 
-    def unit_size(self, number: int) -> int:
-        return sum(end - begin for _, begin, end in self.units[number])
-
     @cached_property
     def header(self) -> str:
         """What every unit's key begins with."""

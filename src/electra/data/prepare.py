@@ -247,25 +247,22 @@ class _Run:
     out: Place
     numbers: Sequence[int] = ()
     input_bytes: int = 0
-    encoded_bytes: int = 0
     shard_bytes: int = 0
-    tokens: int = 0
 
     def follow(self, results: Iterator[Done]) -> int:
         """Waits for the units, tells how far they are, and returns how many they were."""
-        size = sum(self.plan.unit_size(number) for number in self.numbers)
-        units = 0
+        size = sum(end - begin for number in self.numbers for _, begin, end in self.plan.units[number])
+        units = encoded_bytes = tokens = 0
         with Progress("prepare", size, unit="bytes", seconds_between_lines=5.0) as progress:
             for done in results:
                 units += done.is_unit
+                encoded_bytes += done.encoded_bytes
+                tokens += sum(shard.tokens for shard in done.shards)
                 self.input_bytes += done.input_bytes
-                self.encoded_bytes += done.encoded_bytes
                 self.shard_bytes += sum(shard.bytes for shard in done.shards)
-                self.tokens += sum(shard.tokens for shard in done.shards)
                 progress.advance(self.input_bytes)
                 # the remaining time goes by bytes of files, the rate by bytes of text, of which compressed files hold more
-                rate = self.encoded_bytes / 1e6 / progress.seconds
-                progress.report(f"{rate:.1f} MB/s · {self.tokens:,} tokens")
+                progress.report(f"{encoded_bytes / 1e6 / progress.seconds:.1f} MB/s · {tokens:,} tokens")
         return units
 
     @contextmanager
@@ -273,18 +270,14 @@ class _Run:
         try:
             yield
         except DiskFullError as error:
-            raise self._full(error) from None
+            free, left = shutil.disk_usage(str(self.out)).free, self.plan.size - self.input_bytes
+            needed = left * self.shard_bytes // self.input_bytes if self.input_bytes else left // 3
+            raise DiskFullError(
+                f"{self.out} is full: about {needed:,} more bytes needed, {free:,} free ({str(error).partition(': ')[0]}). "
+                "What is done is kept: free some space and run the same command again."
+            ) from None
         except OSError as error:
             raise MachineError(f"{error.filename or self.out} cannot be written: {error.strerror or error}.") from None
-
-    def _full(self, error: DiskFullError) -> DiskFullError:
-        assert isinstance(self.out, Path)
-        free, left = shutil.disk_usage(self.out).free, self.plan.size - self.input_bytes
-        needed = left * self.shard_bytes // self.input_bytes if self.input_bytes else left // 3
-        return DiskFullError(
-            f"{self.out} is full: about {needed:,} more bytes needed, {free:,} free ({str(error).partition(': ')[0]}). "
-            "What is done is kept: free some space and run the same command again."
-        )
 
 
 def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:

@@ -6,6 +6,7 @@ them is measured and rounded as it comes. No calibration text is needed. onnxrun
 has noted of shapes, so these notes are taken out first.
 """
 
+import importlib
 import logging
 import tempfile
 import warnings
@@ -93,8 +94,6 @@ class OnnxSession(nn.Module):
 
 
 def require(module: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError:
