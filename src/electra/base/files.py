@@ -344,7 +344,7 @@ def is_plain_name(name: str) -> bool:
     )
 
 
-def manifest_problems(folder: Path, manifest: Any, required: Collection[str] = ()) -> Iterator[str]:
+def manifest_problems(folder: Path, manifest: Any, required: Collection[str]) -> Iterator[str]:
     """How the files of a folder differ from what its manifest says of them; sizes are asked before hashes. `required` are
     names that it must have an entry for."""
     if not isinstance(manifest, Mapping) or not manifest:

@@ -236,9 +236,7 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(
-    function: Callable[..., Any], start: Callable[[], object] | None, connection: Any, relays: bool = False
-) -> None:
+def _work(function: Callable[..., Any], start: Callable[[], object] | None, connection: Any, relays: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     relay, logger = Relay(connection), logging.getLogger("electra")

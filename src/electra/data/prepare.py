@@ -186,7 +186,7 @@ class _Preparation:
                 f"{self.out} already holds other {what} ({changes}). Choose another folder, or delete it."
             )
 
-    def begin(self, replace: bool = True) -> PreparePlan:
+    def begin(self, replace: bool) -> PreparePlan:
         """The plan, written down. Where others may be at work on one already, only the same may take its place."""
         if not replace and (self.out / UNITS / PLAN).exists():
             plan = read_plan(self.out)

@@ -100,8 +100,6 @@ class Shard:
 class TokenData:
     """One split of a prepared folder."""
 
-    folder: Path
-    split: str
     shards: tuple[Shard, ...]
     manifest: Manifest
 
@@ -143,8 +141,7 @@ def open_data(folder: Path, split: Split = "train", verify: bool = True) -> Toke
     if not entries:
         raise DataError(f"{folder} has no {split} documents. Prepare more text, or another share to hold out.")
     _allow_open_files(len(entries))
-    shards = tuple(_open_shard(folder, entry, manifest, verify) for entry in entries)
-    return TokenData(folder, split, shards, manifest)
+    return TokenData(tuple(_open_shard(folder, entry, manifest, verify) for entry in entries), manifest)
 
 
 def verify_shards(folder: Path) -> list[str]:

@@ -307,9 +307,9 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
     scopes = ("bert",) if family.title == "BERT" else ("electra", "generator")
     own_embeddings = any(name.startswith("generator/embeddings/") for name in weights.shapes)
     for scope in scopes:
-        claims = dict(google_claims(weights, scope, family))
+        claims = dict(google_claims(weights, scope))
         if scope == "generator" and claims and not own_embeddings:  # they are the discriminator's
-            claims |= {place: it for place, it in google_claims(weights, "electra", family) if ".embeddings." in place}
+            claims |= {place: it for place, it in google_claims(weights, "electra") if ".embeddings." in place}
         if any(".encoder.layer." in place for place in claims):
             main = candidates[0].config if candidates else {}
             described = inferred_config(prefix, weights, claims, {} if main else config)
@@ -320,7 +320,7 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
     return candidates
 
 
-def google_claims(weights: Weights, scope: str, family: Family) -> Iterator[tuple[str, Claim]]:
+def google_claims(weights: Weights, scope: str) -> Iterator[tuple[str, Claim]]:
     form = FORMATS["electra"]
     heads = {"electra": "ElectraForPreTraining", "generator": "ElectraForMaskedLM", "bert": "BertForMaskedLM"}
     places = our_names(HEADS["ElectraForPreTraining" if scope == "electra" else "ElectraForMaskedLM"])
