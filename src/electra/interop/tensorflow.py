@@ -11,7 +11,7 @@ Every offset, length and count is somebody's claim and is checked before it is u
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
 
@@ -34,18 +34,18 @@ POLYNOMIAL = 0x82F63B78  # of CRC-32C, reflected
 LANE = 256
 
 
-@dataclass
+@dataclass(frozen=True)
 class BundleEntry:
     """A tensor, as the index describes it. `slices`: for each part of a partitioned one, (start, length) by dimension, length -1
     for all of it."""
 
-    type: int = 0
-    shape: list[int] = field(default_factory=list)
-    shard: int = 0
-    offset: int = 0
-    size: int = 0
-    checksum: int | None = None
-    slices: list[list[tuple[int, int]]] = field(default_factory=list)
+    type: int
+    shape: list[int]
+    shard: int
+    offset: int
+    size: int
+    checksum: int | None
+    slices: list[list[tuple[int, int]]]
 
 
 def read_bundle(prefix: Path) -> Weights:
@@ -241,26 +241,19 @@ def header_shards(data: bytes) -> int:
 
 def parse_entry(data: bytes) -> BundleEntry:
     """BundleEntryProto."""
-    entry = BundleEntry()
-    for key, value in fields(data):
-        match key:
-            case 1:
-                entry.type = signed(value)
-            case 2:
-                sizes = [text(it) for part, it in fields(text(value)) if part == 2]
-                entry.shape = [signed(dict(fields(size)).get(1, 0)) for size in sizes]
-            case 3:
-                entry.shard = signed(value)
-            case 4:
-                entry.offset = signed(value)
-            case 5:
-                entry.size = signed(value)
-            case 6:
-                entry.checksum = signed(value)
-            case 7:
-                extents = [dict(fields(text(it))) for part, it in fields(text(value)) if part == 1]
-                entry.slices.append([(signed(it.get(1, 0)), signed(it.get(2, -1))) for it in extents])
-    return entry
+    proto = dict(fields(data))
+    sizes = [dict(fields(text(it))) for number, it in fields(text(proto.get(2, b""))) if number == 2]
+    slices = [text(it) for number, it in fields(data) if number == 7]
+    extents = [[dict(fields(text(it))) for number, it in fields(part) if number == 1] for part in slices]
+    return BundleEntry(
+        type=signed(proto.get(1, 0)),
+        shape=[signed(it.get(1, 0)) for it in sizes],
+        shard=signed(proto.get(3, 0)),
+        offset=signed(proto.get(4, 0)),
+        size=signed(proto.get(5, 0)),
+        checksum=signed(proto[6]) if 6 in proto else None,
+        slices=[[(signed(it.get(1, 0)), signed(it[2]) if 2 in it else -1) for it in part] for part in extents],
+    )
 
 
 def slice_keys(name: str, entry: BundleEntry) -> list[bytes]:
