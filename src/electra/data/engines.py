@@ -22,7 +22,7 @@ from electra.data.units import (
     Done,
     PartEntry,
     TextPart,
-    damage,
+    UnitEntry,
     finish_unit,
     read_unit,
     read_unit_entry,
@@ -73,7 +73,8 @@ class _Streams:
 
     def jobs(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, TextPart | None]]:
         for unit in units:
-            if not unit.is_one_file or unit.size <= self.most_bytes or self._is_done(unit):
+            is_large = unit.is_one_file and unit.size > self.most_bytes
+            if not is_large or isinstance(read_unit_entry(unit), UnitEntry):
                 yield unit, None
                 continue
             stream = self.open[unit.number] = _Stream(unit, read_unit(unit))
@@ -81,10 +82,6 @@ class _Streams:
                 stream.sent += 1
                 yield unit, part
             stream.is_read = True
-
-    def _is_done(self, unit: Unit) -> bool:
-        entry = read_unit_entry(unit)
-        return not isinstance(entry, str) and not damage(unit.out, [shard for _, shard in entry.shards])
 
     def note(self, unit: Unit, number: int, part: PartEntry, encoded: int) -> Done:
         stream = self.open[unit.number]

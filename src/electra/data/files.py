@@ -134,7 +134,7 @@ def _walk(folder: Path, visited: set[Path]) -> Iterator[Path]:
     tables = _datasets_tables(folder)
     yield from tables
     for entry, is_folder in [] if tables else entries:
-        if entry.name.startswith(".") or entry.name in _DATASETS_NOTES:
+        if _is_hidden(entry.name):
             continue
         if is_folder:
             yield from _walk(entry, visited)

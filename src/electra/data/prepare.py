@@ -286,12 +286,10 @@ def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
     counts, removed, empty, problems = Counter[str](), Counter[str](), Counter[int](), {}
     entries: dict[int, UnitEntry] = {}
     for unit in plan.all_units(out):
-        entry = read_unit_entry(unit)
+        entry = read_unit_entry(unit, verify)
         if isinstance(entry, str):
             problems[unit.number] = entry
             continue
-        if verify and (problem := damage(out, [shard for _, shard in entry.shards])):
-            problems[unit.number] = problem
         entries[unit.number] = entry
         removed.update(entry.removed)
         for split, shard in entry.shards:

@@ -114,7 +114,7 @@ def run_unit(unit: Unit) -> Done:
     """Whoever is interrupted here, or does what another is doing, has done no harm: every file is written whole, and its
     bytes are always the same."""
     entry, encoded = read_unit_entry(unit), 0
-    if isinstance(entry, str) or damage(unit.out, [shard for _, shard in entry.shards]):
+    if isinstance(entry, str):
         reading, removed = read_unit(unit), Counter[str]()
         parts = [run_part(unit, part) for part in text_parts(unit, reading, removed)]
         entry = finish_unit(unit, reading, removed, [part for part, _ in parts])
@@ -158,12 +158,14 @@ def run_part(unit: Unit, part: TextPart) -> tuple[PartEntry, int]:
     return entry, entry.text_bytes
 
 
-def read_unit_entry(unit: Unit) -> UnitEntry | str:
-    """What was made of it, or why that cannot be used."""
+def read_unit_entry(unit: Unit, verify: bool = True) -> UnitEntry | str:
+    """What was made of it, or why that cannot be used; `verify` reads the shards, too."""
     entry = _entry(UnitEntry, unit_path(unit), unit.key)
-    if isinstance(entry, UnitEntry) and not set(entry.empty) <= set(range(len(unit.sections))):
+    if isinstance(entry, str):
+        return entry
+    if not set(entry.empty) <= set(range(len(unit.sections))):
         return "has a damaged entry"
-    return entry
+    return (damage(unit.out, [shard for _, shard in entry.shards]) if verify else None) or entry
 
 
 def damage(out: Place, shards: list[ShardEntry]) -> str | None:
