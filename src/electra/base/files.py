@@ -283,8 +283,8 @@ def read_model(path: Place, kind: type[Model], remedy: str) -> Model:
 def validation_text(error: "ValidationError") -> str:
     """What is wrong with the content of a file, the first three of it. A check of several values together has no place, and pydantic's
     own word before it."""
-    told = [(".".join(map(str, it["loc"])), it["msg"].removeprefix("Value error, ")) for it in error.errors()[:3]]
-    return "; ".join(f"{place}: {text}" if place else text for place, text in told)
+    problems = [(".".join(map(str, it["loc"])), it["msg"].removeprefix("Value error, ")) for it in error.errors()[:3]]
+    return "; ".join(f"{place}: {text}" if place else text for place, text in problems)
 
 
 def read_or_set_aside(path: Path) -> dict[str, Any] | None:

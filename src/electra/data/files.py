@@ -76,8 +76,8 @@ def status(path: Place) -> tuple[int, str]:
     """Size and stamp."""
     if isinstance(path, RemotePath):
         return path.status()
-    found = path.stat()
-    return found.st_size, str(found.st_mtime_ns)
+    info = path.stat()
+    return info.st_size, str(info.st_mtime_ns)
 
 
 def find_sources(inputs: Sequence[Place]) -> list[Source]:

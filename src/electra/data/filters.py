@@ -200,8 +200,8 @@ def in_heldout(heldout: Stream, train: Stream) -> np.ndarray:
     """For each training document, whether a held-out one has its normalised text."""
     kept = [np.unique(part[:, 0]) for part in heldout()]
     hashes = np.unique(np.concatenate(kept)) if kept else np.zeros(0, np.uint64)
-    found = [np.isin(part[:, 0], hashes) for part in train()]
-    return np.concatenate(found) if found else np.zeros(0, bool)
+    matches = [np.isin(part[:, 0], hashes) for part in train()]
+    return np.concatenate(matches) if matches else np.zeros(0, bool)
 
 
 def repeated(documents: Stream, columns: range, memory: int = _MEMORY) -> np.ndarray:

@@ -95,7 +95,7 @@ class Wanted:
         places = np.minimum(np.searchsorted(self.hashes, likely), len(self.hashes) - 1)
         self.seen[places[self.hashes[places] == likely]] = True
 
-    def found(self, ngrams: np.ndarray) -> np.ndarray:
+    def is_seen(self, ngrams: np.ndarray) -> np.ndarray:
         return np.asarray(self.seen[np.searchsorted(self.hashes, ngrams)])
 
 
@@ -123,13 +123,13 @@ def find_overlap(tasks: Mapping[str, Sequence[Texts]], data: Path) -> dict[str, 
             progress.advance(progress.done + len(shard.tokens))
             progress.report(f"{progress.rate / 1e6:.1f} M tokens/s")
 
-    found = {text: wanted[size].found(grams) for text, (size, grams) in ngrams.items()}
-    return {name: overlap_of(rows, found) for name, rows in tasks.items()}
+    hits = {text: wanted[size].is_seen(grams) for text, (size, grams) in ngrams.items()}
+    return {name: overlap_of(rows, hits) for name, rows in tasks.items()}
 
 
-def overlap_of(rows: Sequence[Texts], found: Mapping[str, np.ndarray]) -> Overlap:
-    checked = sum(any(len(found[text]) for text in row) for row in rows)
-    some = [[text for text in row if found[text].any()] for row in rows]
-    whole = [[text for text in row if len(found[text]) and found[text].all()] for row in rows]
+def overlap_of(rows: Sequence[Texts], hits: Mapping[str, np.ndarray]) -> Overlap:
+    checked = sum(any(len(hits[text]) for text in row) for row in rows)
+    some = [[text for text in row if hits[text].any()] for row in rows]
+    whole = [[text for text in row if len(hits[text]) and hits[text].all()] for row in rows]
     examples = [texts[0] for texts in whole if texts] or [texts[0] for texts in some if texts]
     return Overlap(len(rows), checked, sum(map(bool, some)), sum(map(bool, whole)), examples[:SHOWN_ROWS])

@@ -80,6 +80,10 @@ def prepare(
     workers = cpu_count() if workers is None else workers
     if not 1 <= workers <= MOST_WORKERS:
         raise SettingsError(f"{workers} workers cannot work. Give at least 1 and at most {MOST_WORKERS:,}.")
+    # memory:// is seen by this process alone
+    is_alone = any(isinstance(path, RemotePath) and path.in_this_process for path in (*inputs, out))
+    if engine == "ray" and is_alone:
+        raise SettingsError("memory:// is seen by one process only: use the local engine, or another place.")
     preparation = _Preparation(inputs, out, tokenizer, settings)
     with lock(out), ending_at_signals(preempted):
         if manifest := preparation.finished():
@@ -87,11 +91,9 @@ def prepare(
         plan = preparation.begin(replace=isinstance(out, Path))
         run = _Run(plan, out, range(len(plan.units)))
         with run.writing():
-            if engine == "ray" and out_of_reach(inputs, out):
-                raise SettingsError("memory:// is seen by one process only: use the local engine, or another place.")
             if engine == "ray":
                 run.follow(run_ray(plan, out, workers))
-            elif out_of_reach(inputs, out):
+            elif is_alone:
                 run.follow(map(run_unit, plan.all_units(out)))
             else:
                 run.follow(run_local(plan, out, workers))
@@ -138,11 +140,6 @@ def _is_finished(out: Place) -> bool:
     if finished:
         log.info("%s is already prepared: nothing to do.", out)
     return finished
-
-
-def out_of_reach(inputs: Sequence[Place], out: Place) -> bool:
-    """Of other processes, as memory:// is."""
-    return any(isinstance(path, RemotePath) and path.in_this_process for path in (*inputs, out))
 
 
 class _Preparation:

@@ -140,9 +140,9 @@ def finish_unit(unit: Unit, reading: Reading, removed: Counter[str], parts: list
 def run_part(unit: Unit, part: TextPart) -> tuple[PartEntry, int]:
     """And how many bytes were encoded just now."""
     path = part_path(unit, part.number)
-    found = _entry(PartEntry, path, unit.key)
-    if not isinstance(found, str) and not damage(unit.out, list(found.shards.values())):
-        return found, 0
+    entry = _entry(PartEntry, path, unit.key)
+    if isinstance(entry, PartEntry) and not damage(unit.out, list(entry.shards.values())):
+        return entry, 0
     shards: dict[Split, ShardEntry] = {}
     prints: dict[Split, str] = {}
     for split, documents in part.documents.items():

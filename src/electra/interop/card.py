@@ -68,14 +68,13 @@ class Card:
         )
 
     def header(self) -> str:
-        said = self.publication
         entries: dict[str, Any] = {
-            "language": list(said.language),
-            "license": said.license,
+            "language": list(self.publication.language),
+            "license": self.publication.license,
             "library_name": "transformers",
             "pipeline_tag": self.pipeline,
             "tags": list(dict.fromkeys(self.tags)),
-            "datasets": list(said.datasets),
+            "datasets": list(self.publication.datasets),
         }
         lines = [f"{key}: {yaml(value)}" if value else f"# {key}: {TO_FILL[key]}" for key, value in entries.items()]
         if self.results:
@@ -204,20 +203,20 @@ def pretrained_card(
 def with_header(card: str, entries: Mapping[str, Any]) -> str:
     """With these entries in its header, whether they were there, to be filled in, or not; None takes one out, an empty one stays as it is."""
     card = card.replace("\r\n", "\n")
-    found = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
-    blocks = re.split(r"\n(?=[#\w])", found[1]) if found else []  # a list may go on below its key
+    header = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
+    blocks = re.split(r"\n(?=[#\w])", header[1]) if header else []  # a list may go on below its key
     for key, value in entries.items():
         if value or value is None:
             place = next((number for number, it in enumerate(blocks) if re.match(rf"(# )?{key}:", it)), len(blocks))
             blocks[place : place + 1] = [] if value is None else [f"{key}: {yaml(value)}"]
-    body = card[found.end() :] if found else f"\n{card}"
+    body = card[header.end() :] if header else f"\n{card}"
     return "\n".join(["---", *blocks, "---", body]) if blocks else card
 
 
 def with_section(card: str, title: str, text: str) -> str:
     """With this text under that heading, in the place of its own or at its end; without the section where there is no text."""
-    before, found, after = card.partition(f"\n## {title}\n")
-    rest = re.split(r"\n(?=## )", after, maxsplit=1)[1:] if found else []
+    before, heading, after = card.partition(f"\n## {title}\n")
+    rest = re.split(r"\n(?=## )", after, maxsplit=1)[1:] if heading else []
     section = [f"## {title}\n\n{text.strip()}\n"] if text else []
     return "\n".join([f"{before.rstrip()}\n", *section, *rest])
 

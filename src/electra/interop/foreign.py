@@ -163,8 +163,8 @@ def folder_vocabulary(folder: Path, lowercase: bool | None, notes: list[str]) ->
     path = folder / "tokenizer_config.json"
     settings = read_object(inside(folder, path.name)) if path.exists() else {}
     refuse_code(path, settings)
-    stated = settings.get("do_lower_case")
-    known = lowercase if lowercase is not None else stated if isinstance(stated, bool) else None
+    do_lower_case = settings.get("do_lower_case")
+    known = lowercase if lowercase is not None else do_lower_case if isinstance(do_lower_case, bool) else None
     strip, split = settings.get("strip_accents"), settings.get("tokenize_chinese_chars") is not False
     return adopted(inside(folder, "vocab.txt"), known, strip if isinstance(strip, bool) else None, split, notes)
 

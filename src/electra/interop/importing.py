@@ -334,7 +334,7 @@ def google_claims(weights: Weights, scope: str) -> Iterator[tuple[str, Claim]]:
 
 
 def inferred_config(
-    prefix: Path, weights: Weights, claims: Mapping[str, Claim], said: Mapping[str, Any]
+    prefix: Path, weights: Weights, claims: Mapping[str, Claim], config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Sizes are those of the tensors; what a config beside them says must agree. Heads and dropout show in no shape."""
     layers = 1 + max(int(match[1]) for place in claims if (match := re.search(r"\.layer\.(\d+)\.", place)))
@@ -350,18 +350,18 @@ def inferred_config(
     except (KeyError, ValueError, IndexError) as error:
         raise CorruptError(f"{prefix}: {error} is missing, or no matrix.") from None
     for key, value in sizes.items():
-        if said.get(key, value) != value:
-            raise CorruptError(f"{prefix}: {key} is {said[key]} in its config and {value} in its tensors.")
-    return {**said, **sizes}
+        if config.get(key, value) != value:
+            raise CorruptError(f"{prefix}: {key} is {config[key]} in its config and {value} in its tensors.")
+    return {**config, **sizes}
 
 
 def count_heads(config: Mapping[str, Any], main: Mapping[str, Any], heads: int | None, notes: list[str]) -> Any:
     """A generator has as many units per head as its discriminator (`main`)."""
     hidden = config["hidden_size"]
     if main:
-        given = main["num_attention_heads"]
-        units = main["hidden_size"] // given if isinstance(given, int) and given > 0 else 0
-        return max(1, hidden // units) if units else given
+        main_heads = main["num_attention_heads"]
+        units = main["hidden_size"] // main_heads if isinstance(main_heads, int) and main_heads > 0 else 0
+        return max(1, hidden // units) if units else main_heads
     if heads or "num_attention_heads" in config:
         return heads or config["num_attention_heads"]
     count = max(1, hidden // HEAD_UNITS)

@@ -121,8 +121,8 @@ def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:
     files = {GRAPH: graph}
     if int8:
         files[INT8_GRAPH] = quantized(graph)
-        found = session_answers(OnnxSession(files[INT8_GRAPH], source.shortest), probe, expected)
-        lost = largest_differences(probe, floating(expected), found)
+        answers = session_answers(OnnxSession(files[INT8_GRAPH], source.shortest), probe, expected)
+        lost = largest_differences(probe, floating(expected), answers)
         if not all(np.isfinite(list(lost.values()))):
             raise CorruptError("the int8 graph gives numbers that are not finite. It was not kept.")
         scale = {name: expected[name].abs().max().item() for name in lost}
@@ -179,17 +179,17 @@ def other_shapes(source: OnnxNetwork) -> Iterator[Batch]:
 
 def check_shape(batch: Batch, ours: Any, session: OnnxSession) -> dict[str, Any]:
     expected = floating(ours(batch), session.outputs)
-    found = session_answers(session, batch, expected)
-    require_equal(batch, expected, found, f"onnxruntime at {tuple(batch.ids.shape)}")
-    largest = max(largest_differences(batch, expected, found).values())
+    answers = session_answers(session, batch, expected)
+    require_equal(batch, expected, answers, f"onnxruntime at {tuple(batch.ids.shape)}")
+    largest = max(largest_differences(batch, expected, answers).values())
     return {"shape": list(batch.ids.shape), "largest_difference": largest}
 
 
 def session_answers(session: OnnxSession, batch: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without the columns that a short batch was padded by."""
     outputs, length = session(batch), batch.ids.shape[1]
-    found = {name: outputs[name] for name in expected if name in outputs}
-    return {name: it[:, :length] if it.shape != expected[name].shape else it for name, it in found.items()}
+    answers = {name: outputs[name] for name in expected if name in outputs}
+    return {name: it[:, :length] if it.shape != expected[name].shape else it for name, it in answers.items()}
 
 
 def floating(outputs: Mapping[str, Tensor], names: Sequence[str] | None = None) -> dict[str, Tensor]:

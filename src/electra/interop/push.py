@@ -132,10 +132,10 @@ def answers(endpoint: str) -> Iterator[None]:
             raise MachineError(f"{endpoint}: {reason.rstrip('.')}. {again}") from None
         code = answer.response.status_code
         reason = next(iter((answer.server_message or answer.response.reason_phrase or "").splitlines()), "")
-        said = f"{endpoint} answered {code}" + (f" ({reason.rstrip('.')})" if reason else "")
+        status = f"{endpoint} answered {code}" + (f" ({reason.rstrip('.')})" if reason else "")
         if code in (401, 403):
             remedy = f"the token may not do this. Log in with one that may write ({TOKEN_PAGE})"
-            raise MachineError(f"{said}: {remedy}.") from None
+            raise MachineError(f"{status}: {remedy}.") from None
         if code == 400:
-            raise DataError(f"{said}: it does not take these files. Nothing was committed.") from None
-        raise MachineError(f"{said}. {again}") from None
+            raise DataError(f"{status}: it does not take these files. Nothing was committed.") from None
+        raise MachineError(f"{status}. {again}") from None

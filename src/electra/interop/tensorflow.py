@@ -93,8 +93,8 @@ class Bundle:
             self.check_bytes(name, entry)
 
     def check_bytes(self, name: str, entry: BundleEntry) -> None:
-        asked = math.prod(entry.shape) * np.dtype(NUMPY_TYPES.get(entry.type, "<f4")).itemsize
-        if asked != entry.size or entry.type not in NUMPY_TYPES:
+        size = math.prod(entry.shape) * np.dtype(NUMPY_TYPES.get(entry.type, "<f4")).itemsize
+        if size != entry.size or entry.type not in NUMPY_TYPES:
             raise CorruptError(f"{self.prefix}: {name} has the shape {entry.shape}, but {entry.size:,} bytes.")
         if not 0 <= entry.shard < self.shards:
             raise CorruptError(f"{self.prefix}: {name} is said to be in file {entry.shard} of {self.shards}.")
