@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from electra.base.errors import CorruptError, DataError
-from electra.base.files import is_plain_name, read_json, read_object
+from electra.base.files import is_plain_name, read_object
 from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, frame, read_tokenizer
 from electra.train.checkpoint import require_floats
 
@@ -173,14 +173,14 @@ def file_vocabulary(path: Path, lowercase: bool | None, notes: list[str]) -> Tok
     """`lowercase` is for a vocab.txt, which does not say it; a tokenizer.json does."""
     if path.suffix != ".json":
         return adopted(path, lowercase, None, True, notes)
-    content = read_json(path)
-    if isinstance(content, dict) and (renamed := with_our_tokens(content)):
+    content = read_object(path)
+    renamed = with_our_tokens(content)
+    tokenizer = read_tokenizer(path, json.dumps(renamed or content))
+    if renamed:
+        frame(tokenizer)
         pairs = ", ".join(f"{theirs} {ours}" for theirs, ours in ROBERTA_TOKENS.items())
         notes.append(f"the special tokens have our names now: {pairs}. Pairs of texts have one [SEP] between them.")
-        tokenizer = read_tokenizer(path, json.dumps(renamed))
-        frame(tokenizer)
-        return tokenizer
-    return read_tokenizer(path, json.dumps(content))
+    return tokenizer
 
 
 def adopted(path: Path, lowercase: bool | None, strip: bool | None, split_cjk: bool, notes: list[str]) -> Tokenizer:

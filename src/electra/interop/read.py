@@ -109,11 +109,10 @@ class Stored:
 
 
 def read_folder(folder: Path) -> Stored:
-    vocabulary = folder / "vocab.txt"
-    others = {WEIGHTS: folder / INDEX, "tokenizer.json": vocabulary}
-    for name in ("config.json", WEIGHTS, "tokenizer.json"):
-        if not (folder / name).is_file() and not (name in others and others[name].is_file()):
-            raise DataError(f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.')
+    for names in (("config.json",), (WEIGHTS, INDEX), ("tokenizer.json", "vocab.txt")):
+        if not any((folder / name).is_file() for name in names):
+            what = f"is not a model folder: it has no {names[0]}"
+            raise DataError(f'{folder} {what}. "electra export" writes such folders.')
     refuse_edited(folder)
     config = read_object(folder / "config.json")
     if not isinstance(config.get("model_type"), str) or config["model_type"] not in FORMATS:

@@ -33,7 +33,7 @@ from electra.base.files import (
     write_synced,
     writing,
 )
-from electra.data.tokenizer import special_ids, vocabulary_size
+from electra.data.tokenizer import SPECIAL_TOKENS, special_ids, vocabulary_size
 from electra.interop.card import CARD
 from electra.interop.foreign import INDEX, WEIGHTS
 from electra.interop.formats import FORMATS, config_json, network_class, network_tensors
@@ -96,7 +96,7 @@ class Folder:
         return {
             "config.json": json.dumps(config, indent=2, ensure_ascii=False).encode(),
             "tokenizer.json": self.tokenizer.to_str(pretty=True).encode(),
-            "tokenizer_config.json": json.dumps(tokenizer_config(self.tokenizer, config), indent=2).encode(),
+            "tokenizer_config.json": json.dumps(tokenizer_config(config), indent=2).encode(),
             **self.files,
         }
 
@@ -189,14 +189,13 @@ def write_network(
     return f"same ids and same {'states' if network.head is None else 'logits'} as ours, read back by {readers}"
 
 
-def tokenizer_config(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
-    special, names = special_ids(tokenizer), ("pad", "unk", "cls", "sep", "mask")
+def tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],
         "model_input_names": FORMATS[config["model_type"]].inputs,
         "clean_up_tokenization_spaces": False,
-        **{f"{name}_token": tokenizer.id_to_token(getattr(special, name)) for name in names},
+        **{f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS},
     }
 
 
