@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Content = TypeVar("Content")
-Model = TypeVar("Model", bound="BaseModel")
+AnyModel = TypeVar("AnyModel", bound="BaseModel")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_JSON = 1 << 28
@@ -269,7 +269,7 @@ def read_object(path: Place, remedy: str = "restore it, or remove it") -> dict[s
     return content
 
 
-def read_model(path: Place, kind: type[Model], remedy: str) -> Model:
+def read_model(path: Place, kind: type[AnyModel], remedy: str) -> AnyModel:
     """A file of ours, whose content has the shape of a model of pydantic's."""
     from pydantic import ValidationError
 
