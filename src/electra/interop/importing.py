@@ -9,6 +9,7 @@ begins with rows that no token reads, and it has one type of segment where we ha
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,22 +158,22 @@ def import_network(source: Path, out: Path, generator: Path | None, options: Imp
         if len(candidates) > 1:
             raise SettingsError(f"{source} has a generator of its own: another one cannot be added. Leave it out.")
         candidates += read_candidates(generator, options, notes)[-1:]
-    tokenizer = next((it.tokenizer for it in candidates if it.tokenizer), None)
+    tokenizers = [it.tokenizer for it in candidates if it.tokenizer]
     if options.tokenizer is not None:
-        tokenizer = given_tokenizer(options.tokenizer, options.lowercase, notes)
-    if tokenizer is None:
+        tokenizers = [given_tokenizer(options.tokenizer, options.lowercase, notes)]
+    if not tokenizers:
         raise DataError(f"{source} has neither tokenizer.json nor vocab.txt. Give one.", ("tokenizer",))
-    others = [it.tokenizer for it in candidates if it.tokenizer and options.tokenizer is None]
+    tokenizer, *others = tokenizers
     if not all(is_same_tokenizer(it, tokenizer) for it in others):
         raise DataError(f"{source} and {generator} have different tokenizers: they are no pair.")
 
     networks: list[Pretrained] = []
     left_out: dict[str, str] = {}
-    taken: dict[Path, set[str]] = {}
+    taken: defaultdict[Path, set[str]] = defaultdict(set)  # by file: a TensorFlow checkpoint has two networks
     for candidate in candidates:
         network, used = build_candidate(candidate, tokenizer, notes)
         networks.append(network)
-        taken[candidate.weights.where] = taken.get(candidate.weights.where, set()) | used
+        taken[candidate.weights.where] |= used
     for candidate, network in zip(candidates, networks, strict=True):
         unused = [name for name in candidate.weights.shapes if name not in taken[candidate.weights.where]]
         left_out |= {name: reason(name, candidate.family, network.kind) for name in unused}
