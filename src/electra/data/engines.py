@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from electra.base.errors import ElectraError, MachineError
+from electra.base.errors import ElectraError, MachineError, first_line
 from electra.base.jobs import run_jobs
 from electra.base.remote import Place
 from electra.data.corpus import Reading
@@ -124,9 +124,8 @@ def run_ray(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, ElectraError | OSError) else error from None
     except ray.exceptions.RayError as error:
-        problem = next(iter(str(error).splitlines()), "")
         remedy = "What is finished is kept: run the same command again"
-        raise MachineError(f"Ray gave up after {_TRIES} tries ({problem}). {remedy}.") from None
+        raise MachineError(f"Ray gave up after {_TRIES} tries ({first_line(error)}). {remedy}.") from None
     finally:
         if ours:
             ray.shutdown()

@@ -16,7 +16,7 @@ from pydantic import Field
 from tokenizers import Encoding, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from electra.base.config import Settings
-from electra.base.errors import CorruptError, DataError, MachineError
+from electra.base.errors import CorruptError, DataError, MachineError, first_line
 from electra.base.files import parse_json, read_bytes, refuse_other_kind, remove_leftovers, write_atomically
 from electra.base.jobs import interruptible
 from electra.base.progress import live_bars
@@ -108,8 +108,8 @@ def read_tokenizer(file: Place, text: str) -> Tokenizer:
     except (CorruptError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
-        reason = next(iter(str(error).splitlines()), "")
-        raise CorruptError(f'{file} is not a tokenizer.json ({reason}). Train one with "electra tokenizer".') from None
+        what = f"is not a tokenizer.json ({first_line(error)})"
+        raise CorruptError(f'{file} {what}. Train one with "electra tokenizer".') from None
 
 
 def refuse_patterns(file: Place, content: Any) -> None:

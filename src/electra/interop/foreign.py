@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from electra.base.errors import CorruptError, DataError
+from electra.base.errors import CorruptError, DataError, first_line
 from electra.base.files import is_plain_name, read_object
 from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, frame, read_tokenizer
 from electra.train.checkpoint import require_floats
@@ -129,10 +129,8 @@ def open_bin(path: Path) -> Weights:
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise nothing more specific
-        reason = next(iter(str(error).splitlines()), "")
-        raise CorruptError(
-            f"{path} holds more than weights, or is damaged ({reason[:200]}). It was not read."
-        ) from None
+        reason = first_line(error)[:200]
+        raise CorruptError(f"{path} holds more than weights, or is damaged ({reason}). It was not read.") from None
     tables = tensors.values() if isinstance(tensors, dict) else [None]
     if not all(isinstance(it, Tensor) and it.layout == torch.strided for it in tables):
         raise CorruptError(f"{path} is not a table of tensors, or has sparse ones.")

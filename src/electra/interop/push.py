@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra.base.errors import CorruptError, DataError, ElectraError, MachineError, SettingsError
+from electra.base.errors import CorruptError, DataError, ElectraError, MachineError, SettingsError, first_line
 from electra.base.files import FOLDER_FILES, FOLDER_MANIFEST, distrust, is_plain_name, read_object, refuse_edited
 from electra.base.progress import live_bars
 from electra.interop.card import CARD, TO_FILL
@@ -126,12 +126,12 @@ def answers(endpoint: str) -> Iterator[None]:
         again = "Nothing was committed; run the same command again."
         answer = error if isinstance(error, HfHubHTTPError) else error.__cause__
         if not isinstance(answer, HfHubHTTPError):
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            reason = first_line(error) or type(error).__name__
             if "xet-write-token" in reason:
                 again = "Nothing was committed. Where the server knows no Xet, set HF_HUB_DISABLE_XET=1."
             raise MachineError(f"{endpoint}: {reason.rstrip('.')}. {again}") from None
         code = answer.response.status_code
-        reason = next(iter((answer.server_message or answer.response.reason_phrase or "").splitlines()), "")
+        reason = first_line(answer.server_message or answer.response.reason_phrase or "")
         status = f"{endpoint} answered {code}" + (f" ({reason.rstrip('.')})" if reason else "")
         if code in (401, 403):
             remedy = f"the token may not do this. Log in with one that may write ({TOKEN_PAGE})"

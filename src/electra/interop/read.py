@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from electra.base.errors import CorruptError, DataError, ElectraError
+from electra.base.errors import CorruptError, DataError, ElectraError, first_line
 from electra.base.files import read_object, refuse_edited, validation_text
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, vocabulary_size
 from electra.interop.foreign import INDEX, WEIGHTS, folder_weights, open_safetensors
@@ -169,7 +169,7 @@ def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int,
     except KeyError as error:
         raise CorruptError(f"{where} has no {error}.") from None
     except (RuntimeError, IndexError) as error:  # matrices that are joined here
-        raise CorruptError(f"{where} does not fit its config.json: {str(error).splitlines()[0]}.") from None
+        raise CorruptError(f"{where} does not fit its config.json: {first_line(error)}.") from None
     words = stored.get("embeddings.words.weight")
     if words is not None and len(words) != vocab_size:
         raise CorruptError(f"config.json: vocab_size is {vocab_size}, {where} has {len(words)} words.")
