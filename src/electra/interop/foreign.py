@@ -197,32 +197,25 @@ def adopted(path: Path, lowercase: bool | None, strip: bool | None, split_cjk: b
 
 
 def with_our_tokens(content: dict[str, Any]) -> dict[str, Any] | None:
-    """RoBERTa's tokenizer with our names for its special tokens, and without its way to put texts together; None where they are
-    ours."""
-    model = content.get("model")
-    pieces = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(pieces, dict | list):
+    """RoBERTa's tokenizer with our names for its special tokens, and without its way to put texts together; None where it is not
+    RoBERTa's, or has ours."""
+    names: set[str] = set()
+
+    def renamed(value: Any) -> Any:
+        match value:
+            case str():
+                names.add(value)
+                return ROBERTA_TOKENS.get(value, value)
+            case dict():
+                return {renamed(key): renamed(it) for key, it in value.items()}
+            case list():
+                return [renamed(it) for it in value]
+        return value
+
+    parts = {key: renamed(content.get(key)) for key in ("model", "added_tokens")}
+    if not ROBERTA_TOKENS.keys() <= names or names & set(SPECIAL_TOKENS):
         return None
-    items: list[Any] = list(pieces.items()) if isinstance(pieces, dict) else pieces
-    if not all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) for item in items):
-        return None
-    added = [it for it in content.get("added_tokens") or () if isinstance(it, dict)]
-    known = {item[0] for item in items} | {str(it.get("content")) for it in added}
-    if not ROBERTA_TOKENS.keys() <= known or known & ROBERTA_TOKENS.keys() & set(SPECIAL_TOKENS):
-        return None
-    renamed = [(ROBERTA_TOKENS.get(name, name), value) for name, value in items]
-    tokens = [{**it, "content": ROBERTA_TOKENS.get(str(it.get("content")), it.get("content"))} for it in added]
-    unknown = model.get("unk_token")
-    return {
-        **content,
-        "added_tokens": tokens,
-        "model": {
-            **model,
-            "vocab": dict(renamed) if isinstance(pieces, dict) else renamed,
-            **({"unk_token": ROBERTA_TOKENS.get(unknown, unknown)} if isinstance(unknown, str) else {}),
-        },
-        "post_processor": None,
-    }  # fmt: skip
+    return {**content, **parts, "post_processor": None}
 
 
 def refuse_code(path: Path, content: Mapping[str, Any]) -> None:
