@@ -36,7 +36,7 @@ MOST_CHARACTERS = 1_000_000_000  # of more text about this much is used: documen
 _CHARACTER_COVERAGE = 0.9999
 # What has no space for so long (base64, minified code) is no word: it is cut, since trainers take the square of its time.
 _LONGEST_RUN = re.compile(r"\S{1,400}")
-_ENCODED_AT_ONCE = 1 << 16  # characters that are encoded at once: the library needs 150 bytes for each
+ENCODED_AT_ONCE = 1 << 16  # characters that are encoded at once: the library needs 150 bytes for each
 # A regular expression that one pass over the text decides: no group is repeated, nothing refers back, and of each choice
 # one part at most is repeated without an end. The others here are known too: byte-level splits of GPT-2 and GPT-4.
 _REPEATED_GROUP = re.compile(r"\)[*+{]|\\[1-9k]|\(\?<?[=!][^)]*[*+]")
@@ -386,7 +386,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = 
     """A long text goes in parts, so that memory is bounded and Ctrl-C is answered, and no further than `most` ids."""
     for text in texts:
         require_characters(text)
-    if all(len(text) <= _ENCODED_AT_ONCE for text in texts):
+    if all(len(text) <= ENCODED_AT_ONCE for text in texts):
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [TokenIds(it.ids, it.tokens, it.offsets) for it in encodings]
     return [_join_parts(tokenizer, text, most) for text in texts]
@@ -396,7 +396,7 @@ def encode_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = No
     """The ids of `encode_texts` alone, four bytes each, so that a text of any length fits; no more than `most`."""
     for text in texts:
         require_characters(text)
-    short = [number for number, text in enumerate(texts) if len(text) <= _ENCODED_AT_ONCE]
+    short = [number for number, text in enumerate(texts) if len(text) <= ENCODED_AT_ONCE]
     encodings = tokenizer.encode_batch_fast([texts[number] for number in short], add_special_tokens=False)
     ids = {number: np.array(it.ids[:most], np.int32) for number, it in zip(short, encodings, strict=True)}
     for number in set(range(len(texts))).difference(short):
@@ -409,7 +409,7 @@ def _encode_parts(tokenizer: Tokenizer, text: str, most: int | None) -> Iterator
     """Where each part begins, and its encoding. Cut before a whitespace where there is one: no word is seen differently for
     the cut. No further part follows more than `most` ids."""
     start = count = 0
-    for part in cut_at_whitespace(text, _ENCODED_AT_ONCE):
+    for part in cut_at_whitespace(text, ENCODED_AT_ONCE):
         encoding = tokenizer.encode(part, add_special_tokens=False)
         yield start, encoding
         start, count = start + len(part), count + len(encoding.ids)

@@ -30,10 +30,8 @@ from electra.data.corpus import Reading, cut_at_whitespace
 from electra.data.filters import fingerprint, removed_by, text_hash
 from electra.data.plan import UNITS, Unit
 from electra.data.shards import SPLITS, TOKENIZER, ShardEntry, Split, token_dtype
-from electra.data.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
+from electra.data.tokenizer import ENCODED_AT_ONCE, load_tokenizer, tokenizer_hash, vocabulary_size
 
-# The tokenizers library needs about 150 bytes for each byte of text that it encodes at once.
-_LONGEST_LINE = 1 << 16
 _REMEMBERED_CHARACTERS = 1 << 21
 
 
@@ -287,7 +285,7 @@ class WordCache(dict[str, bytes]):
 
     def encode(self, line: str) -> bytes:
         """A very long line goes in parts, cut before a whitespace, where no token is divided."""
-        parts = cut_at_whitespace(line, _LONGEST_LINE)
+        parts = cut_at_whitespace(line, ENCODED_AT_ONCE)
         if self.words_are_independent:
             return b"".join(map(self.__getitem__, chain.from_iterable(map(str.split, parts))))
         return b"".join(map(self.look_up, parts))
