@@ -294,11 +294,9 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
     """Discriminator and generator of an ELECTRA, or a BERT."""
     weights, folder = read_bundle(prefix), prefix.parent
     tokenizer = folder_vocabulary(folder, options.lowercase, notes)
-    config = {}
-    for name in ("config.json", "bert_config.json", "electra_config.json"):
-        if (folder / name).exists():
-            config = read_object(inside(folder, name))
-            break
+    names = ("config.json", "bert_config.json", "electra_config.json")
+    name = next((it for it in names if (folder / it).exists()), "")
+    config = read_object(inside(folder, name)) if name else {}
     if any(name.endswith("/.ATTRIBUTES/VARIABLE_VALUE") for name in weights.shapes):
         raise DataError(
             f"{prefix} is a checkpoint of TensorFlow 2's objects. Only names of TensorFlow 1 (electra/…, bert/…) are known."

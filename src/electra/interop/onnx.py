@@ -107,8 +107,8 @@ def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:
         require(module)
     probe = probe_batch(source.tokenizer, source.longest)
     ours = answers_of(source.network)
-    names = [name for name in ours(probe) if name not in UNUSED_OUTPUTS]
-    expected = {name: it for name, it in ours(probe).items() if name in names}
+    expected = {name: it for name, it in ours(probe).items() if name not in UNUSED_OUTPUTS}
+    names = list(expected)
     other = ours(replace(probe, segments=1 - probe.segments))
     reads_segments = not all(other[name].equal(it) for name, it in expected.items())  # ModernBERT has none
     graph = exported_graph(source, names, INPUTS if reads_segments else INPUTS[:2])
