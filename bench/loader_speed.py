@@ -41,7 +41,7 @@ def corpus(shards: int = 8, documents: int = 10_000) -> TokenData:
         return Shard(rng.integers(1000, 30_522, lines[-1], dtype=np.uint16), lines[7::8], lines)
 
     manifest: Any = SimpleNamespace(vocab_size=30_522)
-    return TokenData(Path(), "train", tuple(shard() for _ in range(shards)), manifest)
+    return TokenData(tuple(shard() for _ in range(shards)), manifest)
 
 
 def seconds(make: Callable[[int], object], clock: Callable[[], float]) -> float:

@@ -1,5 +1,4 @@
 import dataclasses
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +25,7 @@ def make_data(documents_of_shards: list[list[list[int]]]) -> TokenData:
         ends = np.cumsum([sum(document) for document in documents])
         tokens = np.arange(5, 5 + (ends[-1] if len(ends) else 0)).astype(np.uint16)
         shards.append(Shard(tokens, ends.astype(np.int64), lines.astype(np.int64)))
-    return TokenData(Path(), "train", tuple(shards), SimpleNamespace())
+    return TokenData(tuple(shards), SimpleNamespace())
 
 
 def all_rows(rows, length):

@@ -103,7 +103,9 @@ def test_a_folder_without_a_manifest_names_the_command(prepared: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"version": 1}', '{"version": 2}', "\xff"])
 def test_a_damaged_manifest_is_refused(prepared: Path, text: str) -> None:
     (prepared / "manifest.json").write_bytes(text.encode("latin-1"))
-    assert "manifest.json is damaged" in refused(prepared)
+    message = refused(prepared)
+    assert "manifest.json is damaged" in message or "manifest.json cannot be read" in message
+    assert message.endswith(': remove it and run "electra prepare" again.')
 
 
 def test_a_manifest_cannot_name_files_elsewhere(prepared: Path) -> None:

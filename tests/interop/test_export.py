@@ -169,7 +169,7 @@ def test_a_folder_that_transformers_wrote_loads_here(finished_run, tmp_path):
         ("config.json", b"[]", CorruptError, "cannot be read"),
         ("config.json", b"\xff", CorruptError, "cannot be read"),
         ("tokenizer.json", b"{}", CorruptError, "not a tokenizer.json"),
-        ("model.safetensors", b"\x80\x04cos\nsystem\n", CorruptError, "cannot be read"),
+        ("model.safetensors", b"\x80\x04cos\nsystem\n", CorruptError, "a pickle under the name of a safetensors file"),
         ("model.safetensors", None, DataError, "has no model.safetensors"),
     ],
 )

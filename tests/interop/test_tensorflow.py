@@ -16,7 +16,7 @@ import electra as package
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError
 from electra.interop.read import read_network
-from electra.interop.tensorflow import crc32c, masked, ordered, read_bundle, table_entries
+from electra.interop.tensorflow import crc32c, masked, ordered, parse_entry, read_bundle, table_entries
 from helpers import electra, our_logits
 
 STORED = Path(__file__).parent / "tensorflow"
@@ -289,6 +289,11 @@ def test_slices_that_overlap_leave_no_hole_unseen(copy, tmp_path):
     rebuilt(folder / f"{PREFIX}.index", lambda entries: entries | {name: whole})
     with pytest.raises(CorruptError, match="word_embeddings has NaN"):
         package.import_model(folder, tmp_path / "out")
+
+
+def test_a_slice_without_a_length_is_the_whole_dimension():
+    rows_and_all_columns = b"\x3a\x06\x0a\x02\x10\x08\x0a\x00"
+    assert parse_entry(entry(more=rows_and_all_columns)).slices == [[(0, 8), (0, -1)]]
 
 
 def test_links_and_missing_files_are_refused(copy, tmp_path):

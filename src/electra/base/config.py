@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import annotated_types
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from electra.base.errors import CorruptError, MachineError, SettingsError
 from electra.base.files import read_bytes
@@ -26,15 +26,7 @@ MOST_TOML, MOST_SECTIONS, MOST_PROBLEMS, LARGEST = 1 << 22, 8, 20, 10**15
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 GREATEST = 1e300
 """Of what was measured: beyond it neither a difference nor an axis can be computed."""
-
-
-def figure(value: float) -> float:
-    if not abs(value) <= GREATEST:
-        raise ValueError(f"{value:g} is beyond {GREATEST:g}")
-    return value
-
-
-Figure = Annotated[float, AfterValidator(figure)]
+Figure = Annotated[float, Field(ge=-GREATEST, le=GREATEST, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
@@ -48,7 +40,7 @@ class Settings(BaseModel):
         it can be written to a file and, as a path, opened."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+            for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str) and _UNWRITABLE.search(text):
                     raise ValueError(f"{name}={short(text)} has a character that no file can hold")
             has_bound = any(isinstance(it, annotated_types.Le | annotated_types.Lt) for it in field.metadata)
@@ -76,20 +68,20 @@ def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
     """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
     joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""
     is_file, known = os.path.isfile(name), recipe_names(folder)  # noqa: PTH113  (an error where it is too long)
+    if name in known:
+        return parse_toml((resources.files("electra") / folder / f"{name}.toml").read_text("utf-8"))
     if "+" in name and not is_file:
         parts = [flatten(read_recipe(part, folder)) for part in name.split("+")]
         return nest({key: value for part in parts for key, value in part.items()})
-    if name not in known and not is_file:
+    if not is_file:
         near = difflib.get_close_matches(name, known, n=1) or [one for one in known if name in one.split("-")]
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Shipped are {', '.join(known)}."
         raise SettingsError(f"no recipe {short(name)}: it is neither a TOML file nor a shipped recipe. {hint}")
-    path = resources.files("electra") / folder / f"{name}.toml" if name in known else Path(name)
     try:
-        text = path.read_text("utf-8") if name in known else read_bytes(Path(name), MOST_TOML).decode("utf-8-sig")
-        return parse_toml(text)
+        return parse_toml(read_bytes(Path(name), MOST_TOML).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SettingsError(f"recipe {name} cannot be read: byte {error.start} is not UTF-8. Convert it.") from None
-    except (OSError, CorruptError) as error:
+    except CorruptError as error:
         raise SettingsError(f"recipe {name} cannot be read: {str(error).rstrip('.')}.") from None
     except MachineError:
         raise

@@ -77,6 +77,11 @@ def shortened(line: str) -> str:
     return line if len(line) <= LONGEST_MESSAGE_LINE else f"{line[: LONGEST_MESSAGE_LINE - 300]} … {line[-290:]}"
 
 
+def first_line(error: object) -> str:
+    """Of what a library says, which may be a page, or nothing."""
+    return next(iter(str(error).splitlines()), "")
+
+
 def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 

@@ -17,6 +17,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,10 +25,11 @@ from electra.base.errors import CorruptError, DiskFullError, ElectraError, Forbi
 from electra.base.remote import Place, RemotePath
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import BaseModel, TypeAdapter, ValidationError
 
 log = logging.getLogger(__name__)
 Content = TypeVar("Content")
+AnyModel = TypeVar("AnyModel", bound="BaseModel")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_JSON = 1 << 28
@@ -68,17 +70,14 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise unwritable(path, error, "more bytes" if needed is None else f"{needed:,} bytes") from None
-
-
-def unwritable(path: Path, error: OSError, needed: str) -> MachineError:
-    if error.errno not in FULL:
-        return MachineError(f"{path} cannot be written: {error.strerror or error}. Choose another place.")
-    free = shutil.disk_usage(next(it for it in path.absolute().parents if it.is_dir())).free
-    return DiskFullError(
-        f"{path} does not fit ({error.strerror}): it needs {needed}, {free:,} are free. What was there before is "
-        "unchanged. Free some space and run the same command again."
-    )
+        if error.errno not in FULL:
+            raise MachineError(f"{path} cannot be written: {error.strerror or error}. Choose another place.") from None
+        size = "more bytes" if needed is None else f"{needed:,} bytes"
+        free = shutil.disk_usage(next(it for it in path.absolute().parents if it.is_dir())).free
+        raise DiskFullError(
+            f"{path} does not fit ({error.strerror}): it needs {size}, {free:,} are free. What was there before is "
+            "unchanged. Free some space and run the same command again."
+        ) from None
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -102,26 +101,29 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_MACHINE}.{os.getpid()}.tmp")
 
 
-def write_atomically(path: Place, data: bytes) -> None:
-    """The file is there whole or not at all, also after a power cut."""
-    if isinstance(path, RemotePath):
-        return path.write_bytes(data)
-    refuse_to_replace(path)
+@contextmanager
+def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
+    """The file is there whole or not at all, also after a power cut: what is yielded becomes `path` once all of it is on the disk."""
+    if path.exists() and not path.is_file():  # it would be gone: /dev/null for everybody
+        raise MachineError(f"{path} is a folder, a pipe or a device, not a file. Choose another place.")
     temporary = temporary_name(path)
     try:
-        write_synced(temporary, data)
-        with writing(path, len(data)):
+        with writing(path, needed):
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
             temporary.replace(path)
             sync_folder(path.parent)
-    except MachineError as error:
-        temporary.unlink(missing_ok=True)
-        raise type(error)(str(error).replace(str(temporary), str(path))) from None
+    finally:
+        with suppress(OSError):  # the first error is the one to report
+            temporary.unlink(missing_ok=True)
 
 
-def refuse_to_replace(path: Path) -> None:
-    """A device, a pipe or a folder that is given as the place of a file would be gone, /dev/null for everybody."""
-    if path.exists() and not path.is_file():
-        raise MachineError(f"{path} is a folder, a pipe or a device, not a file. Choose another place.")
+def write_atomically(path: Place, data: bytes) -> None:
+    if isinstance(path, RemotePath):
+        return path.write_bytes(data)
+    with replacing(path, len(data)) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -171,14 +173,14 @@ def read_bytes(path: Place, most: int = MOST_JSON) -> bytes:
     """A regular file of a bounded size: a pipe or a device might never end."""
     try:
         if isinstance(path, RemotePath):
-            if (size := path.status()[0]) > most:
-                raise CorruptError(f"{path} has {size:,} bytes, at most {most:,} are read.")
-            return path.read_bytes()
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptError(f"{path} is not a regular file. Put the right one there.")
-        if status.st_size > most:
-            raise CorruptError(f"{path} has {status.st_size:,} bytes, at most {most:,} are read.")
+            size, _ = path.status()
+        else:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise CorruptError(f"{path} is not a regular file. Put the right one there.")
+            size = status.st_size
+        if size > most:
+            raise CorruptError(f"{path} has {size:,} bytes, at most {most:,} are read.")
         return path.read_bytes()
     except FileNotFoundError:
         raise CorruptError(f"{path} is missing. Restore it.") from None
@@ -191,9 +193,9 @@ def unreadable(path: Place, error: OSError) -> MachineError:
     return kind(f"{path} cannot be read: {error.strerror}.")
 
 
-def parse_json(data: bytes | str, halves: bool = False) -> Any:
-    """As the standard has JSON, and bounded; a ValueError says what is wrong in words. `halves`: lone surrogates are for the
-    caller to find."""
+def parse_json(data: bytes | str, lone_surrogates: bool = False) -> Any:
+    """As the standard has JSON, and bounded; a ValueError says what is wrong in words. `lone_surrogates` are
+    refused, unless the caller looks for them."""
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         if text.startswith("\ufeff"):
@@ -207,7 +209,7 @@ def parse_json(data: bytes | str, halves: bool = False) -> Any:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
     if text.count("[") + text.count("{") > DEEPEST and _depth(content) > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST} levels")
-    if not halves and _SURROGATE.search(text):
+    if not lone_surrogates and _SURROGATE.search(text):
         try:
             json.dumps(content, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -219,7 +221,7 @@ def parse_json(data: bytes | str, halves: bool = False) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of two values under one key every reader would choose its own."""
     if len(content := dict(pairs)) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:60]!r} is there twice")
     return content
 
@@ -267,47 +269,50 @@ def read_object(path: Place, remedy: str = "restore it, or remove it") -> dict[s
     return content
 
 
+def read_model(path: Place, kind: type[AnyModel], remedy: str) -> AnyModel:
+    """A file of ours, whose content has the shape of a model of pydantic's."""
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate(read_object(path, remedy))
+    except ValidationError as error:
+        what = f"is damaged or of another version ({validation_text(error)})"
+        raise CorruptError(f"{path} {what}: {remedy}.") from None
+
+
 def validation_text(error: "ValidationError") -> str:
     """What is wrong with the content of a file, the first three of it. A check of several values together has no place, and pydantic's
     own word before it."""
-    told = [(".".join(map(str, it["loc"])), it["msg"].removeprefix("Value error, ")) for it in error.errors()[:3]]
-    return "; ".join(f"{place}: {text}" if place else text for place, text in told)
+    problems = [(".".join(map(str, it["loc"])), it["msg"].removeprefix("Value error, ")) for it in error.errors()[:3]]
+    return "; ".join(f"{place}: {text}" if place else text for place, text in problems)
 
 
 def read_or_set_aside(path: Path) -> dict[str, Any] | None:
     """A file that its owner can write anew: None where there is none. A damaged one is kept under another name."""
-    return _or_set_aside(path, read_object)
+    from pydantic import TypeAdapter
+
+    return read_shaped_or_set_aside(path, TypeAdapter(dict[str, Any]))
 
 
 def read_shaped_or_set_aside(path: Path, shape: "TypeAdapter[Content]") -> Content | None:
     """The same, where what is in it must have a shape too."""
+    from pydantic import ValidationError
 
-    def read(path: Path) -> Content:
-        from pydantic import ValidationError
-
-        try:
-            return shape.validate_python(read_object(path))
-        except ValidationError as error:
-            raise CorruptError(f"{path} is damaged ({validation_text(error)}).") from None
-
-    return _or_set_aside(path, read)
-
-
-def _or_set_aside(path: Path, read: Callable[[Path], Content]) -> Content | None:
     if not path.is_file():
         return None
     try:
-        return read(path)
+        return shape.validate_python(read_object(path))
     except CorruptError as error:
-        log.warning("%s Kept as %s; a new one is written.", error, set_aside_file(path).name)
-        return None
+        problem = str(error)
+    except ValidationError as error:
+        problem = f"{path} is damaged ({validation_text(error)})."
+    log.warning("%s Kept as %s; a new one is written.", problem, set_aside_file(path).name)
+    return None
 
 
 def set_aside_file(path: Path) -> Path:
-    number = next(
-        number for number in range(1, 1 << 20) if not path.with_name(f"{path.name}.damaged-{number}").exists()
-    )
-    return path.rename(path.with_name(f"{path.name}.damaged-{number}"))
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
@@ -339,7 +344,7 @@ def is_plain_name(name: str) -> bool:
     )
 
 
-def manifest_problems(folder: Path, manifest: Any, required: Collection[str] = ()) -> Iterator[str]:
+def manifest_problems(folder: Path, manifest: Any, required: Collection[str]) -> Iterator[str]:
     """How the files of a folder differ from what its manifest says of them; sizes are asked before hashes. `required` are
     names that it must have an entry for."""
     if not isinstance(manifest, Mapping) or not manifest:
@@ -355,18 +360,24 @@ def manifest_problems(folder: Path, manifest: Any, required: Collection[str] = (
             yield f"{name} {problem}"
 
 
+def manifest_entry(data: bytes) -> dict[str, Any]:
+    """What a manifest says of a file with these bytes."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
 def file_problem(path: Place, size: Any, sha256: str) -> str | None:
+    """How a file differs from its entry."""
     try:
         if isinstance(path, RemotePath):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            return None if digest == sha256 else f"has sha256 {digest[:12]}…, not {sha256[:12]}…"
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            return "is not a regular file"
-        if size is not None and status.st_size != size:
-            return f"has {status.st_size:,} bytes, not {str(size)[:20]}"
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        else:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                return "is not a regular file"
+            if size is not None and status.st_size != size:
+                return f"has {status.st_size:,} bytes, not {str(size)[:20]}"
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return "is missing"
     except PermissionError as error:

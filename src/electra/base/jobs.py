@@ -154,7 +154,7 @@ def run_jobs(
             # a worker sends None when it is ready to begin, then a result after each job
             for connection in wait(list(processes), timeout=0 if more and len(ahead) < workers else 0.3):
                 message = _receive(connection, processes[connection])
-                if isinstance(message, Said):
+                if isinstance(message, LogMessage):
                     log.log(*message)
                     continue
                 idle.append(connection)
@@ -193,7 +193,7 @@ def _receive(connection: Any, process: Any) -> Any:
         ) from None
 
 
-class Said(NamedTuple):
+class LogMessage(NamedTuple):
     """A message that a worker logged."""
 
     level: int
@@ -209,7 +209,7 @@ class Relay(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
-            self.connection.send(Said(record.levelno, record.getMessage()))
+            self.connection.send(LogMessage(record.levelno, record.getMessage()))
 
 
 @contextmanager
@@ -236,9 +236,7 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(
-    function: Callable[..., Any], start: Callable[[], object] | None, connection: Any, relays: bool = False
-) -> None:
+def _work(function: Callable[..., Any], start: Callable[[], object] | None, connection: Any, relays: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     relay, logger = Relay(connection), logging.getLogger("electra")

@@ -93,7 +93,7 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """A second."""
+        """Per second."""
         return (self.done - self.first) / self.seconds
 
     def report(self, text: str, seconds_left: float | None = None) -> None:

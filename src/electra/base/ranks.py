@@ -96,8 +96,8 @@ class Ranks:
         """Any process's signal, and the values of process 0."""
         if not self.together:
             return signal, list(values)
-        said = [float(signal or 0), *(values if self.is_first else [-torch.inf] * len(values))]
-        agreed = torch.tensor(said, dtype=torch.float64)
+        own = [float(signal or 0), *(values if self.is_first else [-torch.inf] * len(values))]
+        agreed = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         number, *rest = agreed.tolist()
         return int(number) or None, rest

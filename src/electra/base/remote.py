@@ -63,8 +63,8 @@ class RemotePath:
         """Of this folder and those below, by name, with size and stamp."""
         with self._asking() as (system, path):
             system.invalidate_cache()
-            found = system.find(path, detail=True)
-        for name, entry in sorted(found.items()):
+            entries = system.find(path, detail=True)
+        for name, entry in sorted(entries.items()):
             relative = name.strip("/").removeprefix(path.strip("/")).strip("/")
             yield self / relative, *_size_and_stamp(entry)
 

@@ -31,7 +31,7 @@ STEPS_AHEAD = 64  # `permute` takes hardly longer for many steps than for one
 
 @dataclass(frozen=True)
 class Loader:
-    """Batches of `batch` rows a step, of which this process (`rank` of `world`) gets its consecutive share: of each of the
+    """Batches of `batch` rows per step, of which this process (`rank` of `world`) gets its consecutive share: of each of the
     `parts` that one process would compute one after the other, so that all are at the same part at the same time.
     `pin`: in memory from which a GPU copies while everybody goes on."""
 

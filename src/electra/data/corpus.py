@@ -166,7 +166,7 @@ class Reading:
 
     def _json_lines(self, file: OpenSource) -> Iterator[Document]:
         key = self.settings.text_key
-        for number, row, problem in json_lines(file, self.decoding, _REMEDY, halves=True):
+        for number, row, problem in json_lines(file, self.decoding, _REMEDY, lone_surrogates=True):
             self.bytes_in_this_file, where = file.raw.tell(), SourceLine(file, number)
             if not problem and key not in row:
                 problem = f"has no key {key!r} (it has {', '.join(map(repr, row))})"

@@ -1,6 +1,6 @@
-"""Who does the units of a preparation: this process, several on this machine, or the workers of a Ray cluster.
+"""Who does the units of a preparation: several processes on this machine, or the workers of a Ray cluster.
 
-All call the same function on the same units, in whatever order, and only sums come back: what was made lies in the output folder.
+Both call the same function on the same units, in whatever order, and only sums come back: what was made lies in the output folder.
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from electra.base.errors import ElectraError, MachineError
+from electra.base.errors import ElectraError, MachineError, first_line
 from electra.base.jobs import run_jobs
 from electra.base.remote import Place
 from electra.data.corpus import Reading
@@ -22,7 +22,7 @@ from electra.data.units import (
     Done,
     PartEntry,
     TextPart,
-    damage,
+    UnitEntry,
     finish_unit,
     read_unit,
     read_unit_entry,
@@ -36,10 +36,6 @@ log = logging.getLogger(__name__)
 
 _LARGE = 4
 _TRIES = 3
-
-
-def run_here(units: Iterable[Unit]) -> Iterator[Done]:
-    return map(run_unit, units)
 
 
 def run_local(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
@@ -77,7 +73,8 @@ class _Streams:
 
     def jobs(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, TextPart | None]]:
         for unit in units:
-            if not unit.is_one_file or unit.size <= self.most_bytes or self._is_done(unit):
+            is_large = unit.is_one_file and unit.size > self.most_bytes
+            if not is_large or isinstance(read_unit_entry(unit), UnitEntry):
                 yield unit, None
                 continue
             stream = self.open[unit.number] = _Stream(unit, read_unit(unit))
@@ -85,10 +82,6 @@ class _Streams:
                 stream.sent += 1
                 yield unit, part
             stream.is_read = True
-
-    def _is_done(self, unit: Unit) -> bool:
-        entry = read_unit_entry(unit)
-        return not isinstance(entry, str) and not damage(unit.out, [shard for _, shard in entry.shards])
 
     def note(self, unit: Unit, number: int, part: PartEntry, encoded: int) -> Done:
         stream = self.open[unit.number]
@@ -131,9 +124,8 @@ def run_ray(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, ElectraError | OSError) else error from None
     except ray.exceptions.RayError as error:
-        problem = next(iter(str(error).splitlines()), "")
         remedy = "What is finished is kept: run the same command again"
-        raise MachineError(f"Ray gave up after {_TRIES} tries ({problem}). {remedy}.") from None
+        raise MachineError(f"Ray gave up after {_TRIES} tries ({first_line(error)}). {remedy}.") from None
     finally:
         if ours:
             ray.shutdown()

@@ -39,8 +39,7 @@ def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> 
         case "BPE":
             merges = further_merges(words, pieces, count, set(model["vocab"]))
             model["vocab"] |= {first + second: size + number for number, (first, second) in enumerate(merges)}
-            as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)
-            model["merges"] += [" ".join(pair) if as_text else list(pair) for pair in merges]
+            model["merges"] += map(list, merges)
             chosen = ["".join(pair) for pair in merges]
         case other:
             raise DataError(f"a tokenizer of kind {other} cannot be extended. WordPiece, BPE and Unigram can.")

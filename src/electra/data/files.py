@@ -9,7 +9,6 @@ import gzip
 import io
 import logging
 import lzma
-import os
 import re
 import sys
 import zlib
@@ -20,17 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from electra.base.errors import DataError
-from electra.base.files import (
-    parse_json,
-    read_bytes,
-    refuse_to_replace,
-    remove_leftovers,
-    sync_folder,
-    temporary_name,
-    unreadable,
-    unwritable,
-    writing,
-)
+from electra.base.files import parse_json, read_bytes, remove_leftovers, replacing, unreadable, writing
 from electra.base.remote import Place, RemotePath
 
 if TYPE_CHECKING:
@@ -87,8 +76,8 @@ def status(path: Place) -> tuple[int, str]:
     """Size and stamp."""
     if isinstance(path, RemotePath):
         return path.status()
-    found = path.stat()
-    return found.st_size, str(found.st_mtime_ns)
+    info = path.stat()
+    return info.st_size, str(info.st_mtime_ns)
 
 
 def find_sources(inputs: Sequence[Place]) -> list[Source]:
@@ -145,7 +134,7 @@ def _walk(folder: Path, visited: set[Path]) -> Iterator[Path]:
     tables = _datasets_tables(folder)
     yield from tables
     for entry, is_folder in [] if tables else entries:
-        if entry.name.startswith(".") or entry.name in _DATASETS_NOTES:
+        if _is_hidden(entry.name):
             continue
         if is_folder:
             yield from _walk(entry, visited)
@@ -314,15 +303,15 @@ def decoded_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(
-    source: OpenSource, errors: str, remedy: str, halves: bool = False
+    source: OpenSource, errors: str, remedy: str, lone_surrogates: bool = False
 ) -> Iterator[tuple[int, dict[str, Any], str]]:
     """(line number, row, problem) of every line that is not blank; a row is empty where there is a problem. `errors` says
-    what to do with bytes that are not UTF-8, as for `bytes.decode`; `halves` allows lone surrogates."""
+    what to do with bytes that are not UTF-8, as for `bytes.decode`; `lone_surrogates` in a text are allowed or not."""
     offset = source.start
     for number, line in bounded_lines(source):
         if line.strip():
             try:
-                row, problem = parse_json(line.decode("utf-8", errors), halves), ""
+                row, problem = parse_json(line.decode("utf-8", errors), lone_surrogates), ""
                 if not isinstance(row, dict):
                     row, problem = {}, f"is {type(row).__name__}, not a JSON object"
             except UnicodeDecodeError as error:
@@ -352,25 +341,11 @@ def refuse_twice(path: Place, names: Sequence[str]) -> None:
 def whole_file(path: Path) -> Iterator[Any]:
     """A stream of bytes, compressed as the name says; the file gets its name when the last byte is on the disk."""
     path = path.resolve() if path.is_symlink() else path
-    refuse_to_replace(path)
-    temporary = temporary_name(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, path.name)
-        file = _compressed(temporary, path.suffix)
-    try:
-        with file:
-            yield file
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise unwritable(path, error, f"more than {temporary.stat().st_size:,} bytes") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, _compressed(temporary, path.suffix) as file:
+        yield file
 
 
 def _compressed(path: Path, ending: str) -> Any:

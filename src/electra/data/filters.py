@@ -64,10 +64,10 @@ Fingerprints = np.ndarray
 
 class FilterSettings(Settings):
     """A document is removed if it has fewer than `min_characters` or more than `max_characters` (0: any number), if less than
-    `script_share` of its letters are of `script`, if its first 2,000 characters are not in `language`, if more than `symbol_share` of its characters but spaces are neither letters nor digits, if
-    more than `repeated_lines` of its characters are in lines that stood in it before, if the mean length of its words is not from
-    `min_word_length` to `max_word_length` (0: any), or if less than `punctuated_lines` of its lines end in punctuation. A document too long for one piece is
-    judged by its first."""
+    `script_share` of its letters are of `script`, if its first 2,000 characters are not in `language`, if more than `symbol_share`
+    of its characters but spaces are neither letters nor digits, if more than `repeated_lines` of its characters are in lines that
+    stood in it before, if the mean length of its words is not from `min_word_length` to `max_word_length` (0: any), or if less than
+    `punctuated_lines` of its lines end in punctuation. A document too long for one piece is judged by its first."""
 
     min_characters: int = Field(default=0, ge=0)
     max_characters: int = Field(default=0, ge=0)
@@ -131,6 +131,11 @@ def identifier(language: str) -> Callable[[str], tuple[str, float]]:
 # Copies
 
 
+def text_hash(text: str) -> int:
+    """64 bits, the same on every machine."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 def normalised(text: str) -> str:
     text = text if text.isascii() else unicodedata.normalize("NFKC", text)
     return " ".join(text.casefold().split())
@@ -148,7 +153,7 @@ def bands_for(share: float) -> tuple[int, int]:
 def fingerprint(text: str, share: float) -> list[int]:
     """`share` is that of near copies, 0 to look for exact ones only."""
     plain = normalised(text)
-    first = int.from_bytes(blake2b(plain.encode(), digest_size=8).digest(), "little")
+    first = text_hash(plain)
     return [first, *near_fingerprint(plain, first, *bands_for(share)).tolist()] if share else [first]
 
 
@@ -195,8 +200,8 @@ def in_heldout(heldout: Stream, train: Stream) -> np.ndarray:
     """For each training document, whether a held-out one has its normalised text."""
     kept = [np.unique(part[:, 0]) for part in heldout()]
     hashes = np.unique(np.concatenate(kept)) if kept else np.zeros(0, np.uint64)
-    found = [np.isin(part[:, 0], hashes) for part in train()]
-    return np.concatenate(found) if found else np.zeros(0, bool)
+    matches = [np.isin(part[:, 0], hashes) for part in train()]
+    return np.concatenate(matches) if matches else np.zeros(0, bool)
 
 
 def repeated(documents: Stream, columns: range, memory: int = _MEMORY) -> np.ndarray:

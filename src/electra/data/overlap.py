@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from electra.base.progress import Progress
 from electra.data.shards import open_data
-from electra.data.tokenizer import SPECIAL_TOKENS, continuing_tokens, load_tokenizer
+from electra.data.tokenizer import SPECIAL_TOKENS, continuing_tokens, encode_ids, load_tokenizer
 
 LONG, FEW_WORDS = 13, 8
 """Texts of 13 words and more are looked for by their 13-grams (as GPT-3's check does), shorter ones by 8-grams; below 8 words an
@@ -95,7 +95,7 @@ class Wanted:
         places = np.minimum(np.searchsorted(self.hashes, likely), len(self.hashes) - 1)
         self.seen[places[self.hashes[places] == likely]] = True
 
-    def found(self, ngrams: np.ndarray) -> np.ndarray:
+    def is_seen(self, ngrams: np.ndarray) -> np.ndarray:
         return np.asarray(self.seen[np.searchsorted(self.hashes, ngrams)])
 
 
@@ -107,8 +107,8 @@ def find_overlap(tasks: Mapping[str, Sequence[Texts]], data: Path) -> dict[str, 
     # the n-grams of every text, by the size that suits it
     ngrams: dict[str, tuple[int, np.ndarray]] = {}
     texts = list(dict.fromkeys(text for rows in tasks.values() for row in rows for text in row))
-    for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
-        words = hashes.words(np.array(encoded.ids, np.int64))
+    for text, ids in zip(texts, encode_ids(tokenizer, texts), strict=True):
+        words = hashes.words(ids)
         size = LONG if len(words) >= LONG else FEW_WORDS
         ngrams[text] = size, hashes.ngrams(words, size)
     wanted = {size: Wanted([grams for own, grams in ngrams.values() if own == size]) for size in (LONG, FEW_WORDS)}
@@ -123,13 +123,13 @@ def find_overlap(tasks: Mapping[str, Sequence[Texts]], data: Path) -> dict[str, 
             progress.advance(progress.done + len(shard.tokens))
             progress.report(f"{progress.rate / 1e6:.1f} M tokens/s")
 
-    found = {text: wanted[size].found(grams) for text, (size, grams) in ngrams.items()}
-    return {name: overlap_of(rows, found) for name, rows in tasks.items()}
+    hits = {text: wanted[size].is_seen(grams) for text, (size, grams) in ngrams.items()}
+    return {name: overlap_of(rows, hits) for name, rows in tasks.items()}
 
 
-def overlap_of(rows: Sequence[Texts], found: Mapping[str, np.ndarray]) -> Overlap:
-    checked = sum(any(len(found[text]) for text in row) for row in rows)
-    some = [[text for text in row if found[text].any()] for row in rows]
-    whole = [[text for text in row if len(found[text]) and found[text].all()] for row in rows]
+def overlap_of(rows: Sequence[Texts], hits: Mapping[str, np.ndarray]) -> Overlap:
+    checked = sum(any(len(hits[text]) for text in row) for row in rows)
+    some = [[text for text in row if hits[text].any()] for row in rows]
+    whole = [[text for text in row if len(hits[text]) and hits[text].all()] for row in rows]
     examples = [texts[0] for texts in whole if texts] or [texts[0] for texts in some if texts]
     return Overlap(len(rows), checked, sum(map(bool, some)), sum(map(bool, whole)), examples[:SHOWN_ROWS])

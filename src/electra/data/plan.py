@@ -13,15 +13,15 @@ from functools import cached_property
 from typing import Literal
 from urllib.parse import quote, unquote
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from electra.base.config import Settings, dump
-from electra.base.errors import CorruptError, DataError
-from electra.base.files import read_object, validation_text, write_atomically
+from electra.base.errors import DataError
+from electra.base.files import read_model, write_atomically
 from electra.base.remote import Place, as_place
 from electra.data.corpus import Corpus, CorpusSettings, divides
 from electra.data.files import Section, Source
-from electra.data.filters import FilterSettings, removed_by
+from electra.data.filters import FilterSettings, removed_by, text_hash
 from electra.data.shards import MOST_TOKENS, InputsEntry
 
 PLAN = "plan.json"
@@ -92,9 +92,6 @@ class PreparePlan(Settings):
     @property
     def input_names(self) -> list[str]:
         return [unquote(name, errors=_BYTES) for name in self.inputs]
-
-    def unit_size(self, number: int) -> int:
-        return sum(end - begin for _, begin, end in self.units[number])
 
     @cached_property
     def header(self) -> str:
@@ -170,10 +167,6 @@ def _spelling(name: str) -> str:
     return quote(name, safe=_SAFE, errors=_BYTES)
 
 
-def text_hash(document: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(document, digest_size=8).digest(), "little")
-
-
 def heldout_threshold(corpus: Corpus, settings: PrepareSettings) -> int:
     """A document is held out if its hash is below this. Few documents may all be on one side of the wanted share; then
     the threshold moves just past the nearest one. Reading ends as soon as both sides have a document, mostly after a
@@ -182,7 +175,7 @@ def heldout_threshold(corpus: Corpus, settings: PrepareSettings) -> int:
     smallest, largest = _HASHES, -1
     for text, continues in corpus.read() if wanted else ():
         if not continues and not removed_by(text, settings.filters):
-            value = text_hash(text.encode())
+            value = text_hash(text)
             smallest, largest = min(smallest, value), max(largest, value)
             if smallest < wanted <= largest:
                 return wanted
@@ -199,8 +192,4 @@ def read_plan(out: Place) -> PreparePlan:
     path = out / UNITS / PLAN
     if not path.exists():
         raise DataError(f'{out} has no plan. Run "electra prepare-plan" first.')
-    try:
-        return PreparePlan.model_validate(read_object(path))
-    except ValidationError as error:
-        what = f"is damaged or of another version ({validation_text(error)})"
-        raise CorruptError(f'{path} {what}. Run "electra prepare-plan" again.') from None
+    return read_model(path, PreparePlan, 'run "electra prepare-plan" again')

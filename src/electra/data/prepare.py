@@ -26,7 +26,7 @@ from electra.base.jobs import cpu_count, ending_at_signals, preempted
 from electra.base.progress import Progress
 from electra.base.remote import Place, RemotePath
 from electra.data.corpus import Corpus, CorpusSettings, no_documents
-from electra.data.engines import run_here, run_local, run_ray
+from electra.data.engines import run_local, run_ray
 from electra.data.filters import bands_for, identifier, in_heldout, repeated
 from electra.data.plan import (
     PLAN,
@@ -51,7 +51,7 @@ from electra.data.shards import (
     verify_shards,
 )
 from electra.data.tokenizer import load_tokenizer, tokenizer_bytes, tokenizer_hash, vocabulary_size
-from electra.data.units import Done, UnitEntry, damage, fingerprints, read_unit_entry, without
+from electra.data.units import Done, UnitEntry, damage, fingerprints, read_unit_entry, run_unit, without
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,10 @@ def prepare(
     workers = cpu_count() if workers is None else workers
     if not 1 <= workers <= MOST_WORKERS:
         raise SettingsError(f"{workers} workers cannot work. Give at least 1 and at most {MOST_WORKERS:,}.")
+    # memory:// is seen by this process alone
+    is_alone = any(isinstance(path, RemotePath) and path.in_this_process for path in (*inputs, out))
+    if engine == "ray" and is_alone:
+        raise SettingsError("memory:// is seen by one process only: use the local engine, or another place.")
     preparation = _Preparation(inputs, out, tokenizer, settings)
     with lock(out), ending_at_signals(preempted):
         if manifest := preparation.finished():
@@ -87,12 +91,10 @@ def prepare(
         plan = preparation.begin(replace=isinstance(out, Path))
         run = _Run(plan, out, range(len(plan.units)))
         with run.writing():
-            if engine == "ray" and out_of_reach(inputs, out):
-                raise SettingsError("memory:// is seen by one process only: use the local engine, or another place.")
             if engine == "ray":
                 run.follow(run_ray(plan, out, workers))
-            elif out_of_reach(inputs, out):
-                run.follow(run_here(plan.all_units(out)))
+            elif is_alone:
+                run.follow(map(run_unit, plan.all_units(out)))
             else:
                 run.follow(run_local(plan, out, workers))
             return _finish(plan, out)
@@ -118,7 +120,7 @@ def run_share(out: Place, index: int, count: int) -> int:
         plan = read_plan(out)
         run = _Run(plan, out, range(index, len(plan.units), count))
         with run.writing():
-            return run.follow(run_here(plan.unit(number, out) for number in run.numbers))
+            return run.follow(run_unit(plan.unit(number, out)) for number in run.numbers)
 
 
 def finish_units(out: Place) -> Manifest:
@@ -138,11 +140,6 @@ def _is_finished(out: Place) -> bool:
     if finished:
         log.info("%s is already prepared: nothing to do.", out)
     return finished
-
-
-def out_of_reach(inputs: Sequence[Place], out: Place) -> bool:
-    """Of other processes, as memory:// is."""
-    return any(isinstance(path, RemotePath) and path.in_this_process for path in (*inputs, out))
 
 
 class _Preparation:
@@ -186,7 +183,7 @@ class _Preparation:
                 f"{self.out} already holds other {what} ({changes}). Choose another folder, or delete it."
             )
 
-    def begin(self, replace: bool = True) -> PreparePlan:
+    def begin(self, replace: bool) -> PreparePlan:
         """The plan, written down. Where others may be at work on one already, only the same may take its place."""
         if not replace and (self.out / UNITS / PLAN).exists():
             plan = read_plan(self.out)
@@ -247,25 +244,22 @@ class _Run:
     out: Place
     numbers: Sequence[int] = ()
     input_bytes: int = 0
-    encoded_bytes: int = 0
     shard_bytes: int = 0
-    tokens: int = 0
 
     def follow(self, results: Iterator[Done]) -> int:
         """Waits for the units, tells how far they are, and returns how many they were."""
-        size = sum(self.plan.unit_size(number) for number in self.numbers)
-        units = 0
+        size = sum(end - begin for number in self.numbers for _, begin, end in self.plan.units[number])
+        units = encoded_bytes = tokens = 0
         with Progress("prepare", size, unit="bytes", seconds_between_lines=5.0) as progress:
             for done in results:
                 units += done.is_unit
+                encoded_bytes += done.encoded_bytes
+                tokens += sum(shard.tokens for shard in done.shards)
                 self.input_bytes += done.input_bytes
-                self.encoded_bytes += done.encoded_bytes
                 self.shard_bytes += sum(shard.bytes for shard in done.shards)
-                self.tokens += sum(shard.tokens for shard in done.shards)
                 progress.advance(self.input_bytes)
                 # the remaining time goes by bytes of files, the rate by bytes of text, of which compressed files hold more
-                rate = self.encoded_bytes / 1e6 / progress.seconds
-                progress.report(f"{rate:.1f} MB/s · {self.tokens:,} tokens")
+                progress.report(f"{encoded_bytes / 1e6 / progress.seconds:.1f} MB/s · {tokens:,} tokens")
         return units
 
     @contextmanager
@@ -273,18 +267,14 @@ class _Run:
         try:
             yield
         except DiskFullError as error:
-            raise self._full(error) from None
+            free, left = shutil.disk_usage(str(self.out)).free, self.plan.size - self.input_bytes
+            needed = left * self.shard_bytes // self.input_bytes if self.input_bytes else left // 3
+            raise DiskFullError(
+                f"{self.out} is full: about {needed:,} more bytes needed, {free:,} free ({str(error).partition(': ')[0]}). "
+                "What is done is kept: free some space and run the same command again."
+            ) from None
         except OSError as error:
             raise MachineError(f"{error.filename or self.out} cannot be written: {error.strerror or error}.") from None
-
-    def _full(self, error: DiskFullError) -> DiskFullError:
-        assert isinstance(self.out, Path)
-        free, left = shutil.disk_usage(self.out).free, self.plan.size - self.input_bytes
-        needed = left * self.shard_bytes // self.input_bytes if self.input_bytes else left // 3
-        return DiskFullError(
-            f"{self.out} is full: about {needed:,} more bytes needed, {free:,} free ({str(error).partition(': ')[0]}). "
-            "What is done is kept: free some space and run the same command again."
-        )
 
 
 def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
@@ -293,12 +283,10 @@ def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
     counts, removed, empty, problems = Counter[str](), Counter[str](), Counter[int](), {}
     entries: dict[int, UnitEntry] = {}
     for unit in plan.all_units(out):
-        entry = read_unit_entry(unit)
+        entry = read_unit_entry(unit, verify)
         if isinstance(entry, str):
             problems[unit.number] = entry
             continue
-        if verify and (problem := damage(out, [shard for _, shard in entry.shards])):
-            problems[unit.number] = problem
         entries[unit.number] = entry
         removed.update(entry.removed)
         for split, shard in entry.shards:

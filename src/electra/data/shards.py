@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ElectraError, MachineError
-from electra.base.files import parse_json, read_bytes, unreadable, validation_text
+from electra.base.files import parse_json, read_bytes, read_model, unreadable
 from electra.base.remote import Place
 
 MANIFEST = "manifest.json"
@@ -100,8 +100,6 @@ class Shard:
 class TokenData:
     """One split of a prepared folder."""
 
-    folder: Path
-    split: str
     shards: tuple[Shard, ...]
     manifest: Manifest
 
@@ -124,17 +122,10 @@ def json_hash(text: str) -> str:
 
 
 def read_manifest(folder: Place) -> Manifest:
-    path, remedy = folder / MANIFEST, 'remove it and run "electra prepare" again'
-    if not path.exists():
+    if not (folder / MANIFEST).exists():
         what = f"has no {MANIFEST}" if folder.exists() else "does not exist"
         raise DataError(f'{folder} {what}. Run "electra prepare" to build token shards there.')
-    try:
-        return Manifest.model_validate(parse_json(read_bytes(path)))
-    except ElectraError:
-        raise
-    except ValueError as error:
-        why = validation_text(error) if isinstance(error, ValidationError) else error
-        raise CorruptError(f"{path} is damaged or of another version ({why}): {remedy}.") from None
+    return read_model(folder / MANIFEST, Manifest, 'remove it and run "electra prepare" again')
 
 
 def manifest_hash(folder: Path) -> str:
@@ -142,7 +133,7 @@ def manifest_hash(folder: Path) -> str:
 
 
 def open_data(folder: Path, split: Split = "train", verify: bool = True) -> TokenData:
-    """The tokens of a split, mapped and not loaded. Sizes are always checked, contents (about 1.5 GB a second) if
+    """The tokens of a split, mapped and not loaded. Sizes are always checked, contents (about 1.5 GB per second) if
     `verify`: a flipped bit would otherwise surface hours later as a strange loss, or never."""
     manifest = read_manifest(folder)
     _check_tokenizer(folder, manifest)
@@ -150,8 +141,7 @@ def open_data(folder: Path, split: Split = "train", verify: bool = True) -> Toke
     if not entries:
         raise DataError(f"{folder} has no {split} documents. Prepare more text, or another share to hold out.")
     _allow_open_files(len(entries))
-    shards = tuple(_open_shard(folder, entry, manifest, verify) for entry in entries)
-    return TokenData(folder, split, shards, manifest)
+    return TokenData(tuple(_open_shard(folder, entry, manifest, verify) for entry in entries), manifest)
 
 
 def verify_shards(folder: Path) -> list[str]:

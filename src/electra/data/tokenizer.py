@@ -4,7 +4,6 @@ Training on the same text twice gives the same bytes, which the library's traine
 maps, whose random order then decides ties. `_train_wordpiece` and `learn_pieces` say what is done about it.
 """
 
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -14,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Encoding, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from electra.base.config import Settings
-from electra.base.errors import CorruptError, DataError, MachineError
+from electra.base.errors import CorruptError, DataError, MachineError, first_line
 from electra.base.files import parse_json, read_bytes, refuse_other_kind, remove_leftovers, write_atomically
 from electra.base.jobs import interruptible
 from electra.base.progress import live_bars
 from electra.base.remote import Place
 from electra.data.corpus import Corpus, cut_at_whitespace
+from electra.data.filters import text_hash
 from electra.data.shards import MOST_TOKENS, TOKENIZER, json_hash
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MOST_CHARACTERS = 1_000_000_000  # of more text about this much is used: documen
 _CHARACTER_COVERAGE = 0.9999
 # What has no space for so long (base64, minified code) is no word: it is cut, since trainers take the square of its time.
 _LONGEST_RUN = re.compile(r"\S{1,400}")
-_ENCODED_AT_ONCE = 1 << 16  # characters that are encoded at once: the library needs 150 bytes for each
+ENCODED_AT_ONCE = 1 << 16  # characters that are encoded at once: the library needs 150 bytes for each
 # A regular expression that one pass over the text decides: no group is repeated, nothing refers back, and of each choice
 # one part at most is repeated without an end. The others here are known too: byte-level splits of GPT-2 and GPT-4.
 _REPEATED_GROUP = re.compile(r"\)[*+{]|\\[1-9k]|\(\?<?[=!][^)]*[*+]")
@@ -82,7 +82,7 @@ def train_tokenizer(corpus: Corpus, settings: TokenizerSettings) -> Tokenizer:
 def adopt_vocabulary(
     path: Path, lowercase: bool = True, strip_accents: bool | None = None, split_cjk: bool = True
 ) -> Tokenizer:
-    """A WordPiece tokenizer from BERT's vocab.txt, one piece a line. BERT strips accents where it lowercases, which
+    """A WordPiece tokenizer from BERT's vocab.txt, one piece per line. BERT strips accents where it lowercases, which
     is what `strip_accents=None` means."""
     vocabulary = {piece: number for number, piece in enumerate(_read(path).removesuffix("\n").split("\n"))}
     strip = lowercase if strip_accents is None else strip_accents
@@ -108,8 +108,8 @@ def read_tokenizer(file: Place, text: str) -> Tokenizer:
     except (CorruptError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
-        reason = next(iter(str(error).splitlines()), "")
-        raise CorruptError(f'{file} is not a tokenizer.json ({reason}). Train one with "electra tokenizer".') from None
+        what = f"is not a tokenizer.json ({first_line(error)})"
+        raise CorruptError(f'{file} {what}. Train one with "electra tokenizer".') from None
 
 
 def refuse_patterns(file: Place, content: Any) -> None:
@@ -214,8 +214,7 @@ class _Sample:
 
     def __iter__(self) -> Iterator[str]:
         for document in self.corpus.read():
-            digest = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
-            if int.from_bytes(digest, "little") < self.threshold:
+            if text_hash(document.text) < self.threshold:
                 yield cut_runs(document.text)
 
 
@@ -326,16 +325,20 @@ def _wordpiece(vocabulary: dict[str, int], normalizer: Any) -> Tokenizer:
 
 
 def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
-    """With [CLS] A [SEP] and [CLS] A [SEP] B [SEP], where the model knows the special tokens already."""
+    """Framed where the model knows the special tokens already."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, pre_tokenizer, decoder
-    ids = {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
-    if None not in ids.values():
+    if all(tokenizer.token_to_id(name) is not None for name in SPECIAL_TOKENS):
         tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
         tokenizer.encode_special_tokens = True
-        ends = [(name, ids[name]) for name in ("[CLS]", "[SEP]")]
-        tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends)
+        frame(tokenizer)
     return tokenizer
+
+
+def frame(tokenizer: Tokenizer) -> None:
+    """[CLS] A [SEP] and [CLS] A [SEP] B [SEP]."""
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends)
 
 
 def _ready(path: Place, tokenizer: Tokenizer) -> Tokenizer:
@@ -383,43 +386,43 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = 
     """A long text goes in parts, so that memory is bounded and Ctrl-C is answered, and no further than `most` ids."""
     for text in texts:
         require_characters(text)
-    if all(len(text) <= _ENCODED_AT_ONCE for text in texts):
+    if all(len(text) <= ENCODED_AT_ONCE for text in texts):
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [TokenIds(it.ids, it.tokens, it.offsets) for it in encodings]
-    return [_encode_parts(tokenizer, text, most) for text in texts]
+    return [_join_parts(tokenizer, text, most) for text in texts]
 
 
 def encode_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[np.ndarray]:
     """The ids of `encode_texts` alone, four bytes each, so that a text of any length fits; no more than `most`."""
     for text in texts:
         require_characters(text)
-    short = [number for number, text in enumerate(texts) if len(text) <= _ENCODED_AT_ONCE]
+    short = [number for number, text in enumerate(texts) if len(text) <= ENCODED_AT_ONCE]
     encodings = tokenizer.encode_batch_fast([texts[number] for number in short], add_special_tokens=False)
     ids = {number: np.array(it.ids[:most], np.int32) for number, it in zip(short, encodings, strict=True)}
-    return [ids[number] if number in ids else _ids_of_parts(tokenizer, it, most) for number, it in enumerate(texts)]
+    for number in set(range(len(texts))).difference(short):
+        parts = [np.array(it.ids, np.int32) for _, it in _encode_parts(tokenizer, texts[number], most)]
+        ids[number] = np.concatenate(parts)[:most]
+    return [ids[number] for number in range(len(texts))]
 
 
-def _ids_of_parts(tokenizer: Tokenizer, text: str, most: int | None) -> np.ndarray:
-    parts, count = [np.zeros(0, np.int32)], 0
-    for part in cut_at_whitespace(text, _ENCODED_AT_ONCE):
-        parts.append(np.array(tokenizer.encode(part, add_special_tokens=False).ids, np.int32))
-        count += len(parts[-1])
-        if most is not None and count >= most:
-            break
-    return np.concatenate(parts)[:most]
-
-
-def _encode_parts(tokenizer: Tokenizer, text: str, most: int | None) -> TokenIds:
-    """Cut before a whitespace where there is one: no word is seen differently for the cut."""
-    whole, start = TokenIds([], [], []), 0
-    for part in cut_at_whitespace(text, _ENCODED_AT_ONCE):
+def _encode_parts(tokenizer: Tokenizer, text: str, most: int | None) -> Iterator[tuple[int, Encoding]]:
+    """Where each part begins, and its encoding. Cut before a whitespace where there is one: no word is seen differently for
+    the cut. No further part follows more than `most` ids."""
+    start = count = 0
+    for part in cut_at_whitespace(text, ENCODED_AT_ONCE):
         encoding = tokenizer.encode(part, add_special_tokens=False)
+        yield start, encoding
+        start, count = start + len(part), count + len(encoding.ids)
+        if most is not None and count > most:
+            return
+
+
+def _join_parts(tokenizer: Tokenizer, text: str, most: int | None) -> TokenIds:
+    whole = TokenIds([], [], [])
+    for start, encoding in _encode_parts(tokenizer, text, most):
         whole.ids.extend(encoding.ids)
         whole.tokens.extend(encoding.tokens)
         whole.offsets.extend((start + begin, start + end) for begin, end in encoding.offsets)
-        start += len(part)
-        if most is not None and len(whole.ids) > most:
-            break
     return whole
 
 

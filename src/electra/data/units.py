@@ -6,7 +6,6 @@ entry comes last. A worker that finds an entry with the unit's key, and shards a
 Workers import this module: it must load neither torch nor pyarrow, so that they start in a tenth of a second.
 """
 
-import hashlib
 import json
 import os
 from base64 import b64decode, b64encode
@@ -25,16 +24,14 @@ from tokenizers import Tokenizer
 
 from electra.base.config import Settings
 from electra.base.errors import CorruptError, DataError, ForbiddenError
-from electra.base.files import file_problem, read_bytes, read_object, write_atomically
+from electra.base.files import file_problem, manifest_entry, read_bytes, read_object, write_atomically
 from electra.base.remote import Place
 from electra.data.corpus import Reading, cut_at_whitespace
-from electra.data.filters import fingerprint, removed_by
-from electra.data.plan import UNITS, Unit, text_hash
+from electra.data.filters import fingerprint, removed_by, text_hash
+from electra.data.plan import UNITS, Unit
 from electra.data.shards import SPLITS, TOKENIZER, ShardEntry, Split, token_dtype
-from electra.data.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
+from electra.data.tokenizer import ENCODED_AT_ONCE, load_tokenizer, tokenizer_hash, vocabulary_size
 
-# The tokenizers library needs about 150 bytes for each byte of text that it encodes at once.
-_LONGEST_LINE = 1 << 16
 _REMEMBERED_CHARACTERS = 1 << 21
 
 
@@ -62,19 +59,18 @@ class UnitEntry(Settings):
 
 @dataclass(frozen=True)
 class TextPart:
-    """UTF-8 text, and for each document the split that it belongs to."""
+    """The documents of each split, as UTF-8."""
 
     number: int
-    documents: list[bytes]
-    splits: list[Split]
+    documents: dict[Split, list[bytes]]
 
 
 def text_parts(unit: Unit, reading: Reading, removed: Counter[str]) -> Iterator[TextPart]:
     """A range of a file ends where its last document does, a little late: it is one part all the same. `removed` is told what the
     filters take."""
     most = unit.settings.unit_bytes * (1 if unit.is_one_file else 2)
-    part = TextPart(0, [], [])
-    size, split, reason = 0, SPLITS[0], None
+    part, size = TextPart(0, {}), 0
+    split, reason = SPLITS[0], None
     for text, continues in reading:
         if not continues and (reason := removed_by(text, unit.settings.filters)):
             removed[reason] += 1
@@ -82,12 +78,11 @@ def text_parts(unit: Unit, reading: Reading, removed: Counter[str]) -> Iterator[
             continue
         document = text.encode()
         if not continues:
-            split = "heldout" if text_hash(document) < unit.threshold else "train"
+            split = "heldout" if text_hash(text) < unit.threshold else "train"
         if part.documents and size + len(document) > most:
             yield part
-            part, size = TextPart(part.number + 1, [], []), 0
-        part.documents.append(document)
-        part.splits.append(split)
+            part, size = TextPart(part.number + 1, {}), 0
+        part.documents.setdefault(split, []).append(document)
         size += len(document)
     if part.documents:
         yield part
@@ -117,7 +112,7 @@ def run_unit(unit: Unit) -> Done:
     """Whoever is interrupted here, or does what another is doing, has done no harm: every file is written whole, and its
     bytes are always the same."""
     entry, encoded = read_unit_entry(unit), 0
-    if isinstance(entry, str) or damage(unit.out, [shard for _, shard in entry.shards]):
+    if isinstance(entry, str):
         reading, removed = read_unit(unit), Counter[str]()
         parts = [run_part(unit, part) for part in text_parts(unit, reading, removed)]
         entry = finish_unit(unit, reading, removed, [part for part, _ in parts])
@@ -143,31 +138,32 @@ def finish_unit(unit: Unit, reading: Reading, removed: Counter[str], parts: list
 def run_part(unit: Unit, part: TextPart) -> tuple[PartEntry, int]:
     """And how many bytes were encoded just now."""
     path = part_path(unit, part.number)
-    found = _entry(PartEntry, path, unit.key)
-    if not isinstance(found, str) and not damage(unit.out, list(found.shards.values())):
-        return found, 0
+    entry = _entry(PartEntry, path, unit.key)
+    if isinstance(entry, PartEntry) and not damage(unit.out, list(entry.shards.values())):
+        return entry, 0
     shards: dict[Split, ShardEntry] = {}
     prints: dict[Split, str] = {}
-    for split in dict.fromkeys(part.splits):
-        texts = [text.decode() for text, its in zip(part.documents, part.splits, strict=True) if its == split]
-        arrays, kept = _encode(unit, texts)
+    for split, documents in part.documents.items():
+        arrays, kept = _encode(unit, [document.decode() for document in documents])
         if kept:
             shards[split] = write_shard(unit.out, shard_name(split, unit.number, part.number), arrays)
             if (share := unit.settings.fingerprint_share) is not None:
                 rows = np.array([fingerprint(text, share) for text in kept], "<u8")
                 prints[split] = b64encode(rows.tobytes()).decode()
-    text_bytes = sum(map(len, part.documents))
+    text_bytes = sum(len(document) for documents in part.documents.values() for document in documents)
     entry = PartEntry(key=unit.key, shards=shards, fingerprints=prints, text_bytes=text_bytes)
     write_atomically(path, entry.model_dump_json().encode())
     return entry, entry.text_bytes
 
 
-def read_unit_entry(unit: Unit) -> UnitEntry | str:
-    """What was made of it, or why that cannot be used."""
+def read_unit_entry(unit: Unit, verify: bool = True) -> UnitEntry | str:
+    """What was made of it, or why that cannot be used; `verify` reads the shards, too."""
     entry = _entry(UnitEntry, unit_path(unit), unit.key)
-    if isinstance(entry, UnitEntry) and not set(entry.empty) <= set(range(len(unit.sections))):
+    if isinstance(entry, str):
+        return entry
+    if not set(entry.empty) <= set(range(len(unit.sections))):
         return "has a damaged entry"
-    return entry
+    return (damage(unit.out, [shard for _, shard in entry.shards]) if verify else None) or entry
 
 
 def damage(out: Place, shards: list[ShardEntry]) -> str | None:
@@ -255,7 +251,7 @@ def write_shard(out: Place, name: str, arrays: dict[str, np.ndarray]) -> ShardEn
     data = save(arrays)
     write_atomically(out / name, data)
     counts = {kind: len(array) for kind, array in arrays.items()}
-    return ShardEntry(file=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), **counts)
+    return ShardEntry(file=name, **manifest_entry(data), **counts)
 
 
 def start_worker(out: Place, tokenizer_sha256: str) -> None:
@@ -289,7 +285,7 @@ class WordCache(dict[str, bytes]):
 
     def encode(self, line: str) -> bytes:
         """A very long line goes in parts, cut before a whitespace, where no token is divided."""
-        parts = cut_at_whitespace(line, _LONGEST_LINE)
+        parts = cut_at_whitespace(line, ENCODED_AT_ONCE)
         if self.words_are_independent:
             return b"".join(map(self.__getitem__, chain.from_iterable(map(str.split, parts))))
         return b"".join(map(self.look_up, parts))

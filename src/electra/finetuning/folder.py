@@ -188,7 +188,7 @@ def longest(folder: Path) -> int:
 def adopted_settings(stored: Stored, name: str, suffix: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     if suffix == "ForQuestionAnswering":
         return {}
-    outputs = len(head_tensors(stored.settings, stored.tensors, name).get("label.output.weight", ()))
+    outputs = len(head_tensors(stored.tensors, name).get("label.output.weight", ()))
     labels = labels_of(stored.config, outputs)
     if suffix == "ForTokenClassification":
         scheme = next((it for it in GUESSED if all(fits(label, it) for label in labels)), "none")

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import MOST_JSON, parse_json
+from electra.data.files import json_lines
 from electra.data.tables import Row, is_missing, open_table
 from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
@@ -361,18 +362,15 @@ def read_mrqa(path: Path) -> list[Row]:
     it was detected, and scored against all texts that are accepted, which need not be in the context."""
     rows: list[Row] = []
     with open_table(path) as source:
-        for number, line in enumerate(iter(lambda: source.stream.readline(MOST_JSON + 1), b""), 1):
-            if len(line) > MOST_JSON:
-                raise DataError(f"{path}: line {number} is longer than {MOST_JSON >> 20} MiB. Cut its context.")
+        for number, content, problem in json_lines(source, "strict", "Convert it"):
+            if problem:
+                raise DataError(f"{path}: line {number} {problem}. Correct it.")
             try:
-                content = parse_json(line) if line.strip() else {"header": ""}
                 rows += () if "header" in content else _mrqa_questions(content)
             except KeyError as error:
                 raise DataError(f"{path}: line {number} has no {error.args[0]!r}. Give it as MRQA does.") from None
             except (TypeError, AttributeError, IndexError):
                 raise DataError(f"{path}: line {number} is not laid out as MRQA's files are. Correct it.") from None
-            except ValueError as error:
-                raise DataError(f"{path}: line {number} is not valid JSON ({error}). Correct it.") from None
     if not rows:
         raise DataError(f"{path} has no questions. Check that it is the right file.")
     return rows

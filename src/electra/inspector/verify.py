@@ -7,7 +7,8 @@ from electra.base.errors import DataError, ElectraError
 from electra.base.files import FOLDER_MANIFEST, folder_problems
 from electra.data.shards import MANIFEST, verify_shards
 from electra.finetuning.folder import TASK_FILE, load_task_folder
-from electra.interop.read import INDEX, WEIGHTS, read_network
+from electra.interop.foreign import INDEX, WEIGHTS
+from electra.interop.read import read_network
 from electra.pretraining.load import CONFIG, load_run
 from electra.train import checkpoint
 from electra.train.log import METRICS, read_records

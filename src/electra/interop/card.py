@@ -4,7 +4,6 @@ Labels, paths and names of files come from people and may hold anything: in the 
 they are escaped, and settings stand in a fence that is longer than any row of backticks inside.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.base.errors import SettingsError
-from electra.base.files import FOLDER_MANIFEST, read_bytes, read_object, write_atomically
+from electra.base.files import FOLDER_MANIFEST, manifest_entry, read_bytes, read_object, write_atomically
 from electra.base.progress import Table, literal
 from electra.interop.formats import FORMATS, NetworkKind
 
@@ -69,14 +68,13 @@ class Card:
         )
 
     def header(self) -> str:
-        said = self.publication
         entries: dict[str, Any] = {
-            "language": list(said.language),
-            "license": said.license,
+            "language": list(self.publication.language),
+            "license": self.publication.license,
             "library_name": "transformers",
             "pipeline_tag": self.pipeline,
             "tags": list(dict.fromkeys(self.tags)),
-            "datasets": list(said.datasets),
+            "datasets": list(self.publication.datasets),
         }
         lines = [f"{key}: {yaml(value)}" if value else f"# {key}: {TO_FILL[key]}" for key, value in entries.items()]
         if self.results:
@@ -205,20 +203,20 @@ def pretrained_card(
 def with_header(card: str, entries: Mapping[str, Any]) -> str:
     """With these entries in its header, whether they were there, to be filled in, or not; None takes one out, an empty one stays as it is."""
     card = card.replace("\r\n", "\n")
-    found = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
-    blocks = re.split(r"\n(?=[#\w])", found[1]) if found else []  # a list may go on below its key
+    header = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
+    blocks = re.split(r"\n(?=[#\w])", header[1]) if header else []  # a list may go on below its key
     for key, value in entries.items():
         if value or value is None:
             place = next((number for number, it in enumerate(blocks) if re.match(rf"(# )?{key}:", it)), len(blocks))
             blocks[place : place + 1] = [] if value is None else [f"{key}: {yaml(value)}"]
-    body = card[found.end() :] if found else f"\n{card}"
+    body = card[header.end() :] if header else f"\n{card}"
     return "\n".join(["---", *blocks, "---", body]) if blocks else card
 
 
 def with_section(card: str, title: str, text: str) -> str:
     """With this text under that heading, in the place of its own or at its end; without the section where there is no text."""
-    before, found, after = card.partition(f"\n## {title}\n")
-    rest = re.split(r"\n(?=## )", after, maxsplit=1)[1:] if found else []
+    before, heading, after = card.partition(f"\n## {title}\n")
+    rest = re.split(r"\n(?=## )", after, maxsplit=1)[1:] if heading else []
     section = [f"## {title}\n\n{text.strip()}\n"] if text else []
     return "\n".join([f"{before.rstrip()}\n", *section, *rest])
 
@@ -229,9 +227,9 @@ def with_section(card: str, title: str, text: str) -> str:
 def update_card(folder: Path, text: str) -> None:
     """A card that somebody has edited is theirs and stays. Between both writes the card differs from the manifest, which is no damage."""
     manifest, data = read_object(folder / FOLDER_MANIFEST), text.encode()
-    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    there = hashlib.sha256(read_bytes(folder / CARD)).hexdigest() if (folder / CARD).is_file() else ""
-    if manifest.get(CARD) == entry or there not in (entry["sha256"], (manifest.get(CARD) or {}).get("sha256")):
+    entry = manifest_entry(data)
+    there = manifest_entry(read_bytes(folder / CARD)) if (folder / CARD).is_file() else {}
+    if manifest.get(CARD) == entry or there not in (entry, manifest.get(CARD)):
         return
     write_atomically(folder / CARD, data)
     write_atomically(folder / FOLDER_MANIFEST, json.dumps(manifest | {CARD: entry}, indent=1).encode())

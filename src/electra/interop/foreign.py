@@ -6,6 +6,7 @@ says; sizes are checked before memory is asked for; pickle is read only where so
 """
 
 import json
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -18,12 +19,12 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from electra.base.errors import CorruptError, DataError
-from electra.base.files import is_plain_name, read_json, read_object
-from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, read_tokenizer
+from electra.base.errors import CorruptError, DataError, first_line
+from electra.base.files import is_plain_name, read_object
+from electra.data.tokenizer import SPECIAL_TOKENS, adopt_vocabulary, frame, read_tokenizer
 from electra.train.checkpoint import require_floats
 
-SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
+WEIGHTS, INDEX, BIN = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 MOST_TENSORS, MOST_HEADER = 10_000, 1 << 24
 OTHER_WEIGHTS = {
     "tf_model.h5": "Keras weights",
@@ -67,22 +68,19 @@ def inside(folder: Path, name: object) -> Path:
 
 def folder_weights(folder: Path, allow_bin: bool = False) -> Weights:
     """Of a folder in transformers' format: one file or several with an index."""
-    for name in (SAFETENSORS, BIN):
-        is_pickle, index = name == BIN, folder / f"{name}.index.json"
-        if not (folder / name).is_symlink() and not (folder / name).exists() and not index.exists():
+    for name, opened in ((WEIGHTS, open_safetensors), (BIN, open_bin)):
+        is_one_file, index = os.path.lexists(folder / name), folder / f"{name}.index.json"
+        if not is_one_file and not index.exists():
             continue
-        if is_pickle and not allow_bin:
+        if name == BIN and not allow_bin:
             raise CorruptError(
                 f"{folder} has its weights as {name} only, a pickle, which can run code. Convert them to safetensors, or allow "
                 "them: they are then read as weights alone.", ("allow_bin",)
             )  # fmt: skip
-        opened = open_bin if is_pickle else open_safetensors
-        if (folder / name).exists() or (folder / name).is_symlink():
-            return opened(inside(folder, name))
-        return joined(folder, index, opened)
+        return opened(inside(folder, name)) if is_one_file else joined(folder, index, opened)
     other = next((it for it in OTHER_WEIGHTS if (folder / it).exists()), "")
     what = f"it has {OTHER_WEIGHTS[other]} ({other}) instead" if other else "nor a TensorFlow checkpoint (NAME.index)"
-    raise DataError(f"{folder} has no {SAFETENSORS}; {what}. Save it with transformers' save_pretrained first.")
+    raise DataError(f"{folder} has no {WEIGHTS}; {what}. Save it with transformers' save_pretrained first.")
 
 
 def joined(folder: Path, index: Path, opened: Callable[[Path], Weights]) -> Weights:
@@ -131,10 +129,8 @@ def open_bin(path: Path) -> Weights:
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise nothing more specific
-        reason = next(iter(str(error).splitlines()), "")
-        raise CorruptError(
-            f"{path} holds more than weights, or is damaged ({reason[:200]}). It was not read."
-        ) from None
+        reason = first_line(error)[:200]
+        raise CorruptError(f"{path} holds more than weights, or is damaged ({reason}). It was not read.") from None
     tables = tensors.values() if isinstance(tensors, dict) else [None]
     if not all(isinstance(it, Tensor) and it.layout == torch.strided for it in tables):
         raise CorruptError(f"{path} is not a table of tensors, or has sparse ones.")
@@ -165,8 +161,8 @@ def folder_vocabulary(folder: Path, lowercase: bool | None, notes: list[str]) ->
     path = folder / "tokenizer_config.json"
     settings = read_object(inside(folder, path.name)) if path.exists() else {}
     refuse_code(path, settings)
-    stated = settings.get("do_lower_case")
-    known = lowercase if lowercase is not None else stated if isinstance(stated, bool) else None
+    do_lower_case = settings.get("do_lower_case")
+    known = lowercase if lowercase is not None else do_lower_case if isinstance(do_lower_case, bool) else None
     strip, split = settings.get("strip_accents"), settings.get("tokenize_chinese_chars") is not False
     return adopted(inside(folder, "vocab.txt"), known, strip if isinstance(strip, bool) else None, split, notes)
 
@@ -175,12 +171,14 @@ def file_vocabulary(path: Path, lowercase: bool | None, notes: list[str]) -> Tok
     """`lowercase` is for a vocab.txt, which does not say it; a tokenizer.json does."""
     if path.suffix != ".json":
         return adopted(path, lowercase, None, True, notes)
-    content = read_json(path)
-    if isinstance(content, dict) and (renamed := with_our_tokens(content)):
+    content = read_object(path)
+    renamed = with_our_tokens(content)
+    tokenizer = read_tokenizer(path, json.dumps(renamed or content))
+    if renamed:
+        frame(tokenizer)
         pairs = ", ".join(f"{theirs} {ours}" for theirs, ours in ROBERTA_TOKENS.items())
         notes.append(f"the special tokens have our names now: {pairs}. Pairs of texts have one [SEP] between them.")
-        return read_tokenizer(path, json.dumps(renamed))
-    return read_tokenizer(path, json.dumps(content))
+    return tokenizer
 
 
 def adopted(path: Path, lowercase: bool | None, strip: bool | None, split_cjk: bool, notes: list[str]) -> Tokenizer:
@@ -199,48 +197,25 @@ def adopted(path: Path, lowercase: bool | None, strip: bool | None, split_cjk: b
 
 
 def with_our_tokens(content: dict[str, Any]) -> dict[str, Any] | None:
-    """RoBERTa's tokenizer with our names for its special tokens, and our way to put texts together; None where they are ours."""
-    model = content.get("model")
-    pieces = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(pieces, dict | list):
+    """RoBERTa's tokenizer with our names for its special tokens, and without its way to put texts together; None where it is not
+    RoBERTa's, or has ours."""
+    names: set[str] = set()
+
+    def renamed(value: Any) -> Any:
+        match value:
+            case str():
+                names.add(value)
+                return ROBERTA_TOKENS.get(value, value)
+            case dict():
+                return {renamed(key): renamed(it) for key, it in value.items()}
+            case list():
+                return [renamed(it) for it in value]
+        return value
+
+    parts = {key: renamed(content.get(key)) for key in ("model", "added_tokens")}
+    if not ROBERTA_TOKENS.keys() <= names or names & set(SPECIAL_TOKENS):
         return None
-    items: list[Any] = list(pieces.items()) if isinstance(pieces, dict) else pieces
-    if not all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) for item in items):
-        return None
-    added = [it for it in content.get("added_tokens") or () if isinstance(it, dict)]
-    known = {item[0] for item in items} | {str(it.get("content")) for it in added}
-    if not ROBERTA_TOKENS.keys() <= known or known & ROBERTA_TOKENS.keys() & set(SPECIAL_TOKENS):
-        return None
-    renamed = [(ROBERTA_TOKENS.get(name, name), value) for name, value in items]
-    numbers: dict[str, Any] = {name: number for number, (name, _) in enumerate(renamed)}
-    if isinstance(pieces, dict):
-        numbers = dict(renamed)
-    tokens = [{**it, "content": ROBERTA_TOKENS.get(str(it.get("content")), it.get("content"))} for it in added]
-    numbers |= {str(it["content"]): it.get("id") for it in tokens}
-    unknown = model.get("unk_token")
-    return {
-        **content,
-        "added_tokens": tokens,
-        "model": {
-            **model,
-            "vocab": dict(renamed) if isinstance(pieces, dict) else renamed,
-            **({"unk_token": ROBERTA_TOKENS.get(unknown, unknown)} if isinstance(unknown, str) else {}),
-        },
-        "post_processor": template(numbers),
-    }  # fmt: skip
-
-
-def template(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    def special(name: str, segment: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": name, "type_id": segment}}
-
-    def sequence(name: str, segment: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": segment}}
-
-    single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
-    ends = {name: {"id": name, "ids": [numbers[name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
-    pair = [*single, sequence("B", 1), special("[SEP]", 1)]
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": ends}
+    return {**content, **parts, "post_processor": None}
 
 
 def refuse_code(path: Path, content: Mapping[str, Any]) -> None:

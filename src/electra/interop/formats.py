@@ -133,6 +133,11 @@ def placeholders(name: str, pattern: str) -> dict[str, str] | None:
     return match.groupdict() if match else None
 
 
+def has_name(tensor: str, names: Iterable[Name]) -> bool:
+    """Whether transformers calls one of them so."""
+    return any(placeholders(tensor, name.transformers) is not None for name in names)
+
+
 def from_google(name: str, names: Iterable[Name]) -> tuple[str, bool] | None:
     """transformers' name of a tensor of Google's, and whether it is stored the other way round."""
     for _, theirs, pattern in names:
@@ -382,7 +387,7 @@ def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str)
     return {f"{form.prefix}{name}": tensor for name, tensor in body.items()} | top
 
 
-def head_tensors(settings: EncoderSettings, tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
+def head_tensors(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
     """Back to our names."""
     if architecture:
         return renamed_back(tensors, our_names(HEADS[architecture]))

@@ -9,7 +9,8 @@ begins with rows that no token reads, and it has one type of segment where we ha
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from electra.base.errors import CorruptError, DataError, SettingsError, counted
 from electra.base.files import read_object, write_synced
 from electra.base.progress import Progress, literal
 from electra.data.tokenizer import is_same_tokenizer, vocabulary_size
-from electra.interop.card import usage
+from electra.interop.card import usage, with_header
 from electra.interop.foreign import (
     Weights,
     file_vocabulary,
@@ -40,6 +41,7 @@ from electra.interop.formats import (
     MODERNBERT_ENCODER,
     Name,
     from_google,
+    has_name,
     network_class,
     our_names,
     rename,
@@ -156,22 +158,22 @@ def import_network(source: Path, out: Path, generator: Path | None, options: Imp
         if len(candidates) > 1:
             raise SettingsError(f"{source} has a generator of its own: another one cannot be added. Leave it out.")
         candidates += read_candidates(generator, options, notes)[-1:]
-    tokenizer = next((it.tokenizer for it in candidates if it.tokenizer), None)
+    tokenizers = [it.tokenizer for it in candidates if it.tokenizer]
     if options.tokenizer is not None:
-        tokenizer = given_tokenizer(options.tokenizer, options.lowercase, notes)
-    if tokenizer is None:
+        tokenizers = [given_tokenizer(options.tokenizer, options.lowercase, notes)]
+    if not tokenizers:
         raise DataError(f"{source} has neither tokenizer.json nor vocab.txt. Give one.", ("tokenizer",))
-    others = [it.tokenizer for it in candidates if it.tokenizer and options.tokenizer is None]
+    tokenizer, *others = tokenizers
     if not all(is_same_tokenizer(it, tokenizer) for it in others):
         raise DataError(f"{source} and {generator} have different tokenizers: they are no pair.")
 
     networks: list[Pretrained] = []
     left_out: dict[str, str] = {}
-    taken: dict[Path, set[str]] = {}
+    taken: defaultdict[Path, set[str]] = defaultdict(set)  # by file: a TensorFlow checkpoint has two networks
     for candidate in candidates:
         network, used = build_candidate(candidate, tokenizer, notes)
         networks.append(network)
-        taken[candidate.weights.where] = taken.get(candidate.weights.where, set()) | used
+        taken[candidate.weights.where] |= used
     for candidate, network in zip(candidates, networks, strict=True):
         unused = [name for name in candidate.weights.shapes if name not in taken[candidate.weights.where]]
         left_out |= {name: reason(name, candidate.family, network.kind) for name in unused}
@@ -214,7 +216,7 @@ def write_import(
 
 
 def read_candidates(source: Path, options: ImportOptions, notes: list[str]) -> list[Candidate]:
-    if prefix := checkpoint_prefix(source, notes):
+    if prefix := checkpoint_prefix(source):
         return tensorflow_candidates(prefix, options, notes)
     if not source.is_dir():
         what = "is neither a folder nor a TensorFlow checkpoint" if source.exists() else "does not exist"
@@ -256,7 +258,7 @@ def transformers_place(name: str, family: Family) -> str | None:
     """Its name in ELECTRA's or ModernBERT's own class. Old checkpoints call a norm's weights gamma and beta."""
     name = re.sub(r"\.(gamma|beta)$", lambda match: ".weight" if match[1] == "gamma" else ".bias", name)
     form, body = FORMATS[family.kind], name.removeprefix(family.prefix)
-    if rename(body, {theirs: theirs for _, theirs, _ in family.encoder}):
+    if has_name(body, family.encoder):
         return f"{form.prefix}{body}"
     heads = [(family.token_head, f"{form.family}ForMaskedLM")]
     heads += [(form.discriminator, form.discriminator)] if family.title == "ELECTRA" else []
@@ -267,7 +269,7 @@ def transformers_place(name: str, family: Family) -> str | None:
     return None
 
 
-def checkpoint_prefix(source: Path, notes: list[str]) -> Path | None:
+def checkpoint_prefix(source: Path) -> Path | None:
     """Of a TensorFlow checkpoint; of several in a folder the one that its file "checkpoint" names."""
     if source.name.endswith(".index"):
         return source.with_name(source.name.removesuffix(".index"))
@@ -292,11 +294,9 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
     """Discriminator and generator of an ELECTRA, or a BERT."""
     weights, folder = read_bundle(prefix), prefix.parent
     tokenizer = folder_vocabulary(folder, options.lowercase, notes)
-    config = {}
-    for name in ("config.json", "bert_config.json", "electra_config.json"):
-        if (folder / name).exists():
-            config = read_object(inside(folder, name))
-            break
+    names = ("config.json", "bert_config.json", "electra_config.json")
+    name = next((it for it in names if (folder / it).exists()), "")
+    config = read_object(inside(folder, name)) if name else {}
     if any(name.endswith("/.ATTRIBUTES/VARIABLE_VALUE") for name in weights.shapes):
         raise DataError(
             f"{prefix} is a checkpoint of TensorFlow 2's objects. Only names of TensorFlow 1 (electra/…, bert/…) are known."
@@ -306,9 +306,9 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
     scopes = ("bert",) if family.title == "BERT" else ("electra", "generator")
     own_embeddings = any(name.startswith("generator/embeddings/") for name in weights.shapes)
     for scope in scopes:
-        claims = dict(google_claims(weights, scope, family))
+        claims = dict(google_claims(weights, scope))
         if scope == "generator" and claims and not own_embeddings:  # they are the discriminator's
-            claims |= {place: it for place, it in google_claims(weights, "electra", family) if ".embeddings." in place}
+            claims |= {place: it for place, it in google_claims(weights, "electra") if ".embeddings." in place}
         if any(".encoder.layer." in place for place in claims):
             main = candidates[0].config if candidates else {}
             described = inferred_config(prefix, weights, claims, {} if main else config)
@@ -319,7 +319,7 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
     return candidates
 
 
-def google_claims(weights: Weights, scope: str, family: Family) -> Iterator[tuple[str, Claim]]:
+def google_claims(weights: Weights, scope: str) -> Iterator[tuple[str, Claim]]:
     form = FORMATS["electra"]
     heads = {"electra": "ElectraForPreTraining", "generator": "ElectraForMaskedLM", "bert": "BertForMaskedLM"}
     places = our_names(HEADS["ElectraForPreTraining" if scope == "electra" else "ElectraForMaskedLM"])
@@ -333,7 +333,7 @@ def google_claims(weights: Weights, scope: str, family: Family) -> Iterator[tupl
 
 
 def inferred_config(
-    prefix: Path, weights: Weights, claims: Mapping[str, Claim], said: Mapping[str, Any]
+    prefix: Path, weights: Weights, claims: Mapping[str, Claim], config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Sizes are those of the tensors; what a config beside them says must agree. Heads and dropout show in no shape."""
     layers = 1 + max(int(match[1]) for place in claims if (match := re.search(r"\.layer\.(\d+)\.", place)))
@@ -349,18 +349,18 @@ def inferred_config(
     except (KeyError, ValueError, IndexError) as error:
         raise CorruptError(f"{prefix}: {error} is missing, or no matrix.") from None
     for key, value in sizes.items():
-        if said.get(key, value) != value:
-            raise CorruptError(f"{prefix}: {key} is {said[key]} in its config and {value} in its tensors.")
-    return {**said, **sizes}
+        if config.get(key, value) != value:
+            raise CorruptError(f"{prefix}: {key} is {config[key]} in its config and {value} in its tensors.")
+    return {**config, **sizes}
 
 
 def count_heads(config: Mapping[str, Any], main: Mapping[str, Any], heads: int | None, notes: list[str]) -> Any:
-    """A generator has as many units a head as its discriminator (`main`)."""
+    """A generator has as many units per head as its discriminator (`main`)."""
     hidden = config["hidden_size"]
     if main:
-        given = main["num_attention_heads"]
-        units = main["hidden_size"] // given if isinstance(given, int) and given > 0 else 0
-        return max(1, hidden // units) if units else given
+        main_heads = main["num_attention_heads"]
+        units = main["hidden_size"] // main_heads if isinstance(main_heads, int) and main_heads > 0 else 0
+        return max(1, hidden // units) if units else main_heads
     if heads or "num_attention_heads" in config:
         return heads or config["num_attention_heads"]
     count = max(1, hidden // HEAD_UNITS)
@@ -398,9 +398,8 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
     refuse_other_shapes(weights.where, settings, rows, tensors)
     stored = Stored(candidate.folder, weights.where, config, settings, rows, tensors, tokenizer)
     network = build_network(stored)
-    head = our_names(HEADS[network_class(settings, network.kind)])
-    of_head, prefix = {it: it for it in head.values()}, FORMATS[family.kind].prefix
-    places = [place for place in tensors if place.startswith(prefix) or rename(place, of_head)]
+    prefix, head = FORMATS[family.kind].prefix, HEADS[network_class(settings, network.kind)]
+    places = [place for place in tensors if place.startswith(prefix) or has_name(place, head)]
     return network, {candidate.claims[place].name for place in places}
 
 
@@ -433,21 +432,22 @@ def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[s
 
 def own_output(candidate: Candidate, tensors: Mapping[str, Tensor]) -> bool:
     """Whether the matrix that makes logits of states is another than the word table."""
-    form = FORMATS[candidate.family.kind]
-    is_electra = candidate.family.kind == "electra"
-    words = tensors.get(WORD_TABLE if is_electra else f"{form.prefix}embeddings.tok_embeddings.weight")
+    table = word_table(tensors)
     for name in OUTPUT_MATRICES:
-        if name in candidate.weights.shapes and words is not None:
-            if candidate.weights.shapes[name] != tuple(words.shape):
-                return True
-            return not torch.equal(candidate.weights.floats(name), words)
+        if name in candidate.weights.shapes and table is not None:
+            is_alike = candidate.weights.shapes[name] == tuple(tensors[table].shape)
+            return not (is_alike and torch.equal(candidate.weights.floats(name), tensors[table]))
     is_untied = candidate.config.get("tie_word_embeddings") is False
     return is_untied and ("generator_lm_head.bias" in tensors or "decoder.bias" in tensors)
 
 
+def word_table(names: Iterable[str]) -> str | None:
+    return next((it for it in names if it.endswith((".word_embeddings.weight", ".tok_embeddings.weight"))), None)
+
+
 def fit_vocabulary(candidate: Candidate, tensors: dict[str, Tensor], tokenizer: Tokenizer, notes: list[str]) -> int:
     """Tables are often padded to a round number of rows. Rows that no token has are cut; the other way round nothing fits."""
-    name = next((it for it in tensors if it.endswith((".word_embeddings.weight", ".tok_embeddings.weight"))), None)
+    name = word_table(tensors)
     if name is None or tensors[name].ndim != 2:
         raise CorruptError(f"{candidate.weights.where} has no word table.")
     rows, size = len(tensors[name]), vocabulary_size(tokenizer)
@@ -548,13 +548,8 @@ def grouped(left_out: Mapping[str, str]) -> list[str]:
 def import_card(title: str, source: str, network: Pretrained, left_out: Mapping[str, str]) -> str:
     reader = network_class(network.encoder.settings, network.kind)
     rows = "\n".join(f"- {literal(line)}" for line in grouped(left_out)) or "- nothing"
-    return f"""---
-library_name: transformers
-tags: [{", ".join(dict.fromkeys(("electra", network.encoder.settings.kind, network.kind)))}]
-license: other
----
-
-# {title} {network.kind}, imported from {literal(source)}
+    tags = list(dict.fromkeys(("electra", network.encoder.settings.kind, network.kind)))
+    card = f"""# {title} {network.kind}, imported from {literal(source)}
 
 The weights are those of the source, under whose licence they are; `electra import` gave them the names of transformers' {reader}. Left out:
 
@@ -566,3 +561,4 @@ The weights are those of the source, under whose licence they are; `electra impo
 
 `recipe.toml` has the sizes, to go on pre-training: `electra pretrain RECIPE+FOLDER/recipe.toml start=FOLDER data=… run=…`.
 """
+    return with_header(card, {"library_name": "transformers", "tags": tags, "license": "other"})

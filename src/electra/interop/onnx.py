@@ -6,6 +6,7 @@ them is measured and rounded as it comes. No calibration text is needed. onnxrun
 has noted of shapes, so these notes are taken out first.
 """
 
+import importlib
 import logging
 import tempfile
 import warnings
@@ -93,8 +94,6 @@ class OnnxSession(nn.Module):
 
 
 def require(module: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -108,8 +107,8 @@ def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:
         require(module)
     probe = probe_batch(source.tokenizer, source.longest)
     ours = answers_of(source.network)
-    names = [name for name in ours(probe) if name not in UNUSED_OUTPUTS]
-    expected = {name: it for name, it in ours(probe).items() if name in names}
+    expected = {name: it for name, it in ours(probe).items() if name not in UNUSED_OUTPUTS}
+    names = list(expected)
     other = ours(replace(probe, segments=1 - probe.segments))
     reads_segments = not all(other[name].equal(it) for name, it in expected.items())  # ModernBERT has none
     graph = exported_graph(source, names, INPUTS if reads_segments else INPUTS[:2])
@@ -122,8 +121,8 @@ def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:
     files = {GRAPH: graph}
     if int8:
         files[INT8_GRAPH] = quantized(graph)
-        found = session_answers(OnnxSession(files[INT8_GRAPH], source.shortest), probe, expected)
-        lost = largest_differences(probe, floating(expected), found)
+        answers = session_answers(OnnxSession(files[INT8_GRAPH], source.shortest), probe, expected)
+        lost = largest_differences(probe, floating(expected), answers)
         if not all(np.isfinite(list(lost.values()))):
             raise CorruptError("the int8 graph gives numbers that are not finite. It was not kept.")
         scale = {name: expected[name].abs().max().item() for name in lost}
@@ -138,7 +137,8 @@ def exported_graph(source: OnnxNetwork, names: Sequence[str], inputs: Sequence[s
     ids = torch.full((2, length), special_ids(source.tokenizer).unk)
     values = (ids, torch.ones_like(ids), torch.zeros_like(ids))[: len(inputs)]
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=source.shortest, max=source.longest)}
-    with quiet_export():
+    with quiet_logger("torch.onnx"), warnings.catch_warnings():  # of vision operators and of names of axes
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             GraphInputs(source.network, names).eval(), values, dynamo=True, verbose=False, opset_version=OPSET,
             input_names=inputs, output_names=names, dynamic_shapes=(axes,) * len(inputs),
@@ -152,15 +152,13 @@ def exported_graph(source: OnnxNetwork, names: Sequence[str], inputs: Sequence[s
 
 
 @contextmanager
-def quiet_export() -> Iterator[None]:
-    """torch speaks of vision operators and of names of axes; what matters is checked afterwards."""
-    logger = logging.getLogger("torch.onnx")
+def quiet_logger(name: str | None) -> Iterator[None]:
+    """But for errors: what matters is checked afterwards. None is the root."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logger.setLevel(level)
 
@@ -181,17 +179,17 @@ def other_shapes(source: OnnxNetwork) -> Iterator[Batch]:
 
 def check_shape(batch: Batch, ours: Any, session: OnnxSession) -> dict[str, Any]:
     expected = floating(ours(batch), session.outputs)
-    found = session_answers(session, batch, expected)
-    require_equal(batch, expected, found, f"onnxruntime at {tuple(batch.ids.shape)}")
-    largest = max(largest_differences(batch, expected, found).values())
+    answers = session_answers(session, batch, expected)
+    require_equal(batch, expected, answers, f"onnxruntime at {tuple(batch.ids.shape)}")
+    largest = max(largest_differences(batch, expected, answers).values())
     return {"shape": list(batch.ids.shape), "largest_difference": largest}
 
 
 def session_answers(session: OnnxSession, batch: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without the columns that a short batch was padded by."""
     outputs, length = session(batch), batch.ids.shape[1]
-    found = {name: outputs[name] for name in expected if name in outputs}
-    return {name: it[:, :length] if it.shape != expected[name].shape else it for name, it in found.items()}
+    answers = {name: outputs[name] for name in expected if name in outputs}
+    return {name: it[:, :length] if it.shape != expected[name].shape else it for name, it in answers.items()}
 
 
 def floating(outputs: Mapping[str, Tensor], names: Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -204,14 +202,8 @@ def quantized(graph: bytes) -> bytes:
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     model = onnx.load_model_from_string(graph)
     del model.graph.value_info[:]
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # it advises everybody to preprocess
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            before, after = Path(scratch) / "before.onnx", Path(scratch) / "after.onnx"
-            onnx.save_model(model, before)
-            quantization.quantize_dynamic(before, after, per_channel=True, weight_type=quantization.QuantType.QInt8)
-            return after.read_bytes()
-    finally:
-        root.setLevel(level)
+    with tempfile.TemporaryDirectory() as scratch, quiet_logger(None):  # it advises everybody to preprocess
+        before, after = Path(scratch) / "before.onnx", Path(scratch) / "after.onnx"
+        onnx.save_model(model, before)
+        quantization.quantize_dynamic(before, after, per_channel=True, weight_type=quantization.QuantType.QInt8)
+        return after.read_bytes()

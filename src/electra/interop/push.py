@@ -7,12 +7,12 @@ checked, or that is not as it was written (but for its card, which is its owner'
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra.base.errors import CorruptError, DataError, ElectraError, MachineError, SettingsError
+from electra.base.errors import CorruptError, DataError, ElectraError, MachineError, SettingsError, first_line
 from electra.base.files import FOLDER_FILES, FOLDER_MANIFEST, distrust, is_plain_name, read_object, refuse_edited
 from electra.base.progress import live_bars
 from electra.interop.card import CARD, TO_FILL
@@ -53,8 +53,8 @@ def push(folder: Path, repository: str, send: bool = False, public: bool = False
         remarks.append(f'no token: log in with "hf auth login", or set HF_TOKEN to one that may write ({TOKEN_PAGE})')
         if send:
             raise MachineError(f"push has {remarks[-1]}.")
-    pushed = Pushed(repository, files, sorted(there - files.keys()), remarks)
-    return Pushed(repository, files, pushed.left_out, remarks, upload(folder, pushed, public)) if send else pushed
+    url = upload(folder, repository, files, public) if send else ""
+    return Pushed(repository, files, sorted(there - files.keys()), remarks, url)
 
 
 def checked_files(folder: Path) -> dict[str, int]:
@@ -86,7 +86,7 @@ def unfilled(card: Path) -> list[str]:
     return [key for key in TO_FILL if not re.search(rf"^{key}: *\S", header, re.MULTILINE)]
 
 
-def upload(folder: Path, pushed: Pushed, public: bool) -> str:
+def upload(folder: Path, repository: str, files: Mapping[str, int], public: bool) -> str:
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
@@ -97,7 +97,7 @@ def upload(folder: Path, pushed: Pushed, public: bool) -> str:
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="electra")
     with answers(api.endpoint):
         owner = api.whoami()["name"]
-        repository = pushed.repository if "/" in pushed.repository else f"{owner}/{pushed.repository}"
+        repository = repository if "/" in repository else f"{owner}/{repository}"
         try:
             is_private = api.repo_info(repository).private
         except RepositoryNotFoundError:
@@ -107,9 +107,8 @@ def upload(folder: Path, pushed: Pushed, public: bool) -> str:
                 raise SettingsError(
                     f"{repository} exists already and everybody can read it. Say that it is to be public.", ("public",)
                 )
-        size = f"{sum(pushed.files.values()):,}"
-        log.info("%s: %d files, %s bytes to %s", folder, len(pushed.files), size, repository)
-        operations = [CommitOperationAdd(name, str(folder / name)) for name in pushed.files]
+        log.info("%s: %d files, %s bytes to %s", folder, len(files), f"{sum(files.values()):,}", repository)
+        operations = [CommitOperationAdd(name, str(folder / name)) for name in files]
         commit = api.create_commit(repository, operations, commit_message="Upload a model folder of electra")
         return str(commit.commit_url)
 
@@ -127,16 +126,16 @@ def answers(endpoint: str) -> Iterator[None]:
         again = "Nothing was committed; run the same command again."
         answer = error if isinstance(error, HfHubHTTPError) else error.__cause__
         if not isinstance(answer, HfHubHTTPError):
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            reason = first_line(error) or type(error).__name__
             if "xet-write-token" in reason:
                 again = "Nothing was committed. Where the server knows no Xet, set HF_HUB_DISABLE_XET=1."
             raise MachineError(f"{endpoint}: {reason.rstrip('.')}. {again}") from None
         code = answer.response.status_code
-        reason = next(iter((answer.server_message or answer.response.reason_phrase or "").splitlines()), "")
-        said = f"{endpoint} answered {code}" + (f" ({reason.rstrip('.')})" if reason else "")
+        reason = first_line(answer.server_message or answer.response.reason_phrase or "")
+        status = f"{endpoint} answered {code}" + (f" ({reason.rstrip('.')})" if reason else "")
         if code in (401, 403):
             remedy = f"the token may not do this. Log in with one that may write ({TOKEN_PAGE})"
-            raise MachineError(f"{said}: {remedy}.") from None
+            raise MachineError(f"{status}: {remedy}.") from None
         if code == 400:
-            raise DataError(f"{said}: it does not take these files. Nothing was committed.") from None
-        raise MachineError(f"{said}. {again}") from None
+            raise DataError(f"{status}: it does not take these files. Nothing was committed.") from None
+        raise MachineError(f"{status}. {again}") from None

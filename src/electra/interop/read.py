@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from electra.base.errors import CorruptError, DataError, ElectraError
+from electra.base.errors import CorruptError, DataError, ElectraError, first_line
 from electra.base.files import read_object, refuse_edited, validation_text
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, vocabulary_size
-from electra.interop.foreign import folder_weights
+from electra.interop.foreign import INDEX, WEIGHTS, folder_weights, open_safetensors
 from electra.interop.formats import (
     FORMATS,
     NetworkKind,
@@ -44,7 +42,6 @@ from electra.model.modern import ModernDetectionHead
 from electra.train.checkpoint import require_floats
 
 log = logging.getLogger(__name__)
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OBJECTIVE, LENGTH = "pretraining_objective", "pretraining_length"
 """What an export says in config.json beyond transformers' keys: the objective, and the tokens of a pre-training row."""
 
@@ -100,7 +97,7 @@ class Stored:
         try:
             encoder.load_state_dict(encoder_from_transformers(self.settings, self.tensors))
             if head is not None:
-                tensors = head_tensors(self.settings, self.tensors, architecture)
+                tensors = head_tensors(self.tensors, architecture)
                 head.load_state_dict(one_logit(tensors) if isinstance(head, ModernDetectionHead) else tensors)
                 head.eval()
         except KeyError as error:
@@ -112,11 +109,10 @@ class Stored:
 
 
 def read_folder(folder: Path) -> Stored:
-    vocabulary = folder / "vocab.txt"
-    others = {WEIGHTS: folder / INDEX, "tokenizer.json": vocabulary}
-    for name in ("config.json", WEIGHTS, "tokenizer.json"):
-        if not (folder / name).is_file() and not (name in others and others[name].is_file()):
-            raise DataError(f'{folder} is not a model folder: it has no {name}. "electra export" writes such folders.')
+    for names in (("config.json",), (WEIGHTS, INDEX), ("tokenizer.json", "vocab.txt")):
+        if not any((folder / name).is_file() for name in names):
+            what = f"is not a model folder: it has no {names[0]}"
+            raise DataError(f'{folder} {what}. "electra export" writes such folders.')
     refuse_edited(folder)
     config = read_object(folder / "config.json")
     if not isinstance(config.get("model_type"), str) or config["model_type"] not in FORMATS:
@@ -129,14 +125,8 @@ def read_folder(folder: Path) -> Stored:
         raise CorruptError(f"{folder / 'config.json'}: {OBJECTIVE} is {config[OBJECTIVE]!r}, not text.")
     settings = checked_settings(folder / "config.json", config)
     where = folder / (WEIGHTS if (folder / WEIGHTS).is_file() else INDEX)
-    try:
-        if where.name == INDEX:
-            weights = folder_weights(folder)
-            tensors = {name: weights.read(name) for name in weights.shapes}
-        else:
-            tensors = load_file(where)
-    except (OSError, SafetensorError) as error:
-        raise CorruptError(f"{where} cannot be read: {error}.") from None
+    weights = open_safetensors(where) if where.name == WEIGHTS else folder_weights(folder)
+    tensors = {name: weights.read(name) for name in weights.shapes}
     require_floats(where, tensors)
     refuse_other_shapes(where, settings, vocab_size, tensors)
     tokenizer = folder_tokenizer(folder)
@@ -163,7 +153,7 @@ def checked_number(folder: Path, config: Mapping[str, Any], key: str) -> int:
     return value
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Weights stay as they are allocated. Without a device drawing them computes nothing, but imports torch's compiler: a second or two."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -179,11 +169,11 @@ def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int,
     except KeyError as error:
         raise CorruptError(f"{where} has no {error}.") from None
     except (RuntimeError, IndexError) as error:  # matrices that are joined here
-        raise CorruptError(f"{where} does not fit its config.json: {str(error).splitlines()[0]}.") from None
+        raise CorruptError(f"{where} does not fit its config.json: {first_line(error)}.") from None
     words = stored.get("embeddings.words.weight")
     if words is not None and len(words) != vocab_size:
         raise CorruptError(f"config.json: vocab_size is {vocab_size}, {where} has {len(words)} words.")
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"), SkipInit():
         expected = encoder_alone(settings, vocab_size).state_dict()
     for name, tensor in expected.items():
         if name not in stored:
@@ -216,7 +206,7 @@ def build_network(stored: Stored, kind: NetworkKind | None = None) -> Pretrained
     kinds: tuple[NetworkKind, ...] = ("discriminator", "generator", "encoder") if kind is None else (kind,)
     for wanted in kinds:
         head, architecture = empty_head(stored, wanted), network_class(stored.settings, wanted)
-        names = head_tensors(stored.settings, stored.tensors, architecture).keys()
+        names = head_tensors(stored.tensors, architecture).keys()
         has_head = head is None or head.state_dict().keys() <= names
         if has_head and (wanted != "discriminator" or says_discriminator(stored)):
             encoder, objective = stored.build(head, architecture), stored.config.get(OBJECTIVE, "electra")

@@ -11,7 +11,7 @@ Every offset, length and count is somebody's claim and is checked before it is u
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
 
@@ -34,18 +34,18 @@ POLYNOMIAL = 0x82F63B78  # of CRC-32C, reflected
 LANE = 256
 
 
-@dataclass
+@dataclass(frozen=True)
 class BundleEntry:
     """A tensor, as the index describes it. `slices`: for each part of a partitioned one, (start, length) by dimension, length -1
     for all of it."""
 
-    type: int = 0
-    shape: list[int] = field(default_factory=list)
-    shard: int = 0
-    offset: int = 0
-    size: int = 0
-    checksum: int | None = None
-    slices: list[list[tuple[int, int]]] = field(default_factory=list)
+    type: int
+    shape: list[int]
+    shard: int
+    offset: int
+    size: int
+    checksum: int | None
+    slices: list[list[tuple[int, int]]]
 
 
 def read_bundle(prefix: Path) -> Weights:
@@ -93,8 +93,8 @@ class Bundle:
             self.check_bytes(name, entry)
 
     def check_bytes(self, name: str, entry: BundleEntry) -> None:
-        asked = math.prod(entry.shape) * np.dtype(NUMPY_TYPES.get(entry.type, "<f4")).itemsize
-        if asked != entry.size or entry.type not in NUMPY_TYPES:
+        size = math.prod(entry.shape) * np.dtype(NUMPY_TYPES.get(entry.type, "<f4")).itemsize
+        if size != entry.size or entry.type not in NUMPY_TYPES:
             raise CorruptError(f"{self.prefix}: {name} has the shape {entry.shape}, but {entry.size:,} bytes.")
         if not 0 <= entry.shard < self.shards:
             raise CorruptError(f"{self.prefix}: {name} is said to be in file {entry.shard} of {self.shards}.")
@@ -241,26 +241,19 @@ def header_shards(data: bytes) -> int:
 
 def parse_entry(data: bytes) -> BundleEntry:
     """BundleEntryProto."""
-    entry = BundleEntry()
-    for key, value in fields(data):
-        match key:
-            case 1:
-                entry.type = signed(value)
-            case 2:
-                sizes = [text(it) for part, it in fields(text(value)) if part == 2]
-                entry.shape = [signed(dict(fields(size)).get(1, 0)) for size in sizes]
-            case 3:
-                entry.shard = signed(value)
-            case 4:
-                entry.offset = signed(value)
-            case 5:
-                entry.size = signed(value)
-            case 6:
-                entry.checksum = signed(value)
-            case 7:
-                extents = [dict(fields(text(it))) for part, it in fields(text(value)) if part == 1]
-                entry.slices.append([(signed(it.get(1, 0)), signed(it.get(2, -1))) for it in extents])
-    return entry
+    proto = dict(fields(data))
+    sizes = [dict(fields(text(it))) for number, it in fields(text(proto.get(2, b""))) if number == 2]
+    slices = [text(it) for number, it in fields(data) if number == 7]
+    extents = [[dict(fields(text(it))) for number, it in fields(part) if number == 1] for part in slices]
+    return BundleEntry(
+        type=signed(proto.get(1, 0)),
+        shape=[signed(it.get(1, 0)) for it in sizes],
+        shard=signed(proto.get(3, 0)),
+        offset=signed(proto.get(4, 0)),
+        size=signed(proto.get(5, 0)),
+        checksum=signed(proto[6]) if 6 in proto else None,
+        slices=[[(signed(it.get(1, 0)), signed(it[2]) if 2 in it else -1) for it in part] for part in extents],
+    )
 
 
 def slice_keys(name: str, entry: BundleEntry) -> list[bytes]:
@@ -285,16 +278,12 @@ def ordered(value: int) -> bytes:
 
 
 @cache
-def byte_tables() -> np.ndarray:
-    """[4, 256]: what a register becomes that holds one byte at that place, after 1, 2, 3, 4 more bytes."""
+def byte_table() -> np.ndarray:
+    """[256]: what a register that holds one byte becomes after one more."""
     register = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         register = np.where(register & 1, (register >> 1) ^ np.uint32(POLYNOMIAL), register >> 1).astype(np.uint32)
-    tables = [register]
-    for _ in range(3):
-        last = tables[-1]
-        tables.append(register[last & 255] ^ (last >> 8))
-    return np.stack(tables)
+    return register
 
 
 @cache
@@ -302,8 +291,8 @@ def shift_tables(length: int) -> np.ndarray:
     """[4, 256]: what a register becomes after `length` bytes of zeros, by each of its bytes. A linear map, so that twice the
     length is the map on itself."""
     if length == 1:
-        first, zero = byte_tables()[0], np.arange(256, dtype=np.uint32)
-        return np.stack([first, *(zero << np.uint32(8 * (place - 1)) for place in range(1, 4))])
+        byte = np.arange(256, dtype=np.uint32)
+        return np.stack([byte_table(), *(byte << np.uint32(8 * place) for place in range(3))])
     half = shift_tables(length // 2)
     doubled = apply_tables(half, half)
     return apply_tables(shift_tables(1), doubled) if length % 2 else doubled
@@ -321,16 +310,14 @@ def crc32c(data: bytes) -> int:
         words = np.frombuffer(data, "<u4", min(whole - start, LANE << 14) // 4, start).reshape(-1, LANE // 4)
         lanes = np.zeros(len(words), np.uint32)
         for column in np.ascontiguousarray(words.T):
-            lanes = apply_tables(byte_tables()[::-1], lanes ^ column)
+            lanes = apply_tables(shift_tables(4), lanes ^ column)
         length = LANE
         while len(lanes) > 1:
-            lanes = np.concatenate(
-                [np.zeros(len(lanes) % 2, np.uint32), lanes]
-            )  # zeros before the first change nothing
+            lanes = np.pad(lanes, (len(lanes) % 2, 0))  # zeros before the first change nothing
             lanes, length = apply_tables(shift_tables(length), lanes[::2]) ^ lanes[1::2], 2 * length
         before = apply_tables(shift_tables(words.nbytes), np.array([register], np.uint32))
         register = int((before ^ lanes)[0])
-    table = byte_tables()[0].tolist()
+    table = byte_table().tolist()
     for byte in data[whole:]:
         register = table[(register ^ byte) & 255] ^ (register >> 8)
     return register ^ 0xFFFFFFFF

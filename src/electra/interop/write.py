@@ -5,7 +5,6 @@ PreTrainedTokenizerFast, so a folder is not there before it was read back with t
 languages: by us and, where it is installed and has such a head, by transformers.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from electra.base.errors import CorruptError, DiskFullError, MachineError
 from electra.base.files import (
     FOLDER_MANIFEST,
     folder_problems,
+    manifest_entry,
     read_object,
     remove_leftovers,
     sync_folder,
@@ -33,10 +33,11 @@ from electra.base.files import (
     write_synced,
     writing,
 )
-from electra.data.tokenizer import special_ids, vocabulary_size
+from electra.data.tokenizer import SPECIAL_TOKENS, special_ids, vocabulary_size
 from electra.interop.card import CARD
+from electra.interop.foreign import INDEX, WEIGHTS
 from electra.interop.formats import FORMATS, config_json, network_class, network_tensors
-from electra.interop.read import INDEX, LENGTH, OBJECTIVE, WEIGHTS, Pretrained, read_network
+from electra.interop.read import LENGTH, OBJECTIVE, Pretrained, read_network
 from electra.model import Encoder, TokenHead, encode
 from electra.model.heads import Pooling
 from electra.model.modern import ModernDetectionHead
@@ -95,7 +96,7 @@ class Folder:
         return {
             "config.json": json.dumps(config, indent=2, ensure_ascii=False).encode(),
             "tokenizer.json": self.tokenizer.to_str(pretty=True).encode(),
-            "tokenizer_config.json": json.dumps(tokenizer_config(self.tokenizer, config), indent=2).encode(),
+            "tokenizer_config.json": json.dumps(tokenizer_config(config), indent=2).encode(),
             **self.files,
         }
 
@@ -130,10 +131,10 @@ def weight_files(tensors: Mapping[str, Tensor], most: int) -> dict[str, bytes]:
 
 def write_files(out: Path, content: Mapping[str, bytes]) -> None:
     """A new folder with a manifest of what is in it."""
-    hashes = {it: {"bytes": len(content[it]), "sha256": hashlib.sha256(content[it]).hexdigest()} for it in content}
+    manifest = {name: manifest_entry(data) for name, data in content.items()}
     with writing(out):
         out.mkdir(parents=True)
-    for name, data in {**content, FOLDER_MANIFEST: json.dumps(hashes, indent=1).encode()}.items():
+    for name, data in {**content, FOLDER_MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
         write_synced(out / name, data)
 
 
@@ -188,14 +189,13 @@ def write_network(
     return f"same ids and same {'states' if network.head is None else 'logits'} as ours, read back by {readers}"
 
 
-def tokenizer_config(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
-    special, names = special_ids(tokenizer), ("pad", "unk", "cls", "sep", "mask")
+def tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],
         "model_input_names": FORMATS[config["model_type"]].inputs,
         "clean_up_tokenization_spaces": False,
-        **{f"{name}_token": tokenizer.id_to_token(getattr(special, name)) for name in names},
+        **{f"{name.strip('[]').lower()}_token": name for name in SPECIAL_TOKENS},
     }
 
 

@@ -4,7 +4,6 @@ Written into a hidden temporary folder, every file synced, the manifest with the
 Loading verifies every byte and falls back, loudly, on the newest whole one. safetensors and JSON only.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from electra.base.config import short
 from electra.base.errors import CorruptError, DiskFullError, ForbiddenError, MachineError
-from electra.base.files import file_problem, manifest_problems, read_object, sync_folder, write_synced
+from electra.base.files import file_problem, manifest_entry, manifest_problems, read_object, sync_folder, write_synced
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -78,7 +77,7 @@ def save_checkpoint(
 
 def write(path: Path, content: bytes) -> dict[str, Any]:
     write_synced(path, content)
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return manifest_entry(content)
 
 
 def checkpoint_folders(root: Path) -> list[Path]:
