@@ -95,6 +95,10 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_cells(tmp_pa
         ("a.jsonl", '{"a": 1}\n{"a": \n', "row 2 is not valid JSON"),
         ("a.jsonl", '{"a": 1}\n[3]\n', "row 2 is list"),
         ("a.json", '[{"a": 1}, {"a": ', "row 2 is not valid JSON"),
+        ("a.json", '[{"a": 1} {"a": 2}]', "neither a comma nor the end of the list follows row 1"),
+        ("a.json", '[{"a": 1},, {"a": 2}]', "row 2 is not valid JSON"),
+        ("a.json", '[{"a": 1}', "neither a comma nor the end of the list follows row 1"),
+        ("a.json", '[{"a": 1}]\n[{"a": 2}]', "goes on after the end of its list, behind row 1"),
         ("a.csv", b"a,b\n\xff\xfe,2\n", "not UTF-8"),
     ],
 )

@@ -178,10 +178,14 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
     """One item after the other: a list of any length is never in memory as a whole."""
     text = io.TextIOWrapper(source.stream, encoding="utf-8")
     decoder, buffer, number = json.JSONDecoder(), text.read(_BLOCK).lstrip()[1:], 0
-    while True:
-        buffer = buffer.lstrip(" \t\r\n,")
-        if buffer.startswith("]"):
-            return
+
+    def from_next(rest: str) -> str:
+        """From what comes next but white space, if anything does."""
+        while not (rest := rest.lstrip(" \t\r\n")) and (block := text.read(_BLOCK)):
+            rest = block
+        return rest
+
+    while not (buffer := from_next(buffer)).startswith("]"):
         try:
             end = decoder.raw_decode(buffer)[1]
             row = parse_json(buffer[:end])
@@ -193,10 +197,15 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
                 raise DataError(f"{source.path} row {number + 1} is not valid JSON ({what}). Repair it.") from None
             buffer += block
             continue
-        number, buffer = number + 1, buffer[end:]
+        number, buffer = number + 1, from_next(buffer[end:])
         if not isinstance(row, dict):
             refuse(number, f"is {type(row).__name__}, not a JSON object. Repair it.")
         yield row if isinstance(row, dict) else {}
+        if not buffer.startswith((",", "]")):
+            raise DataError(f"{source.path}: neither a comma nor the end of the list follows row {number}. Repair it.")
+        buffer = buffer.removeprefix(",")
+    if from_next(buffer[1:]):
+        raise DataError(f"{source.path} goes on after the end of its list, behind row {number}. Make it one list.")
 
 
 # Writing
