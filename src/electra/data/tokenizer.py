@@ -109,7 +109,7 @@ def read_tokenizer(file: Place, text: str) -> Tokenizer:
         raise
     except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
         what = f"is not a tokenizer.json ({first_line(error)})"
-        raise CorruptError(f'{file} {what}. Train one with "electra tokenizer".') from None
+        raise CorruptError(f'{file} {what}. Train one, or adopt a vocab.txt, with "electra tokenizer".') from None
 
 
 def refuse_patterns(file: Place, content: Any) -> None:

@@ -365,7 +365,7 @@ def count_heads(config: Mapping[str, Any], main: Mapping[str, Any], heads: int |
         return heads or config["num_attention_heads"]
     count = max(1, hidden // HEAD_UNITS)
     notes.append(
-        f"attention heads: {count} for {hidden} units, since nothing says how many and {HEAD_UNITS} units a head are usual."
+        f"attention heads: {count} for {hidden} units, since nothing says how many and {HEAD_UNITS} units per head are usual."
     )
     return count
 
