@@ -38,7 +38,7 @@ from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.card import ENVIRONMENT, described_data
 from electra.pretraining.load import CONFIG, export_networks, load_run, load_settings
-from electra.pretraining.samples import ROWS_SHOWN, SAMPLES, SampledEvaluation, Shown
+from electra.pretraining.samples import ROWS_SHOWN, SAMPLES, keep_samples
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.start import before_and_after, take_weights
 from electra.pretraining.trial import device_peak, flops_per_token
@@ -46,7 +46,7 @@ from electra.train import checkpoint
 from electra.train.device import choose_device, explain_machine, free_memory, log_shortcomings, machine
 from electra.train.distributed import is_sharded, shard
 from electra.train.log import METRICS
-from electra.train.loop import Run, train
+from electra.train.loop import HeldOutEvaluation, Run, train
 from electra.train.settings import FREE_TO_CHANGE, Horizon, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
 from electra.train.trackers import TRACKING, wanted_trackers
@@ -66,8 +66,6 @@ class Parts:
     loader: Loader | Resident
     loader_note: str
     heldout: HeldOut
-    sampled: HeldOut
-    """A few held-out rows whose answers are kept for people."""
 
 
 def build_parts(
@@ -92,8 +90,7 @@ def build_parts(
     objective = build_objective(settings, tokenizer, counts)
     if fresh:
         take_weights(settings, objective, tokenizer)
-    sampled = HeldOut(heldout.rows, ROWS_SHOWN, ROWS_SHOWN, settings.seed)
-    return Parts(objective, data.manifest, loader, note, heldout, sampled)
+    return Parts(objective, data.manifest, loader, note, heldout)
 
 
 def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True) -> HeldOut:
@@ -176,11 +173,13 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         update = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
         held.callback(update.captured.graphs.clear)  # NCCL ends only after the graphs that hold its kernels
         is_hidden = settings.objective.kind == "electric" or is_sharded(objective)  # energies are no probabilities
-        sampled = () if is_hidden else parts.sampled
-        shown = Shown(objective, folder, load_tokenizer(data), sampled)
-        heldout = SampledEvaluation(
-            update, parts.heldout, settings.train, signals, from_start=bool(settings.start), shown=shown
-        )
+        rows = () if is_hidden else HeldOut(parts.heldout.rows, ROWS_SHOWN, ROWS_SHOWN, settings.seed)
+        tokenizer = load_tokenizer(data)
+
+        def keep(step: int) -> None:
+            keep_samples(folder, step, objective, update, tokenizer, rows)
+
+        heldout = HeldOutEvaluation(update, parts.heldout, settings.train, signals, keep, bool(settings.start))
         peak = device_peak(device) * ranks.world
         speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
         run = Run(folder, described, command, peak_speed=speed, settings=config.dump(settings))

@@ -84,6 +84,13 @@ def kernels(enabled: bool) -> AbstractContextManager[None]:
 
 
 @contextmanager
+def inference(precision: Precision, device: torch.device, with_kernels: bool) -> Iterator[None]:
+    """As an update computes, but without gradients."""
+    with torch.no_grad(), autocast(precision, device), kernels(with_kernels):
+        yield
+
+
+@contextmanager
 def sound_attention(batch: Batch) -> Iterator[None]:
     """torch's attention without cuDNN where the gradient of that is not to be trusted. On Hopper, where torch prefers it from 2.11
     on, gradients are NaN once all scores of a query are below -88, with 64, 192, 320, … keys (pytorch#196678) or a single
