@@ -99,9 +99,8 @@ class PretrainSettings(config.Settings):
         """With a weight decay that is a number, but where time decides how many steps there are. Of a start most is to stay."""
         optimizer = self.optimizer
         if self.start:
-            totals = [{"total_decay": DECAY_OF_START * it.total_decay} for it in (optimizer, optimizer.generator)]
-            generator = optimizer.generator.model_copy(update=totals[1])
-            optimizer = optimizer.model_copy(update=totals[0] | {"generator": generator})
+            pair = optimizer, optimizer.generator
+            optimizer = optimizer.updated(*({"total_decay": DECAY_OF_START * it.total_decay} for it in pair))
         return optimizer if self.train.minutes else optimizer.over(Horizon(self.train).steps_at_peak(self.schedule))
 
     def inputs(self, special: SpecialIds, continues: Tensor, token_counts: Tensor) -> ObjectiveInputs:

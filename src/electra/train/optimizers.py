@@ -121,10 +121,13 @@ class OptimizerSettings(AdamSettings):
         same = {key: tree[key] for key in AdamSettings.model_fields.keys() & tree.keys()}
         return tree | {"generator": same | tree.get("generator", {})}
 
+    def updated(self, main: Mapping[str, Any], generator: Mapping[str, Any]) -> "OptimizerSettings":
+        """With other values of the discriminator's Adam and of the generator's."""
+        return self.model_copy(update={**main, "generator": self.generator.model_copy(update=generator)})
+
     def over(self, steps_at_peak: float) -> "OptimizerSettings":
         """With weight decays that are numbers."""
-        own, generators = ({"weight_decay": it.decay_over(steps_at_peak)} for it in (self, self.generator))
-        return self.model_copy(update=own | {"generator": self.generator.model_copy(update=generators)})
+        return self.updated(*({"weight_decay": it.decay_over(steps_at_peak)} for it in (self, self.generator)))
 
 
 @dataclass(frozen=True)
@@ -243,9 +246,11 @@ class Matrix:
         return rows > self.parts * columns
 
     @property
-    def sides(self) -> torch.Size:
+    def sides(self) -> tuple[int, int]:
         """Short and long: what goes through the rounds together."""
-        return self.lying(torch.empty(self.parameter.shape, device="meta")).shape[1:]
+        rows, columns = self.parameter.shape
+        height = rows // self.parts
+        return min(height, columns), max(height, columns)
 
     def lying(self, tensor: Tensor) -> Float[Tensor, "parts short long"]:
         parts = tensor.view(self.parts, -1, tensor.shape[1])
@@ -289,7 +294,7 @@ class Muon(optim.Optimizer):
         super().__init__([{"params": [m.parameter for m in matrices], **options} for matrices, options in groups], {})
         self.batches: list[tuple[dict[str, Any], list[Matrix]]] = []
         for (matrices, _), group in zip(groups, self.param_groups, strict=True):
-            by_sides: dict[torch.Size, list[Matrix]] = defaultdict(list)
+            by_sides: dict[tuple[int, int], list[Matrix]] = defaultdict(list)
             for matrix in matrices:
                 by_sides[matrix.sides].append(matrix)
                 self.state[matrix.parameter] = {"momentum": torch.zeros_like(matrix.parameter)}
