@@ -142,12 +142,6 @@ def build_objective(
     settings: PretrainSettings, tokenizer: Tokenizer, token_counts: numpy.ndarray | None = None
 ) -> Objective:
     """The networks with their first weights. Counts are for a unigram generator that is not read from a checkpoint."""
-    return build(settings.objective, objective_inputs(settings, tokenizer, token_counts))
-
-
-def objective_inputs(
-    settings: PretrainSettings, tokenizer: Tokenizer, token_counts: numpy.ndarray | None = None
-) -> ObjectiveInputs:
     continues = torch.from_numpy(continuing_tokens(tokenizer))
     counts = torch.zeros(len(continues)) if token_counts is None else torch.from_numpy(token_counts).float()
-    return settings.inputs(special_ids(tokenizer), continues, counts)
+    return build(settings.objective, settings.inputs(special_ids(tokenizer), continues, counts))
