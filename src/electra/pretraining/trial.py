@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import MachineError
-from electra.base.files import lock, write_atomically
+from electra.base.files import lock, nearest_folder, write_atomically
 from electra.base.jobs import peak_memory
 from electra.base.ranks import Ranks
 from electra.model import Encoder, EncoderSettings
@@ -94,7 +94,7 @@ def try_step(step: Step, batch: Batch) -> tuple[float, int]:
 
 def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str:
     """Where the run's checkpoints would go."""
-    folder = next(parent for parent in (run.absolute(), *run.absolute().parents) if parent.is_dir())
+    folder = nearest_folder(run)
     size = sum(tensor.nbytes for tensors in groups.values() for tensor in tensors.values())
     check_space(folder, size)
     try:
@@ -136,7 +136,7 @@ def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[
 
 def try_storage(run: Path) -> Path:
     """A file that was written aside and renamed, under a lock."""
-    folder = next(parent for parent in (run.absolute(), *run.absolute().parents) if parent.is_dir())
+    folder = nearest_folder(run)
     trial = folder / f"electra-doctor-{os.getpid()}"
     with lock(folder / f"{trial.name}.d"):
         write_atomically(trial, b"seen")

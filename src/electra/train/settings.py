@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from electra.base.config import Settings
+from electra.train.device import Fast, Precision
 from electra.train.trackers import Track
 
 # These change what is shown or kept and how fast it goes, not what is learned (accumulate and fast: up to rounding, the
@@ -53,8 +54,8 @@ class TrainSettings(Settings):
     batch: int = Field(128, ge=1, le=10_000_000)
     accumulate: int = Field(1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    fast: Literal["auto", "on", "off"] = "auto"
+    precision: Precision = "auto"
+    fast: Fast = "auto"
     deterministic: bool = False
     log_every: int = Field(50, ge=1)
     evaluate_every: int = Field(1000, ge=1)

@@ -193,12 +193,12 @@ def rotary_attention(
     attention_out = projected.new_empty(len(projected), hidden)
     if seq > SHORT:
         tile, warps, stages = LAUNCH.long_attention
-        levels = projected.new_empty(batch * heads * seq, dtype=torch.float32)
+        log_sums = projected.new_empty(batch * heads * seq, dtype=torch.float32)
         kernels.long_attention_forward_kernel[(cdiv(seq, tile), heads, batch)](
-            projected, is_real, angles, attention_out, levels, seq, scale, reach,
+            projected, is_real, angles, attention_out, log_sums, seq, scale, reach,
             **long_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-        return attention_out, levels
+        return attention_out, log_sums
     warps, stages, each = LAUNCH.rotary_forward
     programs = min(batch, max(1, each * processors(projected.device) // heads))
     kernels.rotary_attention_forward_kernel[(programs, heads)](
@@ -209,7 +209,7 @@ def rotary_attention(
 
 
 def rotary_attention_backward(
-    projected: Tensor, is_real: Tensor | None, angles: Tensor, attention_out: Tensor, levels: Tensor, grad_output: Tensor,
+    projected: Tensor, is_real: Tensor | None, angles: Tensor, attention_out: Tensor, log_sums: Tensor, grad_output: Tensor,
     heads: int, reach: int,
 ) -> Tensor:  # fmt: skip
     seq, hidden = angles.shape[1], projected.shape[1] // 3
@@ -218,7 +218,7 @@ def rotary_attention_backward(
     if seq > SHORT:
         tile, warps, stages = LAUNCH.long_attention
         kernels.long_attention_backward_kernel[(cdiv(seq, tile), heads, batch)](
-            projected, is_real, angles, attention_out, levels, grad_output, grad_projected, seq, scale, reach,
+            projected, is_real, angles, attention_out, log_sums, grad_output, grad_projected, seq, scale, reach,
             **long_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         return grad_projected
