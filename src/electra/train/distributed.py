@@ -30,6 +30,7 @@ from electra.objectives.losses import Sums
 from electra.train.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 BUCKET = 64 << 20  # bytes
@@ -113,25 +114,13 @@ def shard(objective: Trainable, ranks: Ranks, device: torch.device) -> None:
     """All of it is gathered for a step and given back after it: encoders fit as they are, so that what is saved is weights,
     gradients and optimizer state between steps."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     assert isinstance(objective, nn.Module)
     fully_shard(objective, mesh=init_device_mesh(device.type, (ranks.world,)), reshard_after_forward=False)
-    assert isinstance(objective, FSDPModule)
+    assert is_sharded(objective)
     objective.set_gradient_divide_factor(1.0)  # gradients are added up; the losses have divided already
     objective.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-
-
-@contextmanager
-def gathered(objective: Trainable) -> Iterator[None]:
-    """Whole weights in every process, until the end of this."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if isinstance(objective, FSDPModule):
-        objective.unshard()
-    yield
-    if isinstance(objective, FSDPModule):
-        objective.reshard()
 
 
 def is_piece(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -140,15 +129,24 @@ def is_piece(tensor: Tensor) -> "TypeGuard[DTensor]":
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def is_sharded(objective: Trainable) -> bool:
-    return any(map(is_piece, objective.parameters()))
+def is_sharded(objective: object) -> "TypeGuard[FSDPModule]":
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(objective, module.FSDPModule)
+
+
+@contextmanager
+def gathered(objective: Trainable) -> Iterator[None]:
+    """Whole weights in every process, until the end of this."""
+    if is_sharded(objective):
+        objective.unshard()
+    yield
+    if is_sharded(objective):
+        objective.reshard()
 
 
 def add_up_at(objective: Trainable, is_last: bool) -> None:
     """Gradients in pieces are added up in the backward pass of the last part."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if isinstance(objective, FSDPModule):
+    if is_sharded(objective):
         objective.set_requires_gradient_sync(is_last)
 
 
