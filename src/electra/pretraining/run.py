@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -83,8 +84,8 @@ def build_parts(
     special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
     train, pin = settings.train, device.type == "cuda"
-    share = ranks.rank, ranks.world, train.accumulate
-    streamed = Loader(rows, train.batch, train.most_steps, settings.seed, *share, train.workers, pin)
+    share, steps = (ranks.rank, ranks.world, train.accumulate), sys.maxsize if train.minutes else train.steps
+    streamed = Loader(rows, train.batch, steps, settings.seed, *share, train.workers, pin)
     loader, note = place_corpus(streamed, data.manifest.vocab_size, train.corpus, device)
     heldout = build_heldout(settings, folder, special, verify)
     counts = data.token_counts() if settings.generator.kind == "unigram" and fresh else None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from electra.base.batch import Batch
 from electra.base.errors import reason_of
+from electra.train.device import free_memory
 
 log = logging.getLogger(__name__)
 Key = tuple[Hashable, ...]
@@ -100,9 +101,7 @@ class CapturedFunction(Generic[Result]):
         self.graphs.clear()
         self.seen.clear()
         self.pool = None
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
 
 
 def inputs_of(batch: Batch) -> list[Tensor]:

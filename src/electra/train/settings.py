@@ -8,7 +8,6 @@ where the run ends, however the speed changed on the way.
 """
 
 import math
-import sys
 from collections import deque
 from itertools import pairwise
 from typing import Literal
@@ -87,11 +86,6 @@ class TrainSettings(Settings):
                 f"stages ({self.stages}) are steps in growing order below steps ({self.steps}), without minutes"
             )
         return self
-
-    @property
-    def most_steps(self) -> int:
-        """That there may be."""
-        return sys.maxsize if self.minutes else self.steps
 
 
 def next_accumulate(batch: int, accumulate: int) -> int | None:
