@@ -74,16 +74,11 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
 def unwritable(path: Path, error: OSError, needed: str) -> MachineError:
     if error.errno not in FULL:
         return MachineError(f"{path} cannot be written: {error.strerror or error}. Choose another place.")
-    free = shutil.disk_usage(nearest_folder(path)).free
+    free = shutil.disk_usage(next(it for it in path.absolute().parents if it.is_dir())).free
     return DiskFullError(
         f"{path} does not fit ({error.strerror}): it needs {needed}, {free:,} are free. What was there before is "
         "unchanged. Free some space and run the same command again."
     )
-
-
-def nearest_folder(path: Path) -> Path:
-    """It, or of those above it the first that is there."""
-    return next(it for it in (path.absolute(), *path.absolute().parents) if it.is_dir())
 
 
 def write_synced(path: Path, data: bytes) -> None:

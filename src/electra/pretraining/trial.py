@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import MachineError
-from electra.base.files import lock, nearest_folder, write_atomically
+from electra.base.files import lock, write_atomically
 from electra.base.jobs import peak_memory
 from electra.base.ranks import Ranks
 from electra.model import Encoder, EncoderSettings
@@ -108,6 +108,11 @@ def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str
         shutil.rmtree(trial, ignore_errors=True)
     free = shutil.disk_usage(folder).free
     return f"{size / 1e6:.0f} MB in {time.monotonic() - started:.1f} s at {folder}, {free / 1e9:.0f} GB free"
+
+
+def nearest_folder(path: Path) -> Path:
+    """It, or of those above it the first that is there."""
+    return next(it for it in (path.absolute(), *path.absolute().parents) if it.is_dir())
 
 
 def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[str]:
