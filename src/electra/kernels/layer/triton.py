@@ -119,19 +119,15 @@ def add_norm_backward_kernel(
 
 
 @triton.jit
-def _normal_tail(x):
-    """P(a standard normal number > |x|), and exp(-x²/2). Abramowitz and Stegun 7.1.26: 1e-7 from the truth."""
+def _gelu(x):
+    """x Φ(x) and its derivative Φ(x) + x φ(x). `tail` is P(a standard normal number > |x|) by Abramowitz and Stegun 7.1.26: 1e-7
+    from the truth."""
     bell = tl.exp2(x * x * (-0.5 * LOG2E))
     rise = 1.0 + (0.3275911 * SQRT_HALF) * tl.abs(x)
     t = tl.rsqrt(rise * rise)  # 1 / rise: a division takes five times the instructions
     tail = (((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796
-    return tail * t * bell, bell
-
-
-@triton.jit
-def _gelu(x, tail):
-    """x Φ(x)."""
-    return tl.maximum(x, 0.0) - tl.abs(x) * tail
+    tail = tail * t * bell
+    return tl.maximum(x, 0.0) - tl.abs(x) * tail, tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
@@ -139,8 +135,8 @@ def gelu_forward_kernel(before, after, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = place < count
     x = tl.load(before + place, here, 0.0).to(tl.float32)
-    tail, _ = _normal_tail(x)
-    tl.store(after + place, _gelu(x, tail), here)
+    activated, _ = _gelu(x)
+    tl.store(after + place, activated, here)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
@@ -148,7 +144,7 @@ def gelu_backward_kernel(
     grad_output, before, grad_before, after, partial, rows, width, columns,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """(Φ(x) + x φ(x)) grad_output and its sum over rows; and GELU itself once more, which was not kept."""
+    """The gradient and its sum over rows; and GELU itself once more, which was not kept."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < width
     bias_sum = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -158,12 +154,11 @@ def gelu_backward_kernel(
         here = (row < rows)[:, None] & is_column
         place = row[:, None].to(tl.int64) * width + column
         x = tl.load(before + place, here, 0.0).to(tl.float32)
-        tail, bell = _normal_tail(x)
-        derivative = tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
+        activated, derivative = _gelu(x)
         gradient = tl.load(grad_output + place, here, 0.0).to(tl.float32) * derivative
         bias_sum += gradient
         tl.store(grad_before + place, gradient, here)
-        tl.store(after + place, _gelu(x, tail), here)
+        tl.store(after + place, activated, here)
     tl.store(partial + program * columns + column, tl.sum(bias_sum, 0), is_column)
 
 
@@ -176,8 +171,8 @@ def geglu_forward_kernel(wide, after, rows, width, ROWS: tl.constexpr, WIDTH: tl
     source = wide + row * (2 * width) + column
     value = tl.load(source, here, 0.0).to(tl.float32)
     gate = tl.load(source + width, here, 0.0).to(tl.float32)
-    tail, _ = _normal_tail(value)
-    tl.store(after + row * width + column, _gelu(value, tail) * gate, here)
+    activated, _ = _gelu(value)
+    tl.store(after + row * width + column, activated * gate, here)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
@@ -190,9 +185,7 @@ def geglu_backward_kernel(grad_output, wide, grad_wide, after, rows, width, ROWS
     value = tl.load(wide + place, here, 0.0).to(tl.float32)
     gate = tl.load(wide + place + width, here, 0.0).to(tl.float32)
     gradient = tl.load(grad_output + narrow, here, 0.0).to(tl.float32)
-    tail, bell = _normal_tail(value)
-    derivative = tl.where(value < 0, tail, 1.0 - tail) + value * (bell * DENSITY)
-    activated = _gelu(value, tail)
+    activated, derivative = _gelu(value)
     tl.store(grad_wide + place, gradient * gate * derivative, here)
     tl.store(grad_wide + place + width, gradient * activated, here)
     tl.store(after + narrow, activated * gate, here)
