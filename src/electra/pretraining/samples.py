@@ -46,17 +46,17 @@ def played_rows(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> lis
     if network is None or objective.corruptor is None:
         return []
     corrupted = objective.corruptor(batch)
-    said = (100 * network.detect(corrupted.batch).float().sigmoid()).round().long()
-    columns = batch.ids, corrupted.batch.ids, said, mark(corrupted.chosen), batch.is_real.sum(1)
+    percents = (100 * network.detect(corrupted.batch).float().sigmoid()).round().long()
+    columns = batch.ids, corrupted.batch.ids, percents, mark(corrupted.chosen), batch.is_real.sum(1)
     rows = []
-    for ids, made, percents, is_chosen, real in zip(*(column.tolist() for column in columns), strict=True):
-        end = min(TOKENS_SHOWN, real)
-        written = {str(place): made[place] for place in range(end) if is_chosen[place]}
+    for ids, samples, answers, is_chosen, length in zip(*(column.tolist() for column in columns), strict=True):
+        end = min(TOKENS_SHOWN, length)
+        written = {str(place): samples[place] for place in range(end) if is_chosen[place]}
         rows.append(
             {
                 "tokens": [tokenizer.id_to_token(token) or "" for token in ids[:end]],
                 "written": {place: tokenizer.id_to_token(token) or "" for place, token in written.items()},
-                "said": percents[:end],
+                "said": answers[:end],
             }
         )
     return rows

@@ -134,8 +134,8 @@ def warn_without_effect(settings: PretrainSettings, sources: Mapping[str, str]) 
         f"schedule.kind={schedule} has none": ("schedule.power",) if schedule in ("cosine", "constant") else (),
     }
     for reason, keys in unread.items():
-        if given := [key for key in sources if sources[key] == "command line" and key.startswith(keys)]:
-            log.warning("%s without effect: %s.", ", ".join(given), reason)
+        if words := [key for key in sources if sources[key] == "command line" and key.startswith(keys)]:
+            log.warning("%s without effect: %s.", ", ".join(words), reason)
 
 
 def build_objective(
