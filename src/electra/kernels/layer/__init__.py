@@ -179,7 +179,7 @@ def layer_backward_shapes(
     return [grad_x, qkv_or_attention, *weights, x.new_empty(vectors, dtype=torch.float32)]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def remember_layer(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, is_real, seed, parameters, half_weights, *settings, attention_out = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
@@ -187,7 +187,7 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.settings = settings
 
 
-def differentiate(ctx: Any, grad_output: list[Tensor | None]) -> tuple[Any, ...]:
+def differentiate_layer(ctx: Any, grad_output: list[Tensor | None]) -> tuple[Any, ...]:
     x, is_real, seed, attention_out, *saved = ctx.saved_tensors
     inputs = x, is_real, seed, saved[:-12], saved[-12:-4], saved[-4:]
     grad_x, qkv_or_attention, output, wide, narrow, vectors = _layer_backward(
@@ -206,6 +206,6 @@ halve = torch.library.custom_op("electra::cast", cast, mutates_args=())
 halve.register_fake(cast_shapes)
 fused_layer = torch.library.custom_op("electra::layer", layer, mutates_args=())
 fused_layer.register_fake(layer_shapes)
-fused_layer.register_autograd(differentiate, setup_context=remember)
+fused_layer.register_autograd(differentiate_layer, setup_context=remember_layer)
 _layer_backward = torch.library.custom_op("electra::layer_backward", layer_backward, mutates_args=())
 _layer_backward.register_fake(layer_backward_shapes)
