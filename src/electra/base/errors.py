@@ -77,9 +77,9 @@ def shortened(line: str) -> str:
     return line if len(line) <= LONGEST_MESSAGE_LINE else f"{line[: LONGEST_MESSAGE_LINE - 300]} … {line[-290:]}"
 
 
-def reason_of(error: BaseException) -> str:
-    """The first line of what it says; its class where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def first_line(error: object) -> str:
+    """Of what a library says, which may be a page, or nothing."""
+    return next(iter(str(error).splitlines()), "")
 
 
 def counted(number: int, noun: str) -> str:

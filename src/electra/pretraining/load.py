@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from electra.base import config
-from electra.base.errors import CorruptError, DataError, SettingsError, reason_of
+from electra.base.errors import CorruptError, DataError, SettingsError, first_line
 from electra.base.files import distrust
 from electra.data.shards import TOKENIZER
 from electra.data.tokenizer import load_tokenizer, tokenizer_hash
@@ -47,7 +47,7 @@ def load_settings(folder: Path) -> PretrainSettings:
     try:
         return config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
     except SettingsError as error:
-        reason = reason_of(error).rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise CorruptError(f"{folder / CONFIG} is damaged ({reason}). Restore it: {COPY}.") from None
 
 

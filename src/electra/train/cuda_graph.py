@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch
-from electra.base.errors import reason_of
+from electra.base.errors import first_line
 from electra.train.device import free_memory
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class CapturedFunction(Generic[Result]):
             random.graphsafe_set_state(random_before)  # and the random numbers still waiting for it
             self.undo()
             self.enabled = False
-            reason = reason_of(error.__context__ or error)  # what ended the capture, not that it ended
+            reason = first_line(error.__context__ or error)  # what ended the capture, not that it ended
             log.info("the step cannot be captured as a CUDA graph, so it is slower: %s", reason)
         else:
             self.graphs[key] = Graph(graph, inputs, result)

@@ -14,7 +14,7 @@ import torch
 
 from electra import kernels as switch
 from electra.base.batch import Batch
-from electra.base.errors import MachineError, MemoryExhaustedError, reason_of
+from electra.base.errors import MachineError, MemoryExhaustedError, first_line
 
 log = logging.getLogger(__name__)
 Fast = Literal["auto", "on", "off"]
@@ -162,7 +162,7 @@ def explain_machine(memory_remedy: str, failure_remedy: str) -> Iterator[None]:
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the host's allocator raises a plain one
         if is_out_of_memory(error):
             raise MemoryExhaustedError(f"out of memory. {memory_remedy}") from None
-        reason = reason_of(error)
+        reason = first_line(error)
         if reason.lower().startswith(("cuda", "cudnn", "cublas", "triton error")):
             raise MachineError(f"the GPU failed: {reason.rstrip('.')}. {failure_remedy}") from error
         raise

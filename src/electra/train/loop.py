@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch
-from electra.base.errors import DivergedError, PeerError, common, is_said, reason_of
+from electra.base.errors import DivergedError, PeerError, common, first_line, is_said
 from electra.base.jobs import Signals
 from electra.base.progress import Progress, metrics_text
 from electra.base.ranks import explain_peers
@@ -381,10 +381,11 @@ class RunState:
             self.log.state("finished", self.step, tokens=self.tokens_before, seconds=seconds)
         except BaseException as error:
             state = STATES.get(getattr(error, "exit_code", 1), "failed")
+            reason = first_line(error) or type(error).__name__
             with suppress(OSError):
-                self.log.state(state, self.step, reason=reason_of(error), resume=self.run.resume_command)
+                self.log.state(state, self.step, reason=reason, resume=self.run.resume_command)
             if isinstance(error, PeerError) and not is_said(error):
-                self.log.fail_for_writer(reason_of(error))
+                self.log.fail_for_writer(reason)
             raise
         finally:
             with suppress(OSError):

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BeforeValidator
 
 from electra.base.config import flatten
-from electra.base.errors import MachineError, reason_of
+from electra.base.errors import MachineError, first_line
 from electra.base.files import read_or_set_aside, write_json
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ class Trackers:
             yield
         except Exception as error:
             self.open.pop(name, None)
-            rest = "Training goes on; metrics.jsonl has everything."
-            log.warning("%s is told nothing more of this run (%s). %s", name, reason_of(error), rest)
+            reason, rest = first_line(error) or type(error).__name__, "Training goes on; metrics.jsonl has everything."
+            log.warning("%s is told nothing more of this run (%s). %s", name, reason, rest)
 
     def log(self, kind: str, step: int, values: Mapping[str, float | str]) -> None:
         metrics = {f"{kind}/{key}": it for key, it in values.items() if isinstance(it, float) and math.isfinite(it)}
