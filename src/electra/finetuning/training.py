@@ -32,7 +32,7 @@ from electra.base.randomness import mix, permute
 from electra.data.tables import Row
 from electra.finetuning import Example, Outputs, Task, merit
 from electra.finetuning.plan import DecayKind, MethodSettings
-from electra.model import Encoder, encode
+from electra.model import Encoder
 from electra.objectives import Trainable
 from electra.objectives.losses import Loss
 from electra.objectives.metrics import Ratio
@@ -58,7 +58,9 @@ class Finetuned(nn.Module):
         self.first_only = bool(head.reads_first_only)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        outputs: dict[str, Tensor] = self.head(encode(self.encoder, batch, self.first_only), batch)
+        is_real = batch.is_real if batch.padded else None
+        hidden = self.encoder(batch.ids, batch.segments, is_real, self.first_only)
+        outputs: dict[str, Tensor] = self.head(hidden, batch)
         return outputs
 
 
