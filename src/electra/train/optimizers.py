@@ -30,7 +30,7 @@ from torch import Tensor, nn, optim
 
 from electra.base.config import Settings
 from electra.model.electra import Linear
-from electra.objectives import Trainable, generator_parameters
+from electra.objectives import Trainable
 from electra.train.distributed import is_piece, own, piece_like, whole
 
 # Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
@@ -141,13 +141,14 @@ class ParameterGroup:
 
 
 def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[ParameterGroup]:
-    """What learns: all of it alike, or the generator by itself."""
+    """What learns: all of it alike, or the generator by itself, without what it shares with the discriminator."""
     learning = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     if not settings.decoupled:
         return [ParameterGroup(settings, learning)]
-    of_generator = {id(parameter) for parameter in generator_parameters(objective)}
-    main = {name: p for name, p in learning.items() if id(p) not in of_generator}
-    generator = {name: p for name, p in learning.items() if id(p) in of_generator}
+    others = (child for child in objective.children() if child is not objective.corruptor)
+    of_others = {id(parameter) for child in others for parameter in child.parameters()}
+    main = {name: p for name, p in learning.items() if id(p) in of_others}
+    generator = {name: p for name, p in learning.items() if id(p) not in of_others}
     return [ParameterGroup(settings, main), ParameterGroup(settings.generator, generator)]
 
 
