@@ -119,7 +119,7 @@ def copy_encoder(name: str, source: Pretrained, target: Encoder, tokenizer: Toke
 
 def copy_first_layers(name: str, source: Pretrained, target: Network, tokenizer: Tokenizer) -> None:
     weights, small = grown_encoder(name, source, target.encoder.settings, tokenizer), target.encoder.settings
-    kept = {key for key in target.encoder.state_dict()} | {"embeddings.words.weight"}
+    kept = {*target.encoder.state_dict(), "embeddings.words.weight"}
     alike = ("kind", "hidden", "heads", "intermediate", "embedding")
     widths = {key: getattr(source.encoder.settings, key) for key in alike}
     if other := [key for key, value in widths.items() if getattr(small, key) != value]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from electra.base.errors import ElectraError, MachineError, PreemptedError, already_said, error_of
+from electra.base.errors import InterruptedRunError, MachineError, PreemptedError, already_said, error_of
 from electra.base.jobs import cpu_count
 from electra.base.ranks import Ranks
 from electra.objectives import Trainable
@@ -207,10 +207,8 @@ def launch(words: Sequence[str], settings: TrainSettings) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in (
-        "torch.distributed",
-        "torch.distributed.elastic.agent.server.api",
-    ):  # the second has a level of its own
+    loggers = "torch.distributed", "torch.distributed.elastic.agent.server.api"  # the second has a level of its own
+    for name in loggers:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # our processes say it in one line
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // settings.processes)))
     config = LaunchConfig(
@@ -234,7 +232,5 @@ def launch(words: Sequence[str], settings: TrainSettings) -> None:
             "Everything up to the newest checkpoint is saved: run the same command again."
         ) from None
     except SignalException as stopped:
-        error: ElectraError = (
-            PreemptedError("stopped.") if stopped.sigval.name != "SIGINT" else error_of(130)("stopped.")
-        )
-        raise already_said(error) from None
+        kind = InterruptedRunError if stopped.sigval.name == "SIGINT" else PreemptedError
+        raise already_said(kind("stopped.")) from None
