@@ -24,7 +24,7 @@ from electra.pretraining.run import build_parts
 from electra.pretraining.settings import PretrainSettings
 from electra.train.device import choose_device
 from electra.train.optimizers import OptimizerSettings
-from electra.train.settings import ScheduleSettings, TrainSettings, learning_rate
+from electra.train.settings import ScheduleSettings, TrainSettings, rate_fraction
 from electra.train.step import Execution, build_step
 from pretraining_steps import SIZES, Case
 
@@ -69,7 +69,7 @@ def curve(
     found: Curve = {name: [] for name in LOSSES}
     totals: dict[str, torch.Tensor] = {}
     for number in range(stop):
-        share = learning_rate(settings.schedule, 1.0, number, settings.train.steps)
+        share = rate_fraction(settings.schedule, number, settings.train.steps)
         sums, _ = step(loader.batch_at(number), number, share)
         totals = {name: totals.get(name, 0) + value for name, value in sums.items()}
         if (number + 1) % every == 0:

@@ -16,7 +16,7 @@ import torch
 from electra.base.batch import SpecialIds
 from electra.objectives import build
 from electra.pretraining.settings import PretrainSettings, resolve
-from electra.train.settings import learning_rate
+from electra.train.settings import rate_fraction
 from helpers import command, electra, environment, write_corpus
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +65,7 @@ def test_the_readme_trains_at_the_learning_rate_of_the_recipe():
     assert len(lines) == 2
     for settings in map(settings_of, lines):
         steps = settings.train.steps
-        rates = [learning_rate(settings.schedule, 1.0, step, steps) for step in range(0, steps, 10)]
+        rates = [rate_fraction(settings.schedule, step, steps) for step in range(0, steps, 10)]
         assert max(rates) > 0.9, settings.schedule
 
 

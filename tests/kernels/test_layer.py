@@ -16,7 +16,7 @@ from interpreted import INTERPRETED, bfloat16_is_a_number  # noqa: F401
 from electra import kernels as choice
 from electra.kernels import layer as home
 from electra.kernels import reference_only
-from electra.kernels.layer import fused_end, fused_layer, halve, launch
+from electra.kernels.layer import fused_layer, halve, launch
 from electra.model import electra as encoder_module
 from electra.model import initialise
 from electra.model.electra import (
@@ -66,7 +66,7 @@ def fuse(layer, x, is_real, dtype, seed=None, dropout=0.0, attention_dropout=0.0
 
 def run_layer(leaves, is_real, dtype, seed, heads, dropout, attention_dropout):
     halves = halve([leaf.detach() for leaf in leaves[1:9]], dtype)
-    rest = heads, dropout, attention_dropout, LAYER_NORM_EPS
+    rest = heads, dropout, attention_dropout, LAYER_NORM_EPS, None
     return fused_layer(leaves[0], is_real, seed, leaves[1:], halves, *rest)[0]
 
 
@@ -206,10 +206,11 @@ def test_operators_keep_their_promises_to_torch():
     leaves = [p.detach().float().requires_grad_() for p in layer.in_order()]
     halves = halve([leaf.detach() for leaf in leaves[:8]], DTYPES[0])
     rows = x.to(DTYPES[0]).requires_grad_()
-    torch.library.opcheck(fused_layer, (rows, is_real, drawn(1), leaves, halves, 2, 0.1, 0.1, 1e-12))
-    torch.library.opcheck(fused_end, (rows, rows, drawn(1), leaves[2:], halves[2:], 0.1, 1e-12))
+    for attention_out in (None, rows.detach().requires_grad_()):
+        given = rows, is_real, drawn(1), leaves, halves, 2, 0.1, 0.1, 1e-12, attention_out
+        torch.library.opcheck(fused_layer, given)
     with torch.inference_mode():
-        found = fused_layer(rows, is_real, None, leaves, halves, 2, 0.0, 0.0, 1e-12)[0]
+        found = fused_layer(rows, is_real, None, leaves, halves, 2, 0.0, 0.0, 1e-12, None)[0]
     assert found.isfinite().all()
 
 

@@ -13,7 +13,7 @@ from electra.pretraining.settings import resolve
 from electra.train.checkpoint import newest_checkpoint
 from electra.train.log import read_metrics
 from electra.train.optimizers import AdamSettings
-from electra.train.settings import Horizon, ScheduleSettings, TrainSettings, learning_rate
+from electra.train.settings import Horizon, ScheduleSettings, TrainSettings, rate_fraction
 from electra.train.step import Step
 from helpers import Forked, electra
 
@@ -31,7 +31,7 @@ def simulate(horizon: Horizon, seconds_of, every: int, step: int = 0, clock: flo
     """A run on a device whose step number n takes seconds_of(n), read every so many steps."""
     rates = []
     while step < horizon.steps:
-        rates.append(learning_rate(LINEAR, 1.0, horizon.place(step), horizon.steps))
+        rates.append(rate_fraction(LINEAR, horizon.place(step), horizon.steps))
         clock += seconds_of(step)
         step += 1
         if step % every == 0 or horizon.is_reading_due(step):
@@ -90,9 +90,7 @@ def test_without_a_budget_nothing_is_planned():
 
 def test_warm_up_is_a_share_or_a_number_of_steps():
     share, steps = ScheduleSettings(kind="linear", warmup=0.1), ScheduleSettings(kind="linear", warmup=20)
-    assert [learning_rate(share, 1.0, n, 200) for n in range(200)] == [
-        learning_rate(steps, 1.0, n, 200) for n in range(200)
-    ]
+    assert [rate_fraction(share, n, 200) for n in range(200)] == [rate_fraction(steps, n, 200) for n in range(200)]
     with pytest.raises(SettingsError, match=r"warmup: is a share of the run below 1.*got 1.5"):
         validate(ScheduleSettings, {"warmup": 1.5})
     assert ScheduleSettings(warmup=1000.0).warmup == 1000

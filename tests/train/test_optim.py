@@ -16,7 +16,7 @@ from electra.train.optimizers import (
     optimizer_tensors,
     split_parameters,
 )
-from electra.train.settings import ScheduleSettings, highest_fraction, learning_rate, schedule_warning
+from electra.train.settings import ScheduleSettings, highest_fraction, rate_fraction, schedule_warning
 
 CPU = torch.device("cpu")
 
@@ -88,10 +88,10 @@ def test_layer_norm_and_bias_are_not_decayed_and_embeddings_are():
 
 def test_the_original_schedule_multiplies_warm_up_and_decay():
     settings = ScheduleSettings(kind="original", warmup=10_000)
-    rates = [learning_rate(settings, 5e-4, step, 1_000_000) for step in (0, 4_999, 9_999, 500_000, 999_999)]
+    rates = [5e-4 * rate_fraction(settings, step, 1_000_000) for step in (0, 4_999, 9_999, 500_000, 999_999)]
     expected = [5e-4 * min(1, (t + 1) / 1e4) * (1 - t / 1e6) for t in (0, 4_999, 9_999, 500_000, 999_999)]
     assert rates == pytest.approx(expected)
-    assert max(learning_rate(settings, 1.0, step, 1_000_000) for step in range(9_000, 11_000)) == pytest.approx(
+    assert max(rate_fraction(settings, step, 1_000_000) for step in range(9_000, 11_000)) == pytest.approx(
         0.99, abs=1e-4
     )
 
@@ -99,7 +99,7 @@ def test_the_original_schedule_multiplies_warm_up_and_decay():
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
 def test_the_usual_schedules_reach_their_peak_after_warm_up(kind):
     settings = ScheduleSettings(kind=kind, warmup=100)
-    rates = [learning_rate(settings, 1.0, step, 1000) for step in range(1000)]
+    rates = [rate_fraction(settings, step, 1000) for step in range(1000)]
     assert rates[99] == pytest.approx(1.0) and rates[0] == pytest.approx(0.01)
     middle = {"linear": 0.5, "cosine": 0.5, "constant": 1.0}[kind]
     assert rates[550] == pytest.approx(middle, abs=1e-9)
@@ -114,7 +114,7 @@ def test_the_usual_schedules_reach_their_peak_after_warm_up(kind):
 )
 def test_the_highest_fraction_of_the_rate_is_found_without_walking_all_steps(kind, warmup, steps, power):
     settings = ScheduleSettings(kind=kind, warmup=warmup, power=power)
-    walked = max(learning_rate(settings, 1.0, step, steps) for step in range(steps))
+    walked = max(rate_fraction(settings, step, steps) for step in range(steps))
     assert highest_fraction(settings, steps) == pytest.approx(walked, rel=1e-12)
 
 

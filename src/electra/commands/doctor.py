@@ -120,14 +120,14 @@ def look_at_folder(settings: "PretrainSettings") -> str:
     """Whether pre-training would take it."""
     from electra.base.files import refuse_other_kind
     from electra.pretraining.load import CONFIG
-    from electra.pretraining.run import fingerprint_of, made_longer, refuse_other_run
+    from electra.pretraining.run import fingerprint_of, settings_to_resume
     from electra.train.checkpoint import checkpoint_folders, newest_state
 
     folder = Path(settings.run)
     refuse_other_kind(folder, CONFIG)
     if not checkpoint_folders(folder / "checkpoints"):
         return f"{folder} is new"
-    refuse_other_run(folder, made_longer(folder, settings), fingerprint_of(Path(settings.data)))
+    settings_to_resume(folder, settings, fingerprint_of(Path(settings.data)))
     return f"{folder} has step {newest_state(folder / 'checkpoints').get('step')} of this run, which goes on from there"
 
 

@@ -23,9 +23,10 @@ from electra.base.files import parse_json
 from electra.base.randomness import mix
 from electra.data.tokenizer import TokenIds, continuing_tokens, encode_texts, special_ids
 from electra.interop.read import Pretrained, warn_beyond
-from electra.model.generators import GeneratorSettings, TransformerGenerator
+from electra.model import encode
+from electra.model.generators import TransformerGenerator
 from electra.model.heads import TokenHead
-from electra.objectives.corruption import Corruptor, MaskingSettings, ObjectiveInputs, SamplingSettings, mark
+from electra.objectives.corruption import Corruptor, MaskingSettings, SamplingSettings, mark
 
 log = logging.getLogger(__name__)
 TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
@@ -141,7 +142,7 @@ def read_windows(
         is_real = torch.from_numpy(np.arange(width) < np.array([[len(window.ids) + 2] for window in part]))
         rows = torch.from_numpy(ids)
         batch = Batch.of_rows(rows, torch.zeros_like(rows), is_real).to(device)
-        yield part, encoder(batch.ids, batch.segments, batch.is_real if batch.padded else None, first_only)
+        yield part, encode(encoder, batch, first_only)
 
 
 def rerank(
@@ -268,19 +269,10 @@ def corrupted_ids(generator: Pretrained, ids: Sequence[int], share: float, seed:
     if not 0 < share < 1:
         raise SettingsError(f"share={share}: choose a share of the tokens between 0 and 1.")
     encoder, special = generator.encoder, special_ids(generator.tokenizer)
+    masking = MaskingSettings(share=share, mask_token_share=1.0)
     continues = torch.from_numpy(continuing_tokens(generator.tokenizer))
-    inputs = ObjectiveInputs(
-        encoder=encoder.settings,
-        generator=GeneratorSettings(),
-        masking=MaskingSettings(share=share, mask_token_share=1.0),
-        sampling=SamplingSettings(),
-        special=special,
-        continues=continues,
-        token_counts=torch.zeros(len(continues)),
-        seed=seed,
-    )
     device, size = encoder.embeddings.table.device, encoder.settings.positions - 2
-    corruptor = Corruptor(inputs, as_generator(generator)).to(device).eval()
+    corruptor = Corruptor(as_generator(generator), masking, SamplingSettings(), special, continues).to(device).eval()
     made, chosen = list[int](), list[bool]()
     for number, first in enumerate(range(0, len(ids), size)):
         batch = single_row(ids[first : first + size], special, device)

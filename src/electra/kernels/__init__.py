@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from electra.base.errors import first_line
 from electra.base.randomness import constant_in_compiled_code
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -54,7 +55,7 @@ def trouble(device: torch.device) -> str:
 
         sum_columns(torch.zeros(1, 1, device=device))
     except Exception as error:  # whatever compilers and drivers come up with
-        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        reason = f"{type(error).__name__}: {first_line(str(error).strip())}"
         return f"Triton cannot build kernels, for which it needs a C compiler and Python's headers ({reason})"
     return ""
 

@@ -27,8 +27,8 @@ DetectionHead = ElectraDetectionHead | ModernDetectionHead
 DEVIATION = 0.02
 
 
-def encode(encoder: Encoder, batch: Batch) -> Float[Tensor, "batch seq hidden"]:
-    return encoder(batch.ids, batch.segments, batch.is_real if batch.padded else None)
+def encode(encoder: Encoder, batch: Batch, first_only: bool = False) -> Float[Tensor, "batch kept hidden"]:
+    return encoder(batch.ids, batch.segments, batch.is_real if batch.padded else None, first_only)
 
 
 def gather_rows(

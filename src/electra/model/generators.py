@@ -1,7 +1,7 @@
 """Everything that can fill in tokens. A generator maps a Batch and positions to logits over the vocabulary there.
 
-`reads_masked`: it wants [MASK] at the chosen positions. The others never look at the position they predict, so they read
-the text as it is and learn from all of it. `learns`: it has something to train.
+Two towers and the autoregressive one never look at the position they predict, so they read the text as it is, without [MASK],
+and learn from all of it. `learns`: it has something to train.
 """
 
 from collections.abc import Iterator
@@ -77,8 +77,6 @@ class GeneratorSettings(Settings):
 class TransformerGenerator(nn.Module):
     """p_G(x_t | x^masked), at the chosen positions only."""
 
-    reads_masked = True
-
     def __init__(self, encoder: Encoder, head: TokenHead, learns: bool = True):
         super().__init__()
         self.encoder, self.head, self.learns = encoder, head, learns
@@ -117,7 +115,6 @@ class TableGenerator(nn.Module):
     """The same distribution everywhere: log p = `scores` up to a constant (unigram: log(1 + count)). Kept with the
     weights, so that a checkpoint needs no corpus to be read."""
 
-    reads_masked = True
     learns = False
 
     def __init__(self, scores: Float[Tensor, "vocab"]):
@@ -132,7 +129,6 @@ class TwoTowerGenerator(nn.Module):
     """q(x_t | x_<t, x_>t): a tower that reads from the left, shifted by one, beside a tower that reads from the right,
     shifted by one the other way; dense, GELU, LayerNorm and the word table on top of both (Clark et al., 2020b)."""
 
-    reads_masked = False
     learns = True
 
     def __init__(self, left: Encoder, right: Encoder, head: TokenHead):
@@ -152,7 +148,6 @@ class TwoTowerGenerator(nn.Module):
 class AutoregressiveGenerator(nn.Module):
     """p_G(x_t | x_<t)."""
 
-    reads_masked = False
     learns = True
 
     def __init__(self, encoder: Encoder, head: TokenHead):

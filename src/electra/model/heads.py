@@ -24,6 +24,11 @@ def in_float32(layer: nn.Linear, states: Float[Tensor, "*rows hidden"]) -> Float
         return layer(states.to(layer.weight.dtype))
 
 
+def widen(values: Tensor) -> Tensor:
+    """Half precision to float32, before logarithms and exponentials; float64 stays what it is."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def pool(
     hidden: Float[Tensor, "batch kept hidden"], is_real: Bool[Tensor, "batch seq"], pooling: Pooling
 ) -> Float[Tensor, "batch hidden"]:
@@ -154,8 +159,7 @@ def masked_head(
         dtype = product_dtype(states)
         return Filled(*fused_head(states, words, bias, targets, noise, temperature, forbid_target, dtype))
     logits = F.linear(states, words, bias)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    log_likelihood = -F.cross_entropy(wide, targets, reduction="none")
+    log_likelihood = -F.cross_entropy(widen(logits), targets, reduction="none")
     logits = logits.detach()
     is_best = logits.argmax(1) == targets
     if forbid_target:

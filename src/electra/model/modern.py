@@ -185,21 +185,20 @@ class ModernEncoder(nn.Module):
         whole = rotation(positions, size, settings.global_theta, wide)
         near = rotation(positions, size, settings.local_theta, wide)
         x = self.dropout(self.norm(self.projected(self.embeddings(ids, segments))))
-        first, last = 0, len(self.layers) - 1
+        *most, last = self.layers
         if self.direction == "both" and usable(x) and self.holds(size):
-            first = last if first_only else last + 1
-            x = self.fused(x, is_real, first, (whole, near))
             if not first_only:
-                return x
-        rows = unpadding(self, is_real)
-        x = unpad(x, rows)
-        for number in range(first, last + 1):
-            layer = self.layers[number]
-            by, attend = (near, nearby) if layer.is_local else (whole, everywhere)
-            if number == last:
-                x, rows = pad(x, rows), None
-            x = layer(x, by, attend, first_only and number == last, rows)
-        return self.final_norm(x)
+                return self.fused(x, is_real, len(self.layers), (whole, near))
+            x = self.fused(x, is_real, len(most), (whole, near))
+        else:
+            rows = unpadding(self, is_real)
+            x = unpad(x, rows)
+            for layer in most:
+                by, attend = (near, nearby) if layer.is_local else (whole, everywhere)
+                x = layer(x, by, attend, rows=rows)
+            x = pad(x, rows)
+        by, attend = (near, nearby) if last.is_local else (whole, everywhere)
+        return self.final_norm(last(x, by, attend, first_only))
 
     def projected(self, words: Float[Tensor, "batch seq embedding"]) -> Float[Tensor, "batch seq hidden"]:
         """On the CPU in float32 also under autocast: norms and sums keep what they are given there, so the whole residual

@@ -82,14 +82,6 @@ class Objective(Trainable, Protocol):
         ...
 
 
-def generator_parameters(objective: Trainable) -> Iterator[nn.Parameter]:
-    """Those that a decoupled optimizer trains by themselves. What generator and discriminator share is not among them."""
-    if objective.corruptor is not None:
-        others = (child for child in objective.children() if child is not objective.corruptor)
-        shared = {id(parameter) for child in others for parameter in child.parameters()}
-        yield from (parameter for parameter in objective.corruptor.parameters() if id(parameter) not in shared)
-
-
 def build(settings: ObjectiveSettings, inputs: ObjectiveInputs) -> Objective:
     """The networks of an objective with their first weights, which are a function of the seed."""
     match settings:

@@ -21,8 +21,9 @@ from torch import nn
 from electra.base.batch import Batch
 from electra.model import encode
 from electra.model.generators import TransformerGenerator
+from electra.model.heads import widen
 from electra.objectives.corruption import Corrupted, Network, NoiseSettings, ObjectiveBase, ObjectiveInputs
-from electra.objectives.losses import Loss, baseline_loss, detection_losses, log_likelihood, policy_loss, widen
+from electra.objectives.losses import Loss, baseline_loss, detection_losses, log_likelihood, policy_loss
 from electra.objectives.metrics import GENERATOR_STALLS, Ratio, detection
 
 

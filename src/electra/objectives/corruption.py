@@ -23,6 +23,7 @@ from electra.model.generators import (
     Generator,
     GeneratorSettings,
     TransformerGenerator,
+    TwoTowerGenerator,
     build_pair,
 )
 from electra.model.heads import TokenHead, sample_tokens
@@ -248,7 +249,8 @@ class ObjectiveInputs:
     def networks(self, keeps_logits: bool = False) -> tuple[Encoder, DetectionHead, "Corruptor"]:
         """A discriminator, its head, and what corrupts text for it."""
         discriminator, generator = build_pair(self.encoder, self.generator, self.vocab_size, self.token_counts)
-        return discriminator, build_detection_head(self.encoder), Corruptor(self, generator, keeps_logits)
+        rules = self.masking, self.sampling, self.special, self.continues
+        return discriminator, build_detection_head(self.encoder), Corruptor(generator, *rules, keeps_logits)
 
     def initialise(self, objective: nn.Module) -> None:
         initialise(objective, self.encoder, mix(self.seed, "weights"))
@@ -284,14 +286,21 @@ class Corruptor(nn.Module):
 
     continues: Bool[Tensor, "vocab"]
 
-    def __init__(self, inputs: ObjectiveInputs, generator: Generator, keeps_logits: bool = False):
+    def __init__(
+        self,
+        generator: Generator,
+        masking: MaskingSettings,
+        sampling: SamplingSettings,
+        special: SpecialIds,
+        continues: Bool[Tensor, "vocab"],
+        keeps_logits: bool = False,
+    ):
         super().__init__()
-        self.masking, self.sampling, self.special = inputs.masking, inputs.sampling, inputs.special
-        self.needs_logits = keeps_logits or self.sampling.greedy or self.sampling.top_k > 0
-        self.generator = generator
+        self.generator, self.masking, self.sampling, self.special = generator, masking, sampling, special
+        self.needs_logits = keeps_logits or sampling.greedy or sampling.top_k > 0
         # a generator that does not learn cannot stall
         self.muted_alarms: tuple[str, ...] = () if generator.learns else (GENERATOR_STALLS,)
-        self.register_buffer("continues", inputs.continues, persistent=False)
+        self.register_buffer("continues", continues, persistent=False)
 
     def forward(self, batch: Batch) -> Corrupted:
         """x^masked = REPLACE(x, m, [MASK]);  x̂_i ~ p_G(x_i | x^masked);  x^corrupt = REPLACE(x, m, x̂).
@@ -321,18 +330,17 @@ class Corruptor(nn.Module):
             mlm_loss = mean_over(-filled.log_likelihood, used.flatten())
             return Generated(filled.sampled.view_as(targets), filled.is_best.view_as(targets), mlm_loss)
         everywhere, states = None, None
-        if isinstance(generator, TransformerGenerator):
-            states = generator.states(masked, positions)
-            logits = generator.logits(states)
-        elif generator.reads_masked:
-            logits = generator(masked, positions)
-        else:
+        if isinstance(generator, TwoTowerGenerator | AutoregressiveGenerator):
             everywhere = generator(batch, torch.arange(batch.ids.shape[1], device=noise.device).expand_as(batch.ids))
             logits = gather_rows(everywhere, positions)
-        if everywhere is None:
-            mlm_loss = masked_lm_loss(logits, targets, used)
-        else:
             mlm_loss = masked_lm_loss(everywhere, batch.ids, maskable(batch, self.special))
+        else:
+            if isinstance(generator, TransformerGenerator):
+                states = generator.states(masked, positions)
+                logits = generator.logits(states)
+            else:
+                logits = generator(masked, positions)
+            mlm_loss = masked_lm_loss(logits, targets, used)
         if isinstance(generator, AutoregressiveGenerator) and self.masking.unit != "token":
             sampled = self.sample_in_order(batch, chosen, noise)
         else:

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from electra.base.ranks import over_ranks
+from electra.model.heads import widen
 
 Sums = dict[str, Tensor]
 
@@ -19,10 +20,6 @@ class Loss(NamedTuple):
 
     total: Tensor
     sums: Sums
-
-
-def widen(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def mean_over(values: Float[Tensor, "*shape"], where: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:

@@ -71,13 +71,13 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
 def read_environment(run: Path) -> dict[str, Any]:
     """What is there of it and has the types it was written with: a card is no reason not to export a run that somebody edited."""
     try:
-        found = read_object(run / ENVIRONMENT)
+        stored = read_object(run / ENVIRONMENT)
     except ElectraError:
-        found = {}
-    data = found.get("data")
+        stored = {}
+    data = stored.get("data")
     whole = isinstance(data, dict) and all(isinstance(data.get(key), int) for key in DATA_KEYS)
     counts = ("torch_threads", "processes")
-    plain = {key: value for key, value in found.items() if isinstance(value, int if key in counts else str)}
+    plain = {key: value for key, value in stored.items() if isinstance(value, int if key in counts else str)}
     return plain | {"data": data if whole else {}}
 
 

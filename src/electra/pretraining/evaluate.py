@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.data.shards import read_manifest
-from electra.data.tokenizer import is_same_tokenizer, load_tokenizer, special_ids, tokenizer_hash
+from electra.data.tokenizer import continuing_tokens, is_same_tokenizer, load_tokenizer, special_ids, tokenizer_hash
 from electra.model import readable_length
 from electra.model.generators import TransformerGenerator
 from electra.model.heads import TokenHead
@@ -18,7 +19,7 @@ from electra.objectives.losses import Sums
 from electra.objectives.metrics import OF_GENERATOR, Metrics, detection, summarise
 from electra.pretraining.load import load_network, load_run, load_settings
 from electra.pretraining.run import build_heldout
-from electra.pretraining.settings import PretrainSettings, build_objective, objective_inputs
+from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.train.device import choose_device
 from electra.train.loop import sums_over
 
@@ -111,4 +112,5 @@ def yardstick(
         raise SettingsError(f"the rows of {generator} (rows.length {text.rows.length}) are beyond what {reads}.")
     assert isinstance(network.head, TokenHead)
     frozen = TransformerGenerator(network.encoder, network.head, learns=False)
-    return text, Corruptor(objective_inputs(text, tokenizer), frozen)
+    continues = torch.from_numpy(continuing_tokens(tokenizer))
+    return text, Corruptor(frozen, text.masking, text.sampling, special_ids(tokenizer), continues)

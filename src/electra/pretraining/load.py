@@ -1,6 +1,6 @@
 """Networks out of run folders and model folders, model folders out of runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,14 +9,14 @@ import torch
 from tokenizers import Tokenizer
 
 from electra.base import config
-from electra.base.errors import CorruptError, DataError, SettingsError
+from electra.base.errors import CorruptError, DataError, SettingsError, first_line
 from electra.base.files import distrust
 from electra.data.shards import TOKENIZER
 from electra.data.tokenizer import load_tokenizer, tokenizer_hash
 from electra.interop.card import UNSAID, Publication, pretrained_card
 from electra.interop.formats import NetworkKind, has_form, own_tensors
 from electra.interop.read import Pretrained, read_network
-from electra.interop.write import PLAIN, Manner, whole_or_absent, write_network
+from electra.interop.write import PLAIN, Manner, PretrainedNetwork, whole_or_absent, write_network
 from electra.model import encoder_alone
 from electra.objectives import Objective
 from electra.objectives.corruption import Network
@@ -47,7 +47,7 @@ def load_settings(folder: Path) -> PretrainSettings:
     try:
         return config.validate(PretrainSettings, config.read_recipe(str(folder / CONFIG)))
     except SettingsError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise CorruptError(f"{folder / CONFIG} is damaged ({reason}). Restore it: {COPY}.") from None
 
 
@@ -140,17 +140,12 @@ def run_card(
     settings: PretrainSettings, network: Pretrained, sections: Mapping[str, str], publication: Publication
 ) -> str:
     about = config.to_toml(settings), sections, network.objective, publication
-    return pretrained_card(network.kind, settings.encoder.kind, *about, sum(map(torch.numel, tensors_of(network))))
+    parameters = sum(map(torch.numel, PretrainedNetwork(network).parameters()))  # each once, tied ones too
+    return pretrained_card(network.kind, settings.encoder.kind, *about, parameters)
 
 
 def last_heldout(run: Path) -> dict[str, Any]:
     return (read_metrics(run, "heldout")[-1:] or [{}])[0]
-
-
-def tensors_of(network: Pretrained) -> Iterator[torch.Tensor]:
-    """Each once, tied ones too."""
-    parts = [part for part in (network.encoder, network.head) if part is not None]
-    yield from {id(tensor): tensor for part in parts for tensor in part.parameters()}.values()
 
 
 def export_run(run: Path, out: Path, publication: Publication = UNSAID, manner: Manner = PLAIN) -> list[Exported]:

@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.card import ENVIRONMENT, described_data
 from electra.pretraining.load import CONFIG, export_networks, load_run, load_settings
-from electra.pretraining.samples import ROWS_SHOWN, SAMPLES, SampledEvaluation, Shown
+from electra.pretraining.samples import ROWS_SHOWN, SAMPLES, keep_samples
 from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.pretraining.start import before_and_after, take_weights
 from electra.pretraining.trial import device_peak, flops_per_token
@@ -46,7 +47,8 @@ from electra.train import checkpoint
 from electra.train.device import choose_device, explain_machine, free_memory, log_shortcomings, machine
 from electra.train.distributed import is_sharded, shard
 from electra.train.log import METRICS
-from electra.train.loop import Run, train
+from electra.train.loop import HeldOutEvaluation, Run, train
+from electra.train.optimizers import OptimizerSettings
 from electra.train.settings import FREE_TO_CHANGE, Horizon, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
 from electra.train.trackers import TRACKING, wanted_trackers
@@ -66,8 +68,6 @@ class Parts:
     loader: Loader | Resident
     loader_note: str
     heldout: HeldOut
-    sampled: HeldOut
-    """A few held-out rows whose answers are kept for people."""
 
 
 def build_parts(
@@ -84,16 +84,15 @@ def build_parts(
     special = special_ids(tokenizer)
     rows = build_rows(settings.rows, data, special, settings.seed)
     train, pin = settings.train, device.type == "cuda"
-    share = ranks.rank, ranks.world, train.accumulate
-    streamed = Loader(rows, train.batch, train.most_steps, settings.seed, *share, train.workers, pin)
+    share, steps = (ranks.rank, ranks.world, train.accumulate), sys.maxsize if train.minutes else train.steps
+    streamed = Loader(rows, train.batch, steps, settings.seed, *share, train.workers, pin)
     loader, note = place_corpus(streamed, data.manifest.vocab_size, train.corpus, device)
     heldout = build_heldout(settings, folder, special, verify)
     counts = data.token_counts() if settings.generator.kind == "unigram" and fresh else None
     objective = build_objective(settings, tokenizer, counts)
     if fresh:
         take_weights(settings, objective, tokenizer)
-    sampled = HeldOut(heldout.rows, ROWS_SHOWN, ROWS_SHOWN, settings.seed)
-    return Parts(objective, data.manifest, loader, note, heldout, sampled)
+    return Parts(objective, data.manifest, loader, note, heldout)
 
 
 def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True) -> HeldOut:
@@ -145,9 +144,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
             fresh = not checkpoint.checkpoint_folders(folder / "checkpoints")
             if fresh:
                 return settings, fresh
-            longer = made_longer(folder, settings)
-            refuse_other_run(folder, longer, fingerprint)
-            return longer, fresh
+            return settings_to_resume(folder, settings, fingerprint), fresh
 
         settings, fresh = ranks.first(open_folder)
         schedule, begin, end = Horizon(settings.train).stage(settings.schedule, settings.train.steps - 1)
@@ -176,11 +173,13 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         update = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
         held.callback(update.captured.graphs.clear)  # NCCL ends only after the graphs that hold its kernels
         is_hidden = settings.objective.kind == "electric" or is_sharded(objective)  # energies are no probabilities
-        sampled = () if is_hidden else parts.sampled
-        shown = Shown(objective, folder, load_tokenizer(data), sampled)
-        heldout = SampledEvaluation(
-            update, parts.heldout, settings.train, signals, from_start=bool(settings.start), shown=shown
-        )
+        rows = () if is_hidden else HeldOut(parts.heldout.rows, ROWS_SHOWN, ROWS_SHOWN, settings.seed)
+        tokenizer = load_tokenizer(data)
+
+        def keep(step: int) -> None:
+            keep_samples(folder, step, objective, update, tokenizer, rows)
+
+        heldout = HeldOutEvaluation(update, parts.heldout, settings.train, signals, keep, bool(settings.start))
         peak = device_peak(device) * ranks.world
         speed = peak / flops_per_token(settings, parts.manifest.vocab_size) if peak else 0.0
         run = Run(folder, described, command, peak_speed=speed, settings=config.dump(settings))
@@ -228,24 +227,38 @@ def refuse_others(ranks: Ranks, settings: PretrainSettings, device: torch.device
             raise common(SettingsError(f"{what}. Start all with the same version, settings and data."))
 
 
-def with_decay_of(folder: Path, settings: PretrainSettings) -> PretrainSettings:
+def settings_to_resume(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> PretrainSettings:
+    """Those that the run in `folder` goes on with, with the decays and the stages that it had. Others are refused, and other data."""
+    before, state = load_settings(folder), checkpoint.newest_state(folder / "checkpoints")
+    settings = made_longer(before, with_decay_of(before.optimizer, settings), state.get("step"))
+    refuse_other_settings(folder, before, settings)
+    trained = fingerprint | (read_or_set_aside(folder / ENVIRONMENT) or {}) | state
+    for key, name in (("tokenizer_sha256", "tokenizer"), ("data_manifest_sha256", "token shards")):
+        if trained[key] != fingerprint[key]:
+            raise CorruptError(
+                f"{folder} was trained on other {name} (sha256 {str(trained[key])[:12]}…, now {fingerprint[key][:12]}…). "
+                "Give the data of that run, or another run folder (run=…)."
+            )
+    if settings.train.stages != before.train.stages:
+        text = "the finished run is made longer: %d more steps after step %d, with a warm-up and a decay of their own."
+        log.info(text, settings.train.steps - before.train.steps, before.train.steps)
+    return settings
+
+
+def with_decay_of(before: OptimizerSettings, settings: PretrainSettings) -> PretrainSettings:
     """A run that began with weight decays that are numbers goes on with them where none is asked for: recipes had numbers once."""
-    before, now = load_settings(folder).optimizer, settings.optimizer
-    if now.weight_decay != "auto" or before.weight_decay == "auto":
+    if settings.optimizer.weight_decay != "auto" or before.weight_decay == "auto":
         return settings
-    names = ("weight_decay", "total_decay")
-    decay, generators = ({name: getattr(it, name) for name in names} for it in (before, before.generator))
-    optimizer = now.model_copy(update=decay | {"generator": now.generator.model_copy(update=generators)})
-    return settings.model_copy(update={"optimizer": optimizer})
+    decays = (it.model_dump(include={"weight_decay", "total_decay"}) for it in (before, before.generator))
+    return settings.model_copy(update={"optimizer": settings.optimizer.updated(*decays)})
 
 
-def made_longer(folder: Path, settings: PretrainSettings) -> PretrainSettings:
-    """The settings with the stages of the run in `folder`, and one more where it is finished and shall have more steps."""
-    settings = with_decay_of(folder, settings)
-    before, train = load_settings(folder).train, settings.train
+def made_longer(earlier: PretrainSettings, settings: PretrainSettings, done: int | None) -> PretrainSettings:
+    """The settings with the stages of the run, and one more where it is finished and shall have more steps."""
+    before, train = earlier.train, settings.train
     if train.stages or before.minutes or train.minutes:
         return settings
-    stages, done = before.stages, checkpoint.newest_state(folder / "checkpoints").get("step")
+    stages = before.stages
     if train.steps > before.steps == done:
         stages = (*stages, before.steps)
     update = {"train": train.model_copy(update={"stages": stages})}
@@ -282,9 +295,7 @@ def set_aside(folder: Path, names: Sequence[str]) -> None:
         log.warning("%s of an earlier run: kept in %s.", ", ".join(path.name for path in paths), aside)
 
 
-def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> None:
-    """Checkpoints in `folder` go on with the settings and the data that made them."""
-    before = load_settings(folder)
+def refuse_other_settings(folder: Path, before: PretrainSettings, settings: PretrainSettings) -> None:
     is_longer = settings.train.stages == (*before.train.stages, before.train.steps)
     free = ("run", "data", *FREE_TO_CHANGE, *(("train.steps", "train.stages") if is_longer else ()))
     if changed := config.differences(config.dump(before), config.dump(settings), ignore=free):
@@ -295,17 +306,6 @@ def refuse_other_run(folder: Path, settings: PretrainSettings, fingerprint: dict
             f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…), "
             f"which may begin with its weights (start={folder}).{more}"
         )
-    written = read_or_set_aside(folder / ENVIRONMENT) or {}
-    trained = fingerprint | written | checkpoint.newest_state(folder / "checkpoints")
-    for key, name in (("tokenizer_sha256", "tokenizer"), ("data_manifest_sha256", "token shards")):
-        if trained[key] != fingerprint[key]:
-            raise CorruptError(
-                f"{folder} was trained on other {name} (sha256 {str(trained[key])[:12]}…, now {fingerprint[key][:12]}…). "
-                "Give the data of that run, or another run folder (run=…)."
-            )
-    if is_longer:
-        text = "the finished run is made longer: %d more steps after step %d, with a warm-up and a decay of their own."
-        log.info(text, settings.train.steps - before.train.steps, before.train.steps)
 
 
 def environment() -> dict[str, Any]:

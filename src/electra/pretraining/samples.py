@@ -5,23 +5,20 @@ run folder, small enough to be sent to a page. It is for people. Nothing reads i
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import Field, model_validator
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from electra.base.batch import Batch
 from electra.base.config import Settings, dump
 from electra.base.errors import ElectraError
 from electra.base.files import read_object, write_json
 from electra.objectives import Objective
-from electra.train.device import autocast, kernels
-from electra.train.log import Record
-from electra.train.loop import HeldOutEvaluation
+from electra.objectives.corruption import mark
+from electra.train.device import inference
+from electra.train.step import Step
 
 log = logging.getLogger(__name__)
 SAMPLES = "samples.json"
@@ -29,35 +26,17 @@ ROWS_SHOWN, TOKENS_SHOWN = 20, 48  # rows are read whole, and shown as far
 MOST_STEPS = 200  # then every other one goes
 
 
-@dataclass(frozen=True)
-class Shown:
-    """Rows, and the objective whose answers to them are kept in the folder, in words."""
-
-    objective: Objective
-    folder: Path
-    tokenizer: Tokenizer
-    rows: Iterable[Batch]
-
-
-@dataclass
-class SampledEvaluation(HeldOutEvaluation):
-    """The evaluation of pre-training, which also keeps its answers to a few rows."""
-
-    shown: Shown = field(kw_only=True)
-
-    def measure(self, step: int, earlier: Sequence[Record]) -> dict[str, float]:
-        metrics = super().measure(step, earlier)
-        if metrics and self.update.execution.ranks.is_first:
-            execution, shown = self.update.execution, self.shown
-            with torch.no_grad(), autocast(execution.precision, execution.device), kernels(self.update.with_kernels):
-                answers = [
-                    played_rows(shown.objective, batch.to(execution.device), shown.tokenizer) for batch in shown.rows
-                ]
-            try:
-                keep_step(shown.folder, step, [row for part in answers for row in part])
-            except (OSError, ElectraError) as error:
-                log.warning("%s is not written: %s", shown.folder / SAMPLES, error)
-        return metrics
+def keep_samples(
+    folder: Path, step: int, objective: Objective, update: Step, tokenizer: Tokenizer, batches: Iterable[Batch]
+) -> None:
+    """Adds the answers of an objective that is evaluated, to the same rows each time."""
+    device = update.execution.device
+    with inference(update.execution.precision, device, update.with_kernels):
+        answers = [played_rows(objective, batch.to(device), tokenizer) for batch in batches]
+    try:
+        keep_step(folder, step, [row for part in answers for row in part])
+    except (OSError, ElectraError) as error:
+        log.warning("%s is not written: %s", folder / SAMPLES, error)
 
 
 def played_rows(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -67,22 +46,20 @@ def played_rows(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> lis
     if network is None or objective.corruptor is None:
         return []
     corrupted = objective.corruptor(batch)
-    said = (100 * network.detect(corrupted.batch).float().sigmoid()).round().long()
-    positions, used, *_ = corrupted.chosen
-    columns = batch.ids, corrupted.batch.ids, said, batch.is_real.sum(1), positions, used
-    return [played_row(tokenizer, *(column[row].cpu() for column in columns)) for row in range(len(batch.ids))]
-
-
-def played_row(
-    tokenizer: Tokenizer, ids: Tensor, made: Tensor, said: Tensor, real: Tensor, positions: Tensor, used: Tensor
-) -> dict[str, Any]:
-    end = min(TOKENS_SHOWN, int(real))
-    places = sorted(place for place in positions[used].tolist() if place < end)
-    return {
-        "tokens": [tokenizer.id_to_token(number) or "" for number in ids[:end].tolist()],
-        "written": {str(place): tokenizer.id_to_token(int(made[place])) or "" for place in places},
-        "said": said[:end].tolist(),
-    }
+    percents = (100 * network.detect(corrupted.batch).float().sigmoid()).round().long()
+    columns = batch.ids, corrupted.batch.ids, percents, mark(corrupted.chosen), batch.is_real.sum(1)
+    rows = []
+    for ids, samples, answers, is_chosen, length in zip(*(column.tolist() for column in columns), strict=True):
+        end = min(TOKENS_SHOWN, length)
+        written = {str(place): samples[place] for place in range(end) if is_chosen[place]}
+        rows.append(
+            {
+                "tokens": [tokenizer.id_to_token(token) or "" for token in ids[:end]],
+                "written": {place: tokenizer.id_to_token(token) or "" for place, token in written.items()},
+                "said": answers[:end],
+            }
+        )
+    return rows
 
 
 class ShownStep(Settings):

@@ -99,9 +99,8 @@ class PretrainSettings(config.Settings):
         """With a weight decay that is a number, but where time decides how many steps there are. Of a start most is to stay."""
         optimizer = self.optimizer
         if self.start:
-            totals = [{"total_decay": DECAY_OF_START * it.total_decay} for it in (optimizer, optimizer.generator)]
-            generator = optimizer.generator.model_copy(update=totals[1])
-            optimizer = optimizer.model_copy(update=totals[0] | {"generator": generator})
+            pair = optimizer, optimizer.generator
+            optimizer = optimizer.updated(*({"total_decay": DECAY_OF_START * it.total_decay} for it in pair))
         return optimizer if self.train.minutes else optimizer.over(Horizon(self.train).steps_at_peak(self.schedule))
 
     def inputs(self, special: SpecialIds, continues: Tensor, token_counts: Tensor) -> ObjectiveInputs:
@@ -135,20 +134,14 @@ def warn_without_effect(settings: PretrainSettings, sources: Mapping[str, str]) 
         f"schedule.kind={schedule} has none": ("schedule.power",) if schedule in ("cosine", "constant") else (),
     }
     for reason, keys in unread.items():
-        if given := [key for key in sources if sources[key] == "command line" and key.startswith(keys)]:
-            log.warning("%s without effect: %s.", ", ".join(given), reason)
+        if words := [key for key in sources if sources[key] == "command line" and key.startswith(keys)]:
+            log.warning("%s without effect: %s.", ", ".join(words), reason)
 
 
 def build_objective(
     settings: PretrainSettings, tokenizer: Tokenizer, token_counts: numpy.ndarray | None = None
 ) -> Objective:
     """The networks with their first weights. Counts are for a unigram generator that is not read from a checkpoint."""
-    return build(settings.objective, objective_inputs(settings, tokenizer, token_counts))
-
-
-def objective_inputs(
-    settings: PretrainSettings, tokenizer: Tokenizer, token_counts: numpy.ndarray | None = None
-) -> ObjectiveInputs:
     continues = torch.from_numpy(continuing_tokens(tokenizer))
     counts = torch.zeros(len(continues)) if token_counts is None else torch.from_numpy(token_counts).float()
-    return settings.inputs(special_ids(tokenizer), continues, counts)
+    return build(settings.objective, settings.inputs(special_ids(tokenizer), continues, counts))

@@ -23,7 +23,7 @@ from electra.model import Encoder, EncoderSettings, compatibility_settings
 from electra.model.heads import TokenHead
 from electra.objectives import Objective
 from electra.objectives.corruption import Network
-from electra.pretraining.load import CONFIG, EXPORTS, load_network, load_run
+from electra.pretraining.load import CONFIG, EXPORTS, load_network, load_run, pretrained
 from electra.pretraining.settings import PretrainSettings
 from electra.train.log import read_metrics
 
@@ -45,9 +45,9 @@ def take_weights(settings: PretrainSettings, objective: Objective, tokenizer: To
     if not settings.start:
         return
     start = load_network(Path(settings.start))
-    said = [f"the encoder of {settings.start}"]
+    parts = [f"the encoder of {settings.start}"]
     if generator is not None and settings.generator.kind == "transformer":
-        said.append(take_generator(settings, start, main, generator, tokenizer))
+        parts.append(take_generator(settings, start, main, generator, tokenizer))
     try:
         copy_encoder(f"start={settings.start}", start, main.encoder, tokenizer)
     except SettingsError as error:
@@ -56,8 +56,8 @@ def take_weights(settings: PretrainSettings, objective: Objective, tokenizer: To
         raise SettingsError(f"{error}{added}") from None
     if has_same_head(settings, start, main):
         copy_weights(f"start={settings.start}", grown_head(start, tokenizer), main.head)
-        said.insert(1, "its head")
-    log.info("the run begins with %s; the optimizer and the schedule are new.", ", ".join(said))
+        parts.insert(1, "its head")
+    log.info("the run begins with %s; the optimizer and the schedule are new.", ", ".join(parts))
 
 
 def take_generator(
@@ -92,8 +92,9 @@ def take_generator(
 def stored_generator(path: Path) -> Pretrained | None:
     """The generator that a discriminator was trained with, where it is still there."""
     if (path / CONFIG).is_file():
-        names = list(load_run(path)[1].networks())
-        return load_network(path, "generator") if "generator" in names[1:] else None
+        settings, objective = load_run(path)
+        _, *others = objective.networks().items()
+        return next((pretrained(settings, it, path) for name, it in others if name == "generator"), None)
     beside = any((path / name).is_dir() for name in EXPORTS if name != "generator")
     return load_network(path, "generator") if beside and (path / "generator").is_dir() else None
 
@@ -118,7 +119,7 @@ def copy_encoder(name: str, source: Pretrained, target: Encoder, tokenizer: Toke
 
 def copy_first_layers(name: str, source: Pretrained, target: Network, tokenizer: Tokenizer) -> None:
     weights, small = grown_encoder(name, source, target.encoder.settings, tokenizer), target.encoder.settings
-    kept = {key for key in target.encoder.state_dict()} | {"embeddings.words.weight"}
+    kept = {*target.encoder.state_dict(), "embeddings.words.weight"}
     alike = ("kind", "hidden", "heads", "intermediate", "embedding")
     widths = {key: getattr(source.encoder.settings, key) for key in alike}
     if other := [key for key, value in widths.items() if getattr(small, key) != value]:

@@ -94,7 +94,7 @@ def try_step(step: Step, batch: Batch) -> tuple[float, int]:
 
 def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str:
     """Where the run's checkpoints would go."""
-    folder = next(parent for parent in (run.absolute(), *run.absolute().parents) if parent.is_dir())
+    folder = nearest_folder(run)
     size = sum(tensor.nbytes for tensors in groups.values() for tensor in tensors.values())
     check_space(folder, size)
     try:
@@ -108,6 +108,11 @@ def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str
         shutil.rmtree(trial, ignore_errors=True)
     free = shutil.disk_usage(folder).free
     return f"{size / 1e6:.0f} MB in {time.monotonic() - started:.1f} s at {folder}, {free / 1e9:.0f} GB free"
+
+
+def nearest_folder(path: Path) -> Path:
+    """It, or of those above it the first that is there."""
+    return next(it for it in (path.absolute(), *path.absolute().parents) if it.is_dir())
 
 
 def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[str]:
@@ -136,7 +141,7 @@ def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[
 
 def try_storage(run: Path) -> Path:
     """A file that was written aside and renamed, under a lock."""
-    folder = next(parent for parent in (run.absolute(), *run.absolute().parents) if parent.is_dir())
+    folder = nearest_folder(run)
     trial = folder / f"electra-doctor-{os.getpid()}"
     with lock(folder / f"{trial.name}.d"):
         write_atomically(trial, b"seen")

@@ -92,18 +92,14 @@ def step_of(folder: Path) -> int:
 
 def problem_of(folder: Path) -> str | None:
     """Why a checkpoint cannot be used; None when every byte is what was written."""
+    files = {"model.safetensors", STATE, *(path.name for path in folder.glob("*.safetensors"))}
     try:
-        manifest = read_object(folder / MANIFEST)
+        if problem := next(manifest_problems(folder, read_object(folder / MANIFEST), sorted(files)), None):
+            return problem
+        read_state(folder)
     except ForbiddenError:
         raise
     except (CorruptError, MachineError) as error:
-        return str(error).rstrip(".")
-    files = {"model.safetensors", STATE, *(path.name for path in folder.glob("*.safetensors"))}
-    if problem := next(manifest_problems(folder, manifest, sorted(files)), None):
-        return problem
-    try:
-        read_state(folder)
-    except CorruptError as error:
         return str(error).rstrip(".")
     return None
 

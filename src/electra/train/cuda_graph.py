@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch
+from electra.base.errors import first_line
+from electra.train.device import free_memory
 
 log = logging.getLogger(__name__)
 Key = tuple[Hashable, ...]
@@ -85,7 +87,7 @@ class CapturedFunction(Generic[Result]):
             random.graphsafe_set_state(random_before)  # and the random numbers still waiting for it
             self.undo()
             self.enabled = False
-            reason = str(error.__context__ or error).splitlines()[0]  # what ended the capture, not that it ended
+            reason = first_line(error.__context__ or error)  # what ended the capture, not that it ended
             log.info("the step cannot be captured as a CUDA graph, so it is slower: %s", reason)
         else:
             self.graphs[key] = Graph(graph, inputs, result)
@@ -99,9 +101,7 @@ class CapturedFunction(Generic[Result]):
         self.graphs.clear()
         self.seen.clear()
         self.pool = None
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
 
 
 def inputs_of(batch: Batch) -> list[Tensor]:

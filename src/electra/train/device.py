@@ -14,7 +14,7 @@ import torch
 
 from electra import kernels as switch
 from electra.base.batch import Batch
-from electra.base.errors import MachineError, MemoryExhaustedError
+from electra.base.errors import MachineError, MemoryExhaustedError, first_line
 
 log = logging.getLogger(__name__)
 Fast = Literal["auto", "on", "off"]
@@ -81,6 +81,13 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def kernels(enabled: bool) -> AbstractContextManager[None]:
     """Around everything that is computed: plain torch where they are not enabled."""
     return nullcontext() if enabled else switch.reference_only()
+
+
+@contextmanager
+def inference(precision: Precision, device: torch.device, with_kernels: bool) -> Iterator[None]:
+    """As an update computes, but without gradients."""
+    with torch.no_grad(), autocast(precision, device), kernels(with_kernels):
+        yield
 
 
 @contextmanager
@@ -157,7 +164,7 @@ def explain_machine(memory_remedy: str, failure_remedy: str) -> Iterator[None]:
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the host's allocator raises a plain one
         if is_out_of_memory(error):
             raise MemoryExhaustedError(f"out of memory. {memory_remedy}") from None
-        reason = next(iter(str(error).splitlines()), "")
+        reason = first_line(error)
         if reason.lower().startswith(("cuda", "cudnn", "cublas", "triton error")):
             raise MachineError(f"the GPU failed: {reason.rstrip('.')}. {failure_remedy}") from error
         raise

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from electra.base.errors import ElectraError, MachineError, PreemptedError, already_said, error_of
+from electra.base.errors import InterruptedRunError, MachineError, PreemptedError, already_said, error_of
 from electra.base.jobs import cpu_count
 from electra.base.ranks import Ranks
 from electra.objectives import Trainable
@@ -30,6 +30,7 @@ from electra.objectives.losses import Sums
 from electra.train.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 BUCKET = 64 << 20  # bytes
@@ -113,25 +114,13 @@ def shard(objective: Trainable, ranks: Ranks, device: torch.device) -> None:
     """All of it is gathered for a step and given back after it: encoders fit as they are, so that what is saved is weights,
     gradients and optimizer state between steps."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     assert isinstance(objective, nn.Module)
     fully_shard(objective, mesh=init_device_mesh(device.type, (ranks.world,)), reshard_after_forward=False)
-    assert isinstance(objective, FSDPModule)
+    assert is_sharded(objective)
     objective.set_gradient_divide_factor(1.0)  # gradients are added up; the losses have divided already
     objective.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-
-
-@contextmanager
-def gathered(objective: Trainable) -> Iterator[None]:
-    """Whole weights in every process, until the end of this."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if isinstance(objective, FSDPModule):
-        objective.unshard()
-    yield
-    if isinstance(objective, FSDPModule):
-        objective.reshard()
 
 
 def is_piece(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -140,15 +129,24 @@ def is_piece(tensor: Tensor) -> "TypeGuard[DTensor]":
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def is_sharded(objective: Trainable) -> bool:
-    return any(map(is_piece, objective.parameters()))
+def is_sharded(objective: object) -> "TypeGuard[FSDPModule]":
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(objective, module.FSDPModule)
+
+
+@contextmanager
+def gathered(objective: Trainable) -> Iterator[None]:
+    """Whole weights in every process, until the end of this."""
+    if is_sharded(objective):
+        objective.unshard()
+    yield
+    if is_sharded(objective):
+        objective.reshard()
 
 
 def add_up_at(objective: Trainable, is_last: bool) -> None:
     """Gradients in pieces are added up in the backward pass of the last part."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if isinstance(objective, FSDPModule):
+    if is_sharded(objective):
         objective.set_requires_gradient_sync(is_last)
 
 
@@ -209,10 +207,8 @@ def launch(words: Sequence[str], settings: TrainSettings) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in (
-        "torch.distributed",
-        "torch.distributed.elastic.agent.server.api",
-    ):  # the second has a level of its own
+    loggers = "torch.distributed", "torch.distributed.elastic.agent.server.api"  # the second has a level of its own
+    for name in loggers:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # our processes say it in one line
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // settings.processes)))
     config = LaunchConfig(
@@ -236,7 +232,5 @@ def launch(words: Sequence[str], settings: TrainSettings) -> None:
             "Everything up to the newest checkpoint is saved: run the same command again."
         ) from None
     except SignalException as stopped:
-        error: ElectraError = (
-            PreemptedError("stopped.") if stopped.sigval.name != "SIGINT" else error_of(130)("stopped.")
-        )
-        raise already_said(error) from None
+        kind = InterruptedRunError if stopped.sigval.name == "SIGINT" else PreemptedError
+        raise already_said(kind("stopped.")) from None

@@ -108,10 +108,11 @@ def read_metrics(folder: Path, kind: str = "") -> list[Record]:
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[bytes]]:
-    records, damaged = read_json_lines(folder / METRICS)
-    good = [is_record(record) for record in records]
-    damaged += [as_line(record).rstrip() for record, is_good in zip(records, good, strict=True) if not is_good]
-    return [record for record, is_good in zip(records, good, strict=True) if is_good], damaged
+    records: list[Record] = []
+    objects, damaged = read_json_lines(folder / METRICS)
+    for it in objects:
+        records.append(it) if is_record(it) else damaged.append(as_line(it).rstrip())
+    return records, damaged
 
 
 def is_record(record: Record) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch
-from electra.base.errors import DivergedError, PeerError, common, is_said
+from electra.base.errors import DivergedError, PeerError, common, first_line, is_said
 from electra.base.jobs import Signals
 from electra.base.progress import Progress, metrics_text
 from electra.base.ranks import explain_peers
@@ -24,7 +24,7 @@ from electra.objectives.corruption import Corruptor
 from electra.objectives.losses import Sums
 from electra.objectives.metrics import Watch, alarms, summarise
 from electra.train import checkpoint
-from electra.train.device import Precision, autocast, check_space, deterministic, is_out_of_memory, kernels
+from electra.train.device import Precision, check_space, deterministic, inference, is_out_of_memory
 from electra.train.distributed import Groups, gathered, is_piece, is_sharded, own, spread, whole_groups
 from electra.train.log import Record, RunLog
 from electra.train.optimizers import optimizer_tensors
@@ -379,7 +379,7 @@ class RunState:
             self.log.state("finished", self.step, tokens=self.tokens_before, seconds=seconds)
         except BaseException as error:
             state = STATES.get(getattr(error, "exit_code", 1), "failed")
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error) or type(error).__name__
             with suppress(OSError):
                 self.log.state(state, self.step, reason=reason, resume=self.run.resume_command)
             if isinstance(error, PeerError) and not is_said(error):
@@ -393,15 +393,16 @@ class RunState:
 @dataclass
 class HeldOutEvaluation:
     """Pre-training's: the objective's metrics over held-out rows, without dropout. `from_start`: also before the first step, which
-    says something where the weights are not random."""
+    says something where the weights are not random. `keep_samples`: called with the step after each, by process 0."""
 
     update: Step
     rows: Iterable[Batch]
     settings: TrainSettings
     signals: Signals
+    keep_samples: Callable[[int], None]
+    from_start: bool = False
     kind: str = "heldout"
     kept: dict[str, Tensor] = field(default_factory=dict)
-    from_start: bool = False
 
     def is_due(self, step: int, is_last: bool) -> bool:
         return self.from_start if step == 0 else step % self.settings.evaluate_every == 0 or is_last
@@ -409,22 +410,23 @@ class HeldOutEvaluation:
     def measure(self, step: int, earlier: Sequence[Record]) -> dict[str, float]:
         objective, execution = self.update.objective, self.update.execution
         objective.eval()
-        own = islice(self.rows, execution.ranks.rank, None, execution.ranks.world)
+        ranks = execution.ranks
+        own = islice(self.rows, ranks.rank, None, ranks.world)
         rows = takewhile(lambda batch: self.signals.received is None, own)
         how = execution.device, execution.precision, self.update.with_kernels
         with gathered(objective):
             sums = sums_over(rows, lambda batch: objective(batch).sums, *how)
-        if execution.ranks.together:
-            sums, self.signals.received = self.of_all(sums)
-        return summarise(sums, objective.extra_metrics) if sums and self.signals.received is None else {}
 
-    def of_all(self, sums: Sums) -> tuple[Sums, int | None]:
-        """The sums of all processes, some of which may have had no rows, and the signal that one of them has got."""
-        ranks, totals = self.update.execution.ranks, Sums()
-        signal, _ = ranks.agree(self.signals.received)
-        for other in ranks.gather({name: value.cpu() for name, value in sums.items()}):
-            add_sums(totals, other)
-        return totals, signal
+        # of all processes, some of which may have had no rows, and one may have got a signal
+        self.signals.received, _ = ranks.agree(self.signals.received)
+        totals = Sums()
+        for part in ranks.gather({name: value.cpu() for name, value in sums.items()}):
+            add_sums(totals, part)
+        if not totals or self.signals.received is not None:
+            return {}
+        if ranks.is_first:
+            self.keep_samples(step)
+        return summarise(totals, objective.extra_metrics)
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         return f"held-out: {metrics_text(metrics, self.update.objective.headline)}"
@@ -445,9 +447,9 @@ def sums_over(
     precision: Precision,
     with_kernels: bool,
 ) -> Sums:
-    """What `score` gives for each batch, added up: without gradients, but as an update computes it."""
+    """What `score` gives for each batch, added up."""
     sums: Sums = {}
-    with torch.no_grad(), autocast(precision, device), kernels(with_kernels):
+    with inference(precision, device, with_kernels):
         for batch in batches:
             add_sums(sums, score(batch.to(device)))
     return sums

@@ -30,7 +30,7 @@ from torch import Tensor, nn, optim
 
 from electra.base.config import Settings
 from electra.model.electra import Linear
-from electra.objectives import Trainable, generator_parameters
+from electra.objectives import Trainable
 from electra.train.distributed import is_piece, own, piece_like, whole
 
 # Adam without bias correction is Adam whose first step is so late that the corrections 1 - beta^t are 1.
@@ -121,10 +121,13 @@ class OptimizerSettings(AdamSettings):
         same = {key: tree[key] for key in AdamSettings.model_fields.keys() & tree.keys()}
         return tree | {"generator": same | tree.get("generator", {})}
 
+    def updated(self, main: Mapping[str, Any], generator: Mapping[str, Any]) -> "OptimizerSettings":
+        """With other values of the discriminator's Adam and of the generator's."""
+        return self.model_copy(update={**main, "generator": self.generator.model_copy(update=generator)})
+
     def over(self, steps_at_peak: float) -> "OptimizerSettings":
         """With weight decays that are numbers."""
-        own, generators = ({"weight_decay": it.decay_over(steps_at_peak)} for it in (self, self.generator))
-        return self.model_copy(update=own | {"generator": self.generator.model_copy(update=generators)})
+        return self.updated(*({"weight_decay": it.decay_over(steps_at_peak)} for it in (self, self.generator)))
 
 
 @dataclass(frozen=True)
@@ -138,13 +141,14 @@ class ParameterGroup:
 
 
 def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[ParameterGroup]:
-    """What learns: all of it alike, or the generator by itself."""
+    """What learns: all of it alike, or the generator by itself, without what it shares with the discriminator."""
     learning = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     if not settings.decoupled:
         return [ParameterGroup(settings, learning)]
-    of_generator = {id(parameter) for parameter in generator_parameters(objective)}
-    main = {name: p for name, p in learning.items() if id(p) not in of_generator}
-    generator = {name: p for name, p in learning.items() if id(p) in of_generator}
+    others = (child for child in objective.children() if child is not objective.corruptor)
+    of_others = {id(parameter) for child in others for parameter in child.parameters()}
+    main = {name: p for name, p in learning.items() if id(p) in of_others}
+    generator = {name: p for name, p in learning.items() if id(p) not in of_others}
     return [ParameterGroup(settings, main), ParameterGroup(settings.generator, generator)]
 
 
@@ -243,9 +247,11 @@ class Matrix:
         return rows > self.parts * columns
 
     @property
-    def sides(self) -> torch.Size:
+    def sides(self) -> tuple[int, int]:
         """Short and long: what goes through the rounds together."""
-        return self.lying(torch.empty(self.parameter.shape, device="meta")).shape[1:]
+        rows, columns = self.parameter.shape
+        height = rows // self.parts
+        return min(height, columns), max(height, columns)
 
     def lying(self, tensor: Tensor) -> Float[Tensor, "parts short long"]:
         parts = tensor.view(self.parts, -1, tensor.shape[1])
@@ -289,7 +295,7 @@ class Muon(optim.Optimizer):
         super().__init__([{"params": [m.parameter for m in matrices], **options} for matrices, options in groups], {})
         self.batches: list[tuple[dict[str, Any], list[Matrix]]] = []
         for (matrices, _), group in zip(groups, self.param_groups, strict=True):
-            by_sides: dict[torch.Size, list[Matrix]] = defaultdict(list)
+            by_sides: dict[tuple[int, int], list[Matrix]] = defaultdict(list)
             for matrix in matrices:
                 by_sides[matrix.sides].append(matrix)
                 self.state[matrix.parameter] = {"momentum": torch.zeros_like(matrix.parameter)}

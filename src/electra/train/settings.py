@@ -8,7 +8,6 @@ where the run ends, however the speed changed on the way.
 """
 
 import math
-import sys
 from collections import deque
 from itertools import pairwise
 from typing import Literal
@@ -16,6 +15,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from electra.base.config import Settings
+from electra.train.device import Fast, Precision
 from electra.train.trackers import Track
 
 # These change what is shown or kept and how fast it goes, not what is learned (accumulate and fast: up to rounding, the
@@ -53,8 +53,8 @@ class TrainSettings(Settings):
     batch: int = Field(128, ge=1, le=10_000_000)
     accumulate: int = Field(1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    fast: Literal["auto", "on", "off"] = "auto"
+    precision: Precision = "auto"
+    fast: Fast = "auto"
     deterministic: bool = False
     log_every: int = Field(50, ge=1)
     evaluate_every: int = Field(1000, ge=1)
@@ -86,11 +86,6 @@ class TrainSettings(Settings):
                 f"stages ({self.stages}) are steps in growing order below steps ({self.steps}), without minutes"
             )
         return self
-
-    @property
-    def most_steps(self) -> int:
-        """That there may be."""
-        return sys.maxsize if self.minutes else self.steps
 
 
 def next_accumulate(batch: int, accumulate: int) -> int | None:
@@ -130,24 +125,24 @@ class ScheduleSettings(Settings):
         return self.warmup * steps if self.warmup < 1 else self.warmup
 
 
-def learning_rate(settings: ScheduleSettings, peak: float, step: float, steps: float) -> float:
-    """The rate of update number `step`, counted from 0. Never zero: an update at rate zero would be wasted."""
+def rate_fraction(settings: ScheduleSettings, step: float, steps: float) -> float:
+    """The learning rate of update number `step`, counted from 0, over the peak. Never zero: such an update would be wasted."""
     warmup = settings.warmup_steps(steps)
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     after = max(0, step - warmup) / max(1, steps - warmup)
     match settings.kind:
         case "original":
-            return peak * warm * math.pow(1 - step / steps, settings.power)
+            return warm * math.pow(1 - step / steps, settings.power)
         case "linear":
-            return peak * warm * math.pow(1 - after, settings.power)
+            return warm * math.pow(1 - after, settings.power)
         case "cosine":
-            return peak * warm * (1 + math.cos(math.pi * after)) / 2
+            return warm * (1 + math.cos(math.pi * after)) / 2
         case "constant":
-            return peak * warm
+            return warm
 
 
 def mean_fraction(settings: ScheduleSettings, steps: float) -> float:
-    """Of the peak, over a run: the integral whose sum is that of `learning_rate` over the steps."""
+    """Of the peak, over a run: the integral whose sum is that of `rate_fraction` over the steps."""
     warmup, power = settings.warmup if settings.warmup < 1 else settings.warmup / steps, settings.power
     rising = min(1.0, warmup)
     if settings.kind == "original":
@@ -163,7 +158,7 @@ def highest_fraction(settings: ScheduleSettings, steps: int) -> float:
     # where the product of both, (t + 1)(1 - t / steps)^p, is highest
     top, warmup = round((steps - settings.power) / (1 + settings.power)), math.ceil(settings.warmup_steps(steps))
     candidates = {0, warmup - 2, warmup - 1, warmup, top - 1, top, top + 1, steps - 1}
-    return max(learning_rate(settings, 1.0, step, steps) for step in candidates if 0 <= step < steps)
+    return max(rate_fraction(settings, step, steps) for step in candidates if 0 <= step < steps)
 
 
 def schedule_warning(settings: ScheduleSettings, steps: int) -> str | None:
@@ -228,7 +223,7 @@ class Horizon:
     def fraction(self, schedule: ScheduleSettings, step: int) -> float:
         """Of the peak learning rate."""
         of_stage, begin, end = self.stage(schedule, step)
-        return learning_rate(of_stage, 1.0, step - begin if begin else self.place(step), end - begin)
+        return rate_fraction(of_stage, step - begin if begin else self.place(step), end - begin)
 
     def steps_at_peak(self, schedule: ScheduleSettings) -> float:
         """How many steps at the peak have the learning rates of the run, all together: what weight decay adds up over. A run

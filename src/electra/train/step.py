@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, optim
 
 from electra.base.batch import Batch
-from electra.base.errors import ElectraError, MachineError
+from electra.base.errors import ElectraError, MachineError, first_line
 from electra.base.randomness import mix
 from electra.base.ranks import ALONE, Ranks
 from electra.objectives import Trainable
@@ -185,7 +185,7 @@ class Step:
         else:
             return False
         inner = getattr(error, "inner_exception", error)
-        reason = f"{type(inner).__name__}: {next(iter(str(inner).strip().splitlines()), '')}"
+        reason = f"{type(inner).__name__}: {first_line(str(inner).strip())}"
         if self.execution.fast == "on":
             raise MachineError(f"train.fast=on, but {problem}: {reason}. Use train.fast=auto.")
         log.info("%s, so %s: %s", problem, result, reason)

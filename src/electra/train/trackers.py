@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BeforeValidator
 
 from electra.base.config import flatten
-from electra.base.errors import MachineError
+from electra.base.errors import MachineError, first_line
 from electra.base.files import read_or_set_aside, write_json
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,7 @@ class Trackers:
             yield
         except Exception as error:
             self.open.pop(name, None)
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            rest = "Training goes on; metrics.jsonl has everything."
+            reason, rest = first_line(error) or type(error).__name__, "Training goes on; metrics.jsonl has everything."
             log.warning("%s is told nothing more of this run (%s). %s", name, reason, rest)
 
     def log(self, kind: str, step: int, values: Mapping[str, float | str]) -> None:

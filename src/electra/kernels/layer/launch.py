@@ -32,16 +32,10 @@ class Launch(NamedTuple):
 LAUNCH = Launch()
 
 
-class Drop(NamedTuple):
+def drop_numbers(dropout: float) -> tuple[float, int]:
     """Dropout as kernels take it: factor of what stays, and the share that goes, in 2^-32, as a signed number."""
-
-    scale: float
-    threshold: int
-
-    @classmethod
-    def of(cls, dropout: float) -> "Drop":
-        threshold = min(round(dropout * 2**32), 2**32 - 1)
-        return cls(1 / (1 - dropout), threshold - 2**32 if threshold >= 2**31 else threshold)
+    threshold = min(round(dropout * 2**32), 2**32 - 1)
+    return 1 / (1 - dropout), threshold - 2**32 if threshold >= 2**31 else threshold
 
 
 def rows_per_tile(rows_of_256: int, hidden: int) -> int:
@@ -57,7 +51,7 @@ def add_norm(
     tile, warps = rows_per_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
     total, result = torch.empty_like(product), torch.empty_like(product)
     kernels.add_norm_forward_kernel[(cdiv(rows, tile),)](
-        product, residual, gamma, beta, seed, total, None, result, rows, hidden, eps, *Drop.of(dropout), stream,
+        product, residual, gamma, beta, seed, total, None, result, rows, hidden, eps, *drop_numbers(dropout), stream,
         DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), num_warps=warps,
     )  # fmt: skip
     return total, result
@@ -70,7 +64,7 @@ def add_norm_in_place(product: Tensor, stream: Tensor, gamma: Tensor, eps: float
     tile, warps = rows_per_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
     kept, result = torch.empty_like(product), torch.empty_like(product)
     kernels.add_norm_forward_kernel[(cdiv(rows, tile),)](
-        product, stream, gamma, None, None, stream, kept, result, rows, hidden, eps, *Drop.of(0.0), 0,
+        product, stream, gamma, None, None, stream, kept, result, rows, hidden, eps, *drop_numbers(0.0), 0,
         DROPS=False, ROWS=tile, HIDDEN=next_power_of_2(hidden), num_warps=warps,
     )  # fmt: skip
     return kept, result
@@ -88,7 +82,7 @@ def add_norm_backward(
     grad_product = torch.empty_like(grad_output) if dropout > 0 else grad_residual
     kernels.add_norm_backward_kernel[(len(partial),)](
         grad_output, total, past, gamma, seed, grad_residual, grad_product, partial,
-        rows, hidden, partial.stride(0), eps, *Drop.of(dropout), stream,
+        rows, hidden, partial.stride(0), eps, *drop_numbers(dropout), stream,
         BIASES=has_biases, DROPS=dropout > 0, ROWS=tile, HIDDEN=next_power_of_2(hidden), STAGES=stages - (dropout > 0),
         num_warps=warps,
     )  # fmt: skip
@@ -153,8 +147,8 @@ def attention(
     warps, stages = LAUNCH.attention_forward
     attention_out = projected.new_empty(tokens, hidden)
     kernels.attention_forward_kernel[(batch, heads)](
-        projected, is_real, seed, attention_out, seq, (hidden // heads) ** -0.5, *Drop.of(dropout),
-        **attention_sizes(seq, hidden, heads, is_real, dropout), num_warps=warps, num_stages=stages,
+        projected, is_real, seed, attention_out, seq, (hidden // heads) ** -0.5, *drop_numbers(dropout),
+        **row_sizes(seq, hidden, heads, is_real), DROPS=dropout > 0, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return attention_out
 
@@ -171,16 +165,16 @@ def attention_backward(
     programs = min(batch, max(1, processors(projected.device) // heads))
     kernels.attention_backward_kernel[(programs, heads)](
         projected, is_real, seed, grad_output, grad_projected, partial,
-        batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *Drop.of(dropout),
-        **attention_sizes(seq, hidden, heads, is_real, dropout), num_warps=warps, num_stages=stages,
+        batch, seq, partial.stride(0), (hidden // heads) ** -0.5, *drop_numbers(dropout),
+        **row_sizes(seq, hidden, heads, is_real), DROPS=dropout > 0, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return grad_projected
 
 
-def attention_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, dropout: float) -> dict[str, Any]:
+def row_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None) -> dict[str, Any]:
+    """Of attention whose tile is a whole row."""
     tile = max(16, next_power_of_2(seq))
-    sizes = {"HEADS": heads, "SIZE": hidden // heads, "SEQ": tile}
-    return sizes | {"MASKED": is_real is not None, "FULL": seq == tile, "DROPS": dropout > 0}
+    return {"HEADS": heads, "SIZE": hidden // heads, "SEQ": tile, "MASKED": is_real is not None, "FULL": seq == tile}
 
 
 def rotary_attention(
@@ -193,12 +187,12 @@ def rotary_attention(
     attention_out = projected.new_empty(len(projected), hidden)
     if seq > SHORT:
         tile, warps, stages = LAUNCH.long_attention
-        levels = projected.new_empty(batch * heads * seq, dtype=torch.float32)
+        log_sums = projected.new_empty(batch * heads * seq, dtype=torch.float32)
         kernels.long_attention_forward_kernel[(cdiv(seq, tile), heads, batch)](
-            projected, is_real, angles, attention_out, levels, seq, scale, reach,
+            projected, is_real, angles, attention_out, log_sums, seq, scale, reach,
             **long_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-        return attention_out, levels
+        return attention_out, log_sums
     warps, stages, each = LAUNCH.rotary_forward
     programs = min(batch, max(1, each * processors(projected.device) // heads))
     kernels.rotary_attention_forward_kernel[(programs, heads)](
@@ -209,7 +203,7 @@ def rotary_attention(
 
 
 def rotary_attention_backward(
-    projected: Tensor, is_real: Tensor | None, angles: Tensor, attention_out: Tensor, levels: Tensor, grad_output: Tensor,
+    projected: Tensor, is_real: Tensor | None, angles: Tensor, attention_out: Tensor, log_sums: Tensor, grad_output: Tensor,
     heads: int, reach: int,
 ) -> Tensor:  # fmt: skip
     seq, hidden = angles.shape[1], projected.shape[1] // 3
@@ -218,7 +212,7 @@ def rotary_attention_backward(
     if seq > SHORT:
         tile, warps, stages = LAUNCH.long_attention
         kernels.long_attention_backward_kernel[(cdiv(seq, tile), heads, batch)](
-            projected, is_real, angles, attention_out, levels, grad_output, grad_projected, seq, scale, reach,
+            projected, is_real, angles, attention_out, log_sums, grad_output, grad_projected, seq, scale, reach,
             **long_sizes(seq, hidden, heads, is_real, reach), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         return grad_projected
@@ -239,9 +233,8 @@ def long_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, reach:
 
 
 def rotary_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, reach: int) -> dict[str, Any]:
-    tile, size = max(16, next_power_of_2(seq)), hidden // heads
-    sizes = {"HEADS": heads, "SIZE": size, "HALF": size // 2, "SEQ": tile}
-    return sizes | {"MASKED": is_real is not None, "FULL": seq == tile, "LOCAL": 0 < reach < seq - 1}
+    half = hidden // heads // 2
+    return row_sizes(seq, hidden, heads, is_real) | {"HALF": half, "LOCAL": 0 < reach < seq - 1}
 
 
 class ColumnSums:

@@ -65,11 +65,11 @@ def stack(
             kept.append(total)
         kept.append(normal)
         projected = normal @ into_three.t()
-        attention_out, levels = rotary_attention(projected, is_real, angles[int(reach > 0)], heads, reach)
+        attention_out, log_sums = rotary_attention(projected, is_real, angles[int(reach > 0)], heads, reach)
         total, normal = add_norm_in_place(attention_out @ into_output.t(), stream, next(gammas), eps)
         wide = normal @ into_wide.t()
         product = geglu(wide) @ into_narrow.t()
-        kept += [projected, attention_out, levels, total, normal, wide]
+        kept += [projected, attention_out, log_sums, total, normal, wide]
     if len(norms) < 2 * len(reaches):
         return [stream.add_(product).view(x.shape), *kept]
     total, result = add_norm_in_place(product, stream, next(gammas), eps)
@@ -92,9 +92,8 @@ def stack_backward(
     gradients: list[Tensor] = []
     for number, reach in reversed(list(enumerate(reaches))):
         into_three, into_output, into_wide, into_narrow = half_weights[4 * number : 4 * number + 4]
-        normal, projected, attention_out, levels, middle, middle_normal, wide = kept[PER_LAYER * number :][
-            : PER_LAYER - 1
-        ]
+        own = kept[PER_LAYER * number : PER_LAYER * (number + 1)]
+        normal, projected, attention_out, log_sums, middle, middle_normal, wide, *_ = own
         # the feed-forward part, and the norm before it
         grad_wide, activated = geglu_backward(residual @ into_narrow, wide)
         narrow = weight_gradient(residual, activated)
@@ -104,7 +103,7 @@ def stack_backward(
         output = weight_gradient(residual, attention_out)
         grad_attention = residual @ into_output
         grad_projected = rotary_attention_backward(
-            projected, is_real, angles[int(reach > 0)], attention_out, levels, grad_attention, heads, reach
+            projected, is_real, angles[int(reach > 0)], attention_out, log_sums, grad_attention, heads, reach
         )
         three = weight_gradient(grad_projected, normal)
         if number:

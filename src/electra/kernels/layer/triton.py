@@ -119,19 +119,15 @@ def add_norm_backward_kernel(
 
 
 @triton.jit
-def _normal_tail(x):
-    """P(a standard normal number > |x|), and exp(-x²/2). Abramowitz and Stegun 7.1.26: 1e-7 from the truth."""
+def _gelu(x):
+    """x Φ(x) and its derivative Φ(x) + x φ(x). `tail` is P(a standard normal number > |x|) by Abramowitz and Stegun 7.1.26: 1e-7
+    from the truth."""
     bell = tl.exp2(x * x * (-0.5 * LOG2E))
     rise = 1.0 + (0.3275911 * SQRT_HALF) * tl.abs(x)
     t = tl.rsqrt(rise * rise)  # 1 / rise: a division takes five times the instructions
     tail = (((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796
-    return tail * t * bell, bell
-
-
-@triton.jit
-def _gelu(x, tail):
-    """x Φ(x)."""
-    return tl.maximum(x, 0.0) - tl.abs(x) * tail
+    tail = tail * t * bell
+    return tl.maximum(x, 0.0) - tl.abs(x) * tail, tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
@@ -139,8 +135,8 @@ def gelu_forward_kernel(before, after, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = place < count
     x = tl.load(before + place, here, 0.0).to(tl.float32)
-    tail, _ = _normal_tail(x)
-    tl.store(after + place, _gelu(x, tail), here)
+    activated, _ = _gelu(x)
+    tl.store(after + place, activated, here)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
@@ -148,7 +144,7 @@ def gelu_backward_kernel(
     grad_output, before, grad_before, after, partial, rows, width, columns,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """(Φ(x) + x φ(x)) grad_output and its sum over rows; and GELU itself once more, which was not kept."""
+    """The gradient and its sum over rows; and GELU itself once more, which was not kept."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < width
     bias_sum = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -158,12 +154,11 @@ def gelu_backward_kernel(
         here = (row < rows)[:, None] & is_column
         place = row[:, None].to(tl.int64) * width + column
         x = tl.load(before + place, here, 0.0).to(tl.float32)
-        tail, bell = _normal_tail(x)
-        derivative = tl.where(x < 0, tail, 1.0 - tail) + x * (bell * DENSITY)
+        activated, derivative = _gelu(x)
         gradient = tl.load(grad_output + place, here, 0.0).to(tl.float32) * derivative
         bias_sum += gradient
         tl.store(grad_before + place, gradient, here)
-        tl.store(after + place, _gelu(x, tail), here)
+        tl.store(after + place, activated, here)
     tl.store(partial + program * columns + column, tl.sum(bias_sum, 0), is_column)
 
 
@@ -176,8 +171,8 @@ def geglu_forward_kernel(wide, after, rows, width, ROWS: tl.constexpr, WIDTH: tl
     source = wide + row * (2 * width) + column
     value = tl.load(source, here, 0.0).to(tl.float32)
     gate = tl.load(source + width, here, 0.0).to(tl.float32)
-    tail, _ = _normal_tail(value)
-    tl.store(after + row * width + column, _gelu(value, tail) * gate, here)
+    activated, _ = _gelu(value)
+    tl.store(after + row * width + column, activated * gate, here)
 
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
@@ -190,9 +185,7 @@ def geglu_backward_kernel(grad_output, wide, grad_wide, after, rows, width, ROWS
     value = tl.load(wide + place, here, 0.0).to(tl.float32)
     gate = tl.load(wide + place + width, here, 0.0).to(tl.float32)
     gradient = tl.load(grad_output + narrow, here, 0.0).to(tl.float32)
-    tail, bell = _normal_tail(value)
-    derivative = tl.where(value < 0, tail, 1.0 - tail) + value * (bell * DENSITY)
-    activated = _gelu(value, tail)
+    activated, derivative = _gelu(value)
     tl.store(grad_wide + place, gradient * gate * derivative, here)
     tl.store(grad_wide + place + width, gradient * activated, here)
     tl.store(after + narrow, activated * gate, here)
@@ -289,8 +282,8 @@ def attention_backward_kernel(
         grad_scores = tl.dot(grad_out, tl.trans(value), input_precision="ieee")
         if DROPS:
             grad_scores = tl.where(kept, grad_scores, 0.0)
-        level = tl.sum(weights * grad_scores, 1) * (softmax_scale * scale)
-        grad_scores = (weights * (grad_scores * (softmax_scale * scale) - level[:, None])).to(key.dtype)
+        mean = tl.sum(weights * grad_scores, 1) * (softmax_scale * scale)
+        grad_scores = (weights * (grad_scores * (softmax_scale * scale) - mean[:, None])).to(key.dtype)
         grad_query = tl.dot(grad_scores, key, input_precision="ieee")
         tl.store(target, grad_query, inside)
         query_sum += _pairs_of_rows(grad_query, SEQ, SIZE)
@@ -314,8 +307,8 @@ def sum_columns_kernel(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH:
 
 
 @triton.jit
-def _turned(source, inside, cos, sin, HALF: tl.constexpr):
-    """Queries or keys at their rotary positions, in two halves: a unit is turned with the one half a head further."""
+def _rotated(source, inside, cos, sin, HALF: tl.constexpr):
+    """Queries or keys at their rotary positions, in two halves: a unit is rotated with the one half a head further."""
     first = tl.load(source, inside, 0.0)
     second = tl.load(source + HALF, inside, 0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)
@@ -323,10 +316,18 @@ def _turned(source, inside, cos, sin, HALF: tl.constexpr):
 
 
 @triton.jit
-def _turned_scores(source, hidden, inside, cos, sin, HALF: tl.constexpr):
+def _store_rotated_back(target, x, y, cos, sin, inside, HALF: tl.constexpr):
+    """Gradients of both halves of a head, before the rotation."""
+    half = tl.arange(0, HALF)
+    tl.store(target + half, x * cos + y * sin, inside)
+    tl.store(target + HALF + half, y * cos - x * sin, inside)
+
+
+@triton.jit
+def _rotated_scores(source, hidden, inside, cos, sin, HALF: tl.constexpr):
     """Queries and keys in halves, and the scores of every query with every key: the sums of two products."""
-    query1, query2 = _turned(source, inside, cos, sin, HALF)
-    key1, key2 = _turned(source + hidden, inside, cos, sin, HALF)
+    query1, query2 = _rotated(source, inside, cos, sin, HALF)
+    key1, key2 = _rotated(source + hidden, inside, cos, sin, HALF)
     scores = tl.dot(query1, tl.trans(key1), input_precision="ieee")
     return query1, query2, key1, key2, tl.dot(query2, tl.trans(key2), scores, input_precision="ieee")
 
@@ -343,7 +344,7 @@ def rotary_attention_forward_kernel(
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr,
     FULL: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
-    """As attention_forward_kernel, with rotary positions. Queries and keys come in halves, so that turning them moves nothing
+    """As attention_forward_kernel, with rotary positions. Queries and keys come in halves, so that rotating them moves nothing
     between threads. A program takes many rows: it keeps the angles."""
     program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     place, unit, half = tl.arange(0, SEQ), tl.arange(0, SIZE), tl.arange(0, HALF)
@@ -354,7 +355,7 @@ def rotary_attention_forward_kernel(
         row = tl.cast(number, tl.int64)
         token = row * seq + place[:, None]
         source = projected + token * (3 * hidden) + head * SIZE
-        _, _, _, _, scores = _turned_scores(source + half, hidden, inside, cos, sin, HALF)
+        _, _, _, _, scores = _rotated_scores(source + half, hidden, inside, cos, sin, HALF)
         weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, reach, MASKED, FULL, LOCAL)
         value = tl.load(source + 2 * hidden + unit, inside, 0.0)
         result = tl.dot(weights.to(value.dtype), value, input_precision="ieee") * (1.0 / total)[:, None]
@@ -367,7 +368,7 @@ def rotary_attention_backward_kernel(
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, SEQ: tl.constexpr, MASKED: tl.constexpr,
     FULL: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of query, key and value before they were turned. The weights are computed again."""
+    """The gradients of query, key and value before they were rotated. The weights are computed again."""
     program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     place, unit, half = tl.arange(0, SEQ), tl.arange(0, SIZE), tl.arange(0, HALF)
     inside = (place < seq)[:, None]
@@ -377,7 +378,7 @@ def rotary_attention_backward_kernel(
         row = tl.cast(number, tl.int64)
         token = row * seq + place[:, None]
         source = projected + token * (3 * hidden) + head * SIZE
-        query1, query2, key1, key2, scores = _turned_scores(source + half, hidden, inside, cos, sin, HALF)
+        query1, query2, key1, key2, scores = _rotated_scores(source + half, hidden, inside, cos, sin, HALF)
         weights, total = _attention_weights(scores, is_real, row, seq, softmax_scale, place, reach, MASKED, FULL, LOCAL)
         weights *= (1.0 / total)[:, None]
         value = tl.load(source + 2 * hidden + unit, inside, 0.0)
@@ -385,19 +386,17 @@ def rotary_attention_backward_kernel(
         target = grad_projected + token * (3 * hidden) + head * SIZE
         grad_value = tl.dot(tl.trans(weights.to(value.dtype)), grad_out, input_precision="ieee")
         tl.store(target + 2 * hidden + unit, grad_value, inside)
-        # through the softmax to the scores, and from them to queries and keys, which are turned back
+        # through the softmax to the scores, and from them to queries and keys, which are rotated back
         grad_scores = tl.dot(grad_out, tl.trans(value), input_precision="ieee")
-        level = tl.sum(weights * grad_scores, 1) * softmax_scale
-        grad_scores = (weights * (grad_scores * softmax_scale - level[:, None])).to(value.dtype)
+        mean = tl.sum(weights * grad_scores, 1) * softmax_scale
+        grad_scores = (weights * (grad_scores * softmax_scale - mean[:, None])).to(value.dtype)
         x = tl.dot(grad_scores, key1, input_precision="ieee")
         y = tl.dot(grad_scores, key2, input_precision="ieee")
-        tl.store(target + half, x * cos + y * sin, inside)
-        tl.store(target + HALF + half, y * cos - x * sin, inside)
+        _store_rotated_back(target, x, y, cos, sin, inside, HALF)
         grad_scores = tl.trans(grad_scores)
         x = tl.dot(grad_scores, query1, input_precision="ieee")
         y = tl.dot(grad_scores, query2, input_precision="ieee")
-        tl.store(target + hidden + half, x * cos + y * sin, inside)
-        tl.store(target + hidden + HALF + half, y * cos - x * sin, inside)
+        _store_rotated_back(target + hidden, x, y, cos, sin, inside, HALF)
 
 
 @triton.jit
@@ -426,18 +425,18 @@ def _tiles_in_reach(start, seq, reach, TILE: tl.constexpr, LOCAL: tl.constexpr):
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def long_attention_forward_kernel(
-    projected, is_real, angles, attention_out, levels, seq, softmax_scale, reach,
+    projected, is_real, angles, attention_out, log_sums, seq, softmax_scale, reach,
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
     """As rotary_attention_forward_kernel, for rows of any length: a tile of queries meets the keys tile by tile, with the sum of
-    weights so far and the highest score so far. `levels`: the logarithm (to base 2) of each token's sum, for the way back."""
+    weights so far and the highest score so far. `log_sums`: the logarithm (to base 2) of each token's sum, for the way back."""
     start, head, row = tl.program_id(0) * TILE, tl.program_id(1), tl.program_id(2).to(tl.int64)
     place, unit, half = start + tl.arange(0, TILE), tl.arange(0, SIZE), tl.arange(0, HALF)
     inside = (place < seq)[:, None]
     hidden = HEADS * SIZE
     rows = projected + row * seq * (3 * hidden) + head * SIZE
     cos, sin = _angles(angles, place, inside, seq, HALF)
-    query1, query2 = _turned(rows + place[:, None] * (3 * hidden) + half, inside, cos, sin, HALF)
+    query1, query2 = _rotated(rows + place[:, None] * (3 * hidden) + half, inside, cos, sin, HALF)
     softmax_scale *= LOG2E
     highest = tl.full([TILE], -1e30, tl.float32)
     total = tl.zeros([TILE], tl.float32)
@@ -448,7 +447,7 @@ def long_attention_forward_kernel(
         there = (other < seq)[:, None]
         source = rows + other[:, None] * (3 * hidden)
         cos, sin = _angles(angles, other, there, seq, HALF)
-        key1, key2 = _turned(source + hidden + half, there, cos, sin, HALF)
+        key1, key2 = _rotated(source + hidden + half, there, cos, sin, HALF)
         scores = _long_scores(query1, query2, key1, key2, is_real, row, seq, place, other, reach, MASKED, LOCAL)
         higher = tl.maximum(highest, tl.max(scores, 1) * softmax_scale)
         weights = tl.exp2(scores * softmax_scale - higher[:, None])
@@ -458,15 +457,15 @@ def long_attention_forward_kernel(
         result = tl.dot(weights.to(value.dtype), value, result * fade[:, None], input_precision="ieee")
         highest = higher
     total = tl.maximum(total, 1e-30)
-    tl.store(levels + (row * HEADS + head) * seq + place, highest + tl.log2(total), place < seq)
+    tl.store(log_sums + (row * HEADS + head) * seq + place, highest + tl.log2(total), place < seq)
     target = attention_out + (row * seq + place[:, None]) * hidden + head * SIZE + unit
     tl.store(target, result * (1.0 / total)[:, None], inside)
 
 
 @triton.jit
-def _long_gradient(scores, level, grad_out, out, value, softmax_scale):
+def _long_gradient(scores, log_sum, grad_out, out, value, softmax_scale):
     """The weights of a tile, and the gradient of its scores."""
-    weights = tl.exp2(scores * (softmax_scale * LOG2E) - level[:, None])
+    weights = tl.exp2(scores * (softmax_scale * LOG2E) - log_sum[:, None])
     mean = tl.sum(grad_out.to(tl.float32) * out.to(tl.float32), 1)
     grad_weights = tl.dot(grad_out, tl.trans(value), input_precision="ieee")
     return weights.to(value.dtype), (weights * (grad_weights - mean[:, None]) * softmax_scale).to(value.dtype)
@@ -474,7 +473,7 @@ def _long_gradient(scores, level, grad_out, out, value, softmax_scale):
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def long_attention_backward_kernel(
-    projected, is_real, angles, attention_out, levels, grad_output, grad_projected, seq, softmax_scale, reach,
+    projected, is_real, angles, attention_out, log_sums, grad_output, grad_projected, seq, softmax_scale, reach,
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of keys and values, from all queries that see them; then those of its queries, from all keys
@@ -485,11 +484,11 @@ def long_attention_backward_kernel(
     hidden = HEADS * SIZE
     rows = projected + row * seq * (3 * hidden) + head * SIZE
     outs = row * seq * hidden + head * SIZE + unit
-    levels += (row * HEADS + head) * seq
+    log_sums += (row * HEADS + head) * seq
     source = rows + place[:, None] * (3 * hidden)
     target = grad_projected + (row * seq + place[:, None]) * (3 * hidden) + head * SIZE
     own_cos, own_sin = _angles(angles, place, inside, seq, HALF)
-    key1, key2 = _turned(source + hidden + half, inside, own_cos, own_sin, HALF)
+    key1, key2 = _rotated(source + hidden + half, inside, own_cos, own_sin, HALF)
     value = tl.load(source + 2 * hidden + unit, inside, 0.0)
     first, last = _tiles_in_reach(start, seq, reach, TILE, LOCAL)
     # keys and values
@@ -499,34 +498,32 @@ def long_attention_backward_kernel(
         other = at + tl.arange(0, TILE)
         there = (other < seq)[:, None]
         cos, sin = _angles(angles, other, there, seq, HALF)
-        query1, query2 = _turned(rows + other[:, None] * (3 * hidden) + half, there, cos, sin, HALF)
+        query1, query2 = _rotated(rows + other[:, None] * (3 * hidden) + half, there, cos, sin, HALF)
         scores = _long_scores(query1, query2, key1, key2, is_real, row, seq, other, place, reach, MASKED, LOCAL)
         grad_out = tl.load(grad_output + outs + other[:, None] * hidden, there, 0.0)
         out = tl.load(attention_out + outs + other[:, None] * hidden, there, 0.0)
-        level = tl.load(levels + other, other < seq, 0.0)
-        weights, grad_scores = _long_gradient(scores, level, grad_out, out, value, softmax_scale)
+        log_sum = tl.load(log_sums + other, other < seq, 0.0)
+        weights, grad_scores = _long_gradient(scores, log_sum, grad_out, out, value, softmax_scale)
         grad_value = tl.dot(tl.trans(weights), grad_out, grad_value, input_precision="ieee")
         grad_scores = tl.trans(grad_scores)
         x = tl.dot(grad_scores, query1, x, input_precision="ieee")
         y = tl.dot(grad_scores, query2, y, input_precision="ieee")
     tl.store(target + 2 * hidden + unit, grad_value, inside)
-    tl.store(target + hidden + half, x * own_cos + y * own_sin, inside)
-    tl.store(target + hidden + HALF + half, y * own_cos - x * own_sin, inside)
+    _store_rotated_back(target + hidden, x, y, own_cos, own_sin, inside, HALF)
     # queries
-    query1, query2 = _turned(source + half, inside, own_cos, own_sin, HALF)
+    query1, query2 = _rotated(source + half, inside, own_cos, own_sin, HALF)
     grad_out = tl.load(grad_output + outs + place[:, None] * hidden, inside, 0.0)
     out = tl.load(attention_out + outs + place[:, None] * hidden, inside, 0.0)
-    level = tl.load(levels + place, place < seq, 0.0)
+    log_sum = tl.load(log_sums + place, place < seq, 0.0)
     x, y = tl.zeros([TILE, HALF], tl.float32), tl.zeros([TILE, HALF], tl.float32)
     for at in range(first, last, TILE):
         other = at + tl.arange(0, TILE)
         there = (other < seq)[:, None]
         cos, sin = _angles(angles, other, there, seq, HALF)
-        key1, key2 = _turned(rows + other[:, None] * (3 * hidden) + hidden + half, there, cos, sin, HALF)
+        key1, key2 = _rotated(rows + other[:, None] * (3 * hidden) + hidden + half, there, cos, sin, HALF)
         value = tl.load(rows + other[:, None] * (3 * hidden) + 2 * hidden + unit, there, 0.0)
         scores = _long_scores(query1, query2, key1, key2, is_real, row, seq, place, other, reach, MASKED, LOCAL)
-        _, grad_scores = _long_gradient(scores, level, grad_out, out, value, softmax_scale)
+        _, grad_scores = _long_gradient(scores, log_sum, grad_out, out, value, softmax_scale)
         x = tl.dot(grad_scores, key1, x, input_precision="ieee")
         y = tl.dot(grad_scores, key2, y, input_precision="ieee")
-    tl.store(target + half, x * own_cos + y * own_sin, inside)
-    tl.store(target + HALF + half, y * own_cos - x * own_sin, inside)
+    _store_rotated_back(target, x, y, own_cos, own_sin, inside, HALF)
