@@ -29,7 +29,7 @@ ASKED = 1.5
 
 def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> dict[str, float]:
     from electra.base.jobs import Signals
-    from electra.finetuning.seeds import build_model, load_start, plan_task, prepare_task
+    from electra.finetuning.seeds import PlannedTask, build_model, load_start, plan_task, prepare_task
     from electra.finetuning.training import Encoded, infer, train_task
     from electra.train.loop import Run
 
@@ -37,14 +37,14 @@ def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> d
     method = {"lr": LR, "batch": BATCH, "layer_decay": 1.0, "bias_correction": True, "schedule": "linear"}
     overrides = {"data": str(Path(arguments.data) / "glue"), "length": LENGTH, "evaluations": 1, **method}
     plan, task = plan_task(arguments.task, overrides | {"device": "cpu"}, start)
-    prepared = prepare_task(task, {"train": train, "dev": dev}, start)
-    model = build_model(plan, prepared.task, start, arguments.seed)
+    planned = PlannedTask(replace(plan, splits={"train": train, "dev": dev}), task, start, {})
+    prepared, model = prepare_task(planned), build_model(planned, arguments.seed)
     part = prepared.others["dev"]
     alone = replace(prepared, others={"dev": Encoded(dev[:1], part.examples[:1])})
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), {}, name=arguments.task, keeps_last=False)
         history = train_task(model, alone, plan.method, 1, arguments.seed, run, Signals())
-    outputs = infer(model, prepared.task, part.examples, plan.method, prepared.pad)
+    outputs = infer(model, prepared.task, part.examples, plan.method)
     scores = prepared.task.scores(dev, prepared.task.predict(dev, part.examples, outputs))
     return {"seconds": history.seconds, "accuracy": scores["accuracy"]}
 

@@ -51,7 +51,7 @@ def joint(tmp_path_factory, toy_model, tables) -> Path:
 def part(toy_model, rows: int, epochs: int = 1, **method) -> JointTask:
     task = ClassificationSettings(labels=("a", "b")).build(load_tokenizer(toy_model), 24, {})
     table = [{"text": f"the barak {'walks ' * (row % 5)}{row}", "label": "ab"[row % 2]} for row in range(rows)]
-    prepared = Prepared(task, Encoded.of(task, table), {}, 0)
+    prepared = Prepared(task, Encoded.of(task, table), {})
     return JointTask(str(rows), None, prepared, MethodSettings(batch=4, **method), epochs)
 
 
@@ -82,13 +82,13 @@ def test_a_resumed_run_goes_on_with_the_same_batches(toy_model):
 
 def test_a_batch_trains_the_encoder_and_the_head_of_its_own_task(toy_model, tables):
     planned = plan_item("+".join(map(str, tables)), {"length": 24}, load_start(toy_model))
-    prepared = [prepare_task(it.task, it.plan, it.start) for it in planned]
-    models = [build_model(it.plan, it.task, it.start, 0) for it in planned]
+    prepared = list(map(prepare_task, planned))
+    models = [build_model(it, 0) for it in planned]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
     objective = JointObjective(
         [JointTask(it.plan.name, m, p, it.plan.method, 1) for it, m, p in zip(planned, models, prepared, strict=True)]
     )
-    batch = replace(collate(prepared[1].task, prepared[1].train.examples[:4], 0, with_targets=True), task=1)
+    batch = replace(collate(prepared[1].task, prepared[1].train.examples[:4], with_targets=True), task=1)
     loss = objective(batch)
     loss.total.backward()
     assert {name for name, it in objective.named_parameters() if it.grad is None} == {
@@ -124,7 +124,7 @@ def test_the_same_command_keeps_it_and_another_company_is_refused(joint, toy_mod
 def test_an_interrupted_joint_run_ends_with_the_same_weights(joint, toy_model, tables, tmp_path):
     words = {"epochs": 1, "lr": 4e-3, "batch": 8, "evaluations": 2, "length": 24}
     planned = plan_item("+".join(map(str, tables)), words, load_start(toy_model))
-    prepared = [prepare_task(it.task, it.plan, it.start) for it in planned]
+    prepared = list(map(prepare_task, planned))
 
     class Stop(Signals):
         def __init__(self, after: int):

@@ -8,7 +8,7 @@ import pytest
 
 from electra.base.jobs import Signals
 from electra.finetuning import search as searching
-from electra.finetuning.seeds import load_start, plan_item
+from electra.finetuning.seeds import load_start, plan_item, prepare_task
 from electra.finetuning.training import ExampleBatches
 from helpers import electra
 
@@ -106,7 +106,7 @@ def test_the_first_trial_has_the_default_s_steps_where_a_text_is_several_example
     (planned,) = plan_item(
         str(tmp_path / "long.csv"), {"batch": 16, "length": 8, "long": "windows"}, load_start(toy_model)
     )
-    prepared, method = searching.prepare_for_dev(planned), planned.plan.method
+    prepared, method = prepare_task(planned), planned.plan.method
     assert len(prepared.train.examples) > 48
     default = ExampleBatches(prepared, method.batch, planned.plan.task.epochs, 0, method.min_steps)
     assert searching.first_trials(planned, {}, 1)[0].words["epochs"] == default.epochs

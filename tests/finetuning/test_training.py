@@ -40,7 +40,7 @@ def train(toy_model, tmp_path, monkeypatch):
         model = Finetuned(ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY))
         initialise(model, TINY, 1)
         examples, _ = task.encode(ROWS)
-        prepared = Prepared(task, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)}, pad=0)
+        prepared = Prepared(task, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)})
         seen, left = [], iter(scores)
 
         def scored(rows, predictions):
@@ -170,7 +170,7 @@ def test_a_step_is_the_gradient_clipped_and_applied(toy_model):
     tokenizer = load_tokenizer(toy_model)
     task = ClassificationSettings().build(tokenizer, 24, {"train": ROWS})
     examples, _ = task.encode(ROWS[:8])
-    batch = collate(task, examples, 0, with_targets=True)
+    batch = collate(task, examples, with_targets=True)
     method = MethodSettings(lr=1e-2, betas=(0.9, 0.99), bias_correction=True, clip=0.01)
     weights = []
     for written_out in (True, False):

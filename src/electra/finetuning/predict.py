@@ -16,7 +16,6 @@ from electra.base.errors import DataError, SettingsError
 from electra.data import tables
 from electra.data.files import whole_file
 from electra.data.tables import Row
-from electra.data.tokenizer import special_ids
 from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
 from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import (
@@ -53,7 +52,6 @@ class Predictor:
     def __init__(self, *models: TaskModel, columns: Mapping[str, Any] | None = None):
         self.models, task = models, models[0].task.of_seeds([it.task.settings for it in models])
         self.task = task.with_columns(columns) if columns else task
-        self.pad = special_ids(models[0].tokenizer).pad
         self.rows = self.cut = 0
 
     @property
@@ -63,7 +61,7 @@ class Predictor:
     def __call__(self, rows: Rows) -> list[Prediction]:
         refuse(input_problems(self.task, rows, self.rows))
         examples, cut = self.task.encode(rows)
-        outputs = [infer(it.model, self.task, examples, it.method, self.pad) for it in self.models]
+        outputs = [infer(it.model, self.task, examples, it.method) for it in self.models]
         self.rows, self.cut = self.rows + len(rows), self.cut + cut
         if len(outputs) == 1:
             return self.task.predict(rows, examples, outputs[0])

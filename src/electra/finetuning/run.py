@@ -8,15 +8,12 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from electra.base.errors import SettingsError, counted
 from electra.base.files import lock, refuse_other_kind, remove_leftovers, write_json
-from electra.base.jobs import Signals, run_jobs
+from electra.base.jobs import Signals
 from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, Problem, Task, merit, report
 from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
@@ -33,9 +30,11 @@ from electra.finetuning.seeds import (
     load_start,
     plan_item,
     prepare_task,
+    prepared_in_worker,
+    run_in_workers,
     run_seed,
 )
-from electra.finetuning.training import Encoded, Prepared
+from electra.finetuning.training import Encoded
 from electra.train.device import gpu_names
 from electra.train.trackers import wanted_trackers
 
@@ -45,16 +44,9 @@ Group = list[PlannedTask]
 """Tasks that are trained together; mostly one."""
 
 
-@lru_cache(maxsize=1)
-def _prepared(model: str, item: str, overrides: str) -> tuple[Group, list[Prepared]]:
-    planned = plan_item(item, json.loads(overrides), load_start(Path(model)))
-    return planned, [prepare_task(it.task, it.plan, it.start) for it in planned]
-
-
-def work(model: str, item: str, overrides: str, seed: int, out: str, threads: int) -> list[dict[str, Any]]:
+def work(model: str, item: str, overrides: str, seed: int, out: Path) -> list[dict[str, Any]]:
     """What a worker does: the same as `run_seed`, from what can be sent to another process."""
-    torch.set_num_threads(threads)
-    return run_seed(*_prepared(model, item, overrides), seed, Path(out), Signals())
+    return run_seed(*prepared_in_worker(model, item, overrides), seed, out, Signals())
 
 
 def plan_all(items: Sequence[str], overrides: Mapping[str, Any], start: Start) -> dict[str, Group]:
@@ -129,12 +121,14 @@ def finetune(
         is_worker = multiprocessing.current_process().daemon  # which may start no others: it has a device of its own
         workers = 1 if is_worker else jobs * max(1, len(devices))
         if workers > 1 and sum(map(len, todo.values())) > 1:
-            threads = max(1, torch.get_num_threads() // workers)
             arguments: list[tuple[Any, ...]] = []
             for item in sorted(groups, key=lambda item: -sum(map(work_of, groups[item]))):
                 path, text = groups[item][0].start.path, json.dumps(words_of[item])
-                arguments += [(path, item, text, seed, str(out), threads) for seed in todo.pop(item)]
-            run_together(arguments, workers, signals, devices)
+                arguments += [(path, item, text, seed, out) for seed in todo.pop(item)]
+            began = time.monotonic()
+            for done, its in enumerate(run_in_workers(work, arguments, workers, devices, signals), 1):
+                left = (time.monotonic() - began) / done * (len(arguments) - done)
+                say_results(its, f"; {done} of {len(arguments)} done, ETA {duration(left)}")
         encoded: dict[str, Mapping[str, Encoded]] = {}
         for item, group in groups.items():
             encoded |= run_in_turn(group, todo.get(item, []), out, signals)
@@ -234,22 +228,11 @@ def finetune_untrained(
     return scores
 
 
-def run_together(
-    arguments: Sequence[tuple[Any, ...]], jobs: int, signals: Signals, devices: Sequence[str] = ()
-) -> None:
-    """What `work` takes for each run, in several processes, each of which sees one of `devices`."""
-    began = time.monotonic()
-    for done, results in enumerate(run_jobs(work, arguments, jobs, signals, relays=True, devices=devices), 1):
-        left = (time.monotonic() - began) / done * (len(arguments) - done)
-        ending = f"; {done} of {len(arguments)} done, ETA {duration(left)}"
-        say_results(results, ending)
-
-
 def run_in_turn(planned: Group, seeds: Sequence[int], out: Path, signals: Signals) -> dict[str, Mapping[str, Encoded]]:
     """The runs of a group that are left, one after the other, here. Returns the splits that are not trained on, by task."""
     if not seeds:
         return {it.plan.name: encode_others(it.task, it.plan.splits) for it in planned}
-    prepared = [prepare_task(it.task, it.plan, it.start) for it in planned]
+    prepared = list(map(prepare_task, planned))
     for it, its in zip(planned, prepared, strict=True):
         for split, part in {"train": its.train, **its.others}.items():
             if part.cut:

@@ -16,22 +16,20 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from electra.base import config
 from electra.base.errors import DivergedError, SettingsError
 from electra.base.files import read_or_set_aside, write_json
-from electra.base.jobs import Signals, run_jobs
+from electra.base.jobs import Signals
 from electra.base.progress import duration
 from electra.base.randomness import mix, permute
 from electra.finetuning import merit, report
 from electra.finetuning.plan import TASKS, MethodSettings
-from electra.finetuning.seeds import PlannedTask, load_start, plan_item, prepare_task, seed_run, train_seed
+from electra.finetuning.seeds import PlannedTask, prepare_task, prepared_in_worker, run_in_workers, seed_run, train_seed
 from electra.finetuning.training import Prepared, dev_scores, headline
 from electra.train.device import explain_machine, gpu_names
 
@@ -155,21 +153,10 @@ class Round(NamedTuple):
     title: str
 
 
-@lru_cache(maxsize=1)
-def _prepared_for_dev(model: str, item: str, overrides: str) -> tuple[PlannedTask, Prepared]:
-    (planned,) = plan_item(item, json.loads(overrides), load_start(Path(model)))
-    return planned, prepare_for_dev(planned)
-
-
-def prepare_for_dev(planned: PlannedTask) -> Prepared:
-    prepared = prepare_task(planned.task, planned.plan, planned.start)
-    return replace(prepared, others={"dev": prepared.others["dev"]})
-
-
-def work_trial(model: str, item: str, overrides: str, job: Round, folder: str, threads: int) -> dict[str, Any]:
+def work_trial(model: str, item: str, overrides: str, job: Round, folder: Path) -> dict[str, Any]:
     """What a worker does."""
-    torch.set_num_threads(threads)
-    return run_trial(*_prepared_for_dev(model, item, overrides), job, Path(folder), Signals())
+    ((planned,), (prepared,)) = prepared_in_worker(model, item, overrides)
+    return run_trial(planned, prepared, job, folder, Signals())
 
 
 def search(
@@ -181,15 +168,15 @@ def search(
     left, name, began, done, metric = list(trials), planned.plan.name, time.monotonic(), 0.0, ""
     devices = gpu_names(planned.plan.method.device)
     workers = jobs * max(1, len(devices))
-    prepared = prepare_for_dev(planned) if workers == 1 else None
+    prepared = prepare_task(planned) if workers == 1 else None
 
     def results_of(jobs_left: Sequence[Round]) -> Iterator[dict[str, Any]]:
         if prepared is not None:
             yield from (run_trial(planned, prepared, job, folder, signals) for job in jobs_left)
         else:
-            words, threads = json.dumps(dict(overrides)), max(1, torch.get_num_threads() // workers)
-            sent = [(planned.start.path, planned.plan.item, words, job, str(folder), threads) for job in jobs_left]
-            yield from run_jobs(work_trial, sent, workers, signals, relays=True, devices=devices)
+            words = json.dumps(dict(overrides))
+            sent = [(planned.start.path, planned.plan.item, words, job, folder) for job in jobs_left]
+            yield from run_in_workers(work_trial, sent, workers, devices, signals)
 
     for share, size in zip(SHARES, sizes, strict=True):
         left = sorted(left, key=lambda number: rank(trials[number], metric))[:size]

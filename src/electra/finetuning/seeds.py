@@ -5,21 +5,21 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from safetensors.numpy import save
 from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import read_object, read_or_set_aside, write_json
-from electra.base.jobs import Signals
+from electra.base.jobs import Signals, run_jobs
 from electra.base.randomness import mix
-from electra.data.tokenizer import special_ids
 from electra.finetuning import Splits, Task, report
 from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import TASK_FILE, TaskModel, seed_folders, task_card, write_task_folder
@@ -44,6 +44,7 @@ from electra.train.loop import Run
 
 log = logging.getLogger(__name__)
 TRAINING = "training"
+Result = TypeVar("Result")
 
 
 # What a run starts from
@@ -161,12 +162,31 @@ def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Pl
     return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
 
 
-def prepare_task(task: Task, plan: Plan, start: Start) -> Prepared:
-    train = Encoded.of(task, task.training_rows(plan.splits["train"]))
+def prepare_task(planned: PlannedTask) -> Prepared:
+    task, start = planned.task, planned.start
+    train = Encoded.of(task, task.training_rows(planned.plan.splits["train"]))
     longest = max((len(example.ids) for example in train.examples), default=0)
     warn_beyond(start.settings, start.network.length, longest)
-    pad = special_ids(start.network.tokenizer).pad
-    return Prepared(task, train, encode_others(task, plan.splits), pad)
+    return Prepared(task, train, encode_others(task, planned.plan.splits))
+
+
+@lru_cache(maxsize=1)
+def prepared_in_worker(model: str, item: str, overrides: str) -> tuple[list[PlannedTask], list[Prepared]]:
+    """A worker plans and encodes what it trains on once for all its runs. `overrides` are JSON, so that a cache can compare them."""
+    planned = plan_item(item, json.loads(overrides), load_start(Path(model)))
+    return planned, list(map(prepare_task, planned))
+
+
+def run_in_workers(
+    function: Callable[..., Result],
+    jobs: Sequence[tuple[Any, ...]],
+    workers: int,
+    devices: Sequence[str],
+    signals: Signals,
+) -> Iterator[Result]:
+    """In processes that share the threads and the GPUs of this one."""
+    threads = partial(torch.set_num_threads, max(1, torch.get_num_threads() // workers))
+    return run_jobs(function, jobs, workers, signals, start=threads, relays=True, devices=devices)
 
 
 def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
@@ -180,19 +200,20 @@ def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
 # Training
 
 
-def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
+def build_model(planned: PlannedTask, seed: int) -> Finetuned:
     """The pre-trained encoder, but for layers that start anew, under a head that depends on the seed alone."""
-    dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
+    start, method = planned.start, planned.plan.method
+    dropout = {"dropout": method.dropout, "attention_dropout": method.attention_dropout}
     settings = start.settings.model_copy(update=dropout)
     encoder = encoder_alone(settings, len(start.network.encoder.embeddings.table))
     initialise(encoder, settings, mix(seed, "encoder"))
-    if plan.method.pretrained:
-        kept = settings.layers - plan.method.reinitialise
+    if method.pretrained:
+        kept = settings.layers - method.reinitialise
         fresh = [f"layers.{number}." for number in range(kept, settings.layers)]
         fresh += ["final_norm."] * bool(fresh)  # ModernBERT's, which belongs to its top layer
         tensors = {name: it for name, it in start.tensors.items() if not name.startswith(tuple(fresh))}
         encoder.load_state_dict({**encoder.state_dict(), **tensors})
-    head = task.head(settings)
+    head = planned.task.head(settings)
     initialise(head, settings, mix(seed, "head"))
     return Finetuned(encoder, head)
 
@@ -201,7 +222,7 @@ def train_seed(
     planned: Sequence[PlannedTask], prepared: Sequence[Prepared], seed: int, run: Run, signals: Signals
 ) -> list[tuple[Finetuned, History]]:
     """The network of each task, whose encoder is one where there are several, with its history."""
-    models = [build_model(it.plan, its.task, it.start, seed) for it, its in zip(planned, prepared, strict=True)]
+    models = [build_model(it, seed) for it in planned]
     if len(models) == 1:
         plan = planned[0].plan
         history = train_task(models[0], prepared[0], plan.method, plan.task.epochs, seed, run, signals)
@@ -256,7 +277,7 @@ def run_seed(
     with explain_machine(remedy, "Finished runs are kept: run the same command again."):
         trained = train_seed(planned, prepared, seed, run, signals)
         outputs = [
-            {split: infer(model, its.task, part.examples, method, its.pad) for split, part in its.others.items()}
+            {split: infer(model, its.task, part.examples, method) for split, part in its.others.items()}
             for its, (model, _) in zip(prepared, trained, strict=True)
         ]
     results = []

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -62,18 +62,6 @@ class Finetuned(nn.Module):
         hidden = self.encoder(batch.ids, batch.segments, is_real, self.first_only)
         outputs: dict[str, Tensor] = self.head(hidden, batch)
         return outputs
-
-
-class Encoding(Protocol):
-    """A network with an encoder below one head or several, as layer-wise rates and kept weights see it: an nn.Module."""
-
-    encoder: Encoder
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-    def state_dict(self) -> dict[str, Tensor]: ...
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> object: ...
-    def to(self, device: torch.device) -> object: ...
-    def eval(self) -> object: ...
 
 
 class TaskObjective(nn.Module):
@@ -123,7 +111,6 @@ class Prepared:
     task: Task
     train: Encoded
     others: Mapping[str, Encoded]
-    pad: int
 
 
 @dataclass(frozen=True)
@@ -179,7 +166,7 @@ class DevScores:
     """`scores` on dev, the headline first, `method.evaluations` times in a run. Where the best weights of `model` are asked
     for, they are kept."""
 
-    model: Encoding
+    model: "Finetuned | JointObjective"
     method: MethodSettings
     steps: int
     scores: Callable[[], dict[str, float]]
@@ -210,7 +197,7 @@ class DevScores:
 
 def dev_scores(model: Finetuned, prepared: Prepared, method: MethodSettings) -> dict[str, float]:
     task, dev = prepared.task, prepared.others["dev"]
-    outputs = infer(model, task, dev.examples, method, prepared.pad)
+    outputs = infer(model, task, dev.examples, method)
     return task.scores(dev.rows, task.predict(dev.rows, dev.examples, outputs))
 
 
@@ -238,7 +225,7 @@ def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float
     return decay ** (depth + (kind == "original"))
 
 
-def layerwise_group(model: Encoding, method: MethodSettings) -> ParameterGroup:
+def layerwise_group(model: "Finetuned | JointObjective", method: MethodSettings) -> ParameterGroup:
     """Clipped together, each depth at its own rate."""
     parameters = dict(model.named_parameters())
     layers = model.encoder.settings.layers
@@ -263,7 +250,7 @@ class ExampleBatches:
             order = epoch_order(self.lengths, self.batch, self.seed, epoch)
             for chosen in order[skipped if epoch == first_epoch else 0 :]:
                 examples = [self.examples[index] for index in chosen]
-                yield collate(self.prepared.task, examples, self.prepared.pad, with_targets=True)
+                yield collate(self.prepared.task, examples, with_targets=True)
 
 
 def lengths_of(examples: Sequence[Example]) -> np.ndarray:
@@ -294,10 +281,10 @@ def sorted_order(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
-def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: bool) -> Batch:
+def collate(task: Task, examples: Sequence[Example], with_targets: bool) -> Batch:
     lengths = lengths_of(examples)
     width = int(lengths.max())
-    ids = np.full((len(examples), width), pad, np.int64)
+    ids = np.full((len(examples), width), task.special.pad, np.int64)
     segments = np.zeros((len(examples), width), np.int64)
     for index, example in enumerate(examples):
         ids[index, : lengths[index]] = example.ids
@@ -307,7 +294,7 @@ def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: boo
     return Batch.of_rows(torch.from_numpy(ids), torch.from_numpy(segments), is_real, targets)
 
 
-def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: MethodSettings, pad: int) -> list[Outputs]:
+def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: MethodSettings) -> list[Outputs]:
     """What the head says of every example, in their order. Batches go to a GPU through pinned memory, so that the copy waits
     for nobody, and the answers come back once for a group of them."""
     device = choose_device(method)
@@ -315,9 +302,7 @@ def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: Met
     answers: list[Outputs] = [{} for _ in examples]
     with torch.inference_mode(), autocast(method.precision, device):
         for group in in_chunks(sorted_order(lengths_of(examples), 2 * method.batch), CHUNK_BATCHES):
-            batches = (
-                collate(task, [examples[index] for index in chosen], pad, with_targets=False) for chosen in group
-            )
+            batches = (collate(task, [examples[index] for index in chosen], with_targets=False) for chosen in group)
             outputs = [model(it if device.type == "cpu" else it.pinned().to(device)) for it in batches]
             for chosen, tensors in zip(group, outputs, strict=True):
                 arrays = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}
