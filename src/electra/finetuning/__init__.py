@@ -10,10 +10,10 @@ A run's folder appears whole when the run is done: what is there is kept, what i
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -40,6 +40,7 @@ Answering = Callable[[Rows], list[Prediction]]
 Layout = Literal["table", "columns", "squad", "mrqa"]
 """How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions; MRQA's contexts
 with their questions, a context a line."""
+Item = TypeVar("Item")
 LOWER_IS_BETTER = ("mse",)
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which JSON can write and no tokenizer reads."""
@@ -383,6 +384,21 @@ def merit(metric: str, value: float) -> float:
 def softmax(logits: np.ndarray) -> np.ndarray:
     exponents = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(exponents / exponents.sum(-1, keepdims=True))
+
+
+def in_chunks(
+    items: Iterable[Item], most: int, characters: Callable[[Item], int] = lambda _: 0, most_characters: int = 0
+) -> Iterator[list[Item]]:
+    """So many at a time, and fewer where they are long: memory must not depend on the size of a file."""
+    chunk, total = list[Item](), 0
+    for item in items:
+        chunk.append(item)
+        total += characters(item)
+        if len(chunk) == most or total > most_characters:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
 
 
 def missing_columns(split: str, rows: Rows, columns: Sequence[str]) -> list[Problem]:

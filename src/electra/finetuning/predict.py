@@ -6,7 +6,7 @@ a file that has such columns already is refused: nothing of the file is overwrit
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from electra.base.errors import DataError, SettingsError
 from electra.data import tables
 from electra.data.files import whole_file
 from electra.data.tables import Row
-from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
+from electra.finetuning import Prediction, Problem, Rows, Task, in_chunks, missing_columns
 from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import (
     TASK_FILE,
@@ -29,7 +29,7 @@ from electra.finetuning.folder import (
 from electra.finetuning.plan import refuse, table_problems
 from electra.finetuning.questions import by_id
 from electra.finetuning.report import file_sha256
-from electra.finetuning.training import in_chunks, infer
+from electra.finetuning.training import infer
 
 log = logging.getLogger(__name__)
 CHUNK, CHUNK_CHARACTERS = 4096, 1 << 24
@@ -128,7 +128,8 @@ def predict_table(predictor: Predictor, file: Path, target: Path, probabilities:
     task = predictor.task
     schema = tables.parquet_schema(file)
     with tables.TableWriter(target, task.answer_sample(), schema, escape_formulas) as writer:
-        for rows in row_chunks(tables.read_rows(file, task.settings.table_header)):
+        source = tables.read_rows(file, task.settings.table_header)
+        for rows in in_chunks(source, CHUNK, row_characters, CHUNK_CHARACTERS):
             predictions = predictor(rows)
             names = [name for name in predictions[0] if probabilities or name in task.columns_written]
             if twice := set(names) & {name for row in rows for name in row}:
@@ -138,17 +139,8 @@ def predict_table(predictor: Predictor, file: Path, target: Path, probabilities:
         require_rows(file, predictor)
 
 
-def row_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """So many rows that they keep a network busy, and fewer where they are long: memory must not depend on the file."""
-    chunk, characters = list[Row](), 0
-    for row in rows:
-        chunk.append(row)
-        characters += sum(len(value) for value in row.values() if isinstance(value, str))
-        if len(chunk) == CHUNK or characters > CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
+def row_characters(row: Row) -> int:
+    return sum(len(value) for value in row.values() if isinstance(value, str))
 
 
 def predict_columns(predictor: Predictor, file: Path, target: Path) -> None:

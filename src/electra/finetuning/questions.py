@@ -45,6 +45,7 @@ from electra.finetuning import (
     Splits,
     Task,
     TaskSettings,
+    in_chunks,
     question_heads,
     text_problem,
 )
@@ -204,8 +205,7 @@ class SpanTask(Task):
         return examples, cut
 
     def _tokens(self, texts: Sequence[str]) -> Iterator[Tokens]:
-        for first in range(0, len(texts), _AT_ONCE):
-            batch = texts[first : first + _AT_ONCE]
+        for batch in in_chunks(texts, _AT_ONCE):
             for encoding in encode_texts(self.tokenizer, batch):
                 yield encoding.ids, np.array(encoding.offsets, np.int32).reshape(-1, 2)
 

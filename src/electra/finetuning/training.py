@@ -17,10 +17,9 @@ function of the seed.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from electra.base.batch import Batch
 from electra.base.jobs import Signals
 from electra.base.randomness import mix, permute
 from electra.data.tables import Row
-from electra.finetuning import Example, Outputs, Task, merit
+from electra.finetuning import Example, Outputs, Task, in_chunks, merit
 from electra.finetuning.plan import DecayKind, MethodSettings
 from electra.model import Encoder
 from electra.objectives import Trainable
@@ -43,7 +42,6 @@ from electra.train.optimizers import ParameterGroup, build_optimizer
 from electra.train.settings import ScheduleSettings, TrainSettings
 from electra.train.step import Execution, Step
 
-Item = TypeVar("Item")
 CHUNK_BATCHES = 64
 LOG_LINES = 100
 """In the metrics of a run; people see one in ten seconds."""
@@ -309,12 +307,6 @@ def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: Met
                 for place, index in enumerate(chosen):
                     answers[index] = {name: array[place] for name, array in arrays.items()}
     return answers
-
-
-def in_chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    source = iter(items)
-    while chunk := list(islice(source, size)):
-        yield chunk
 
 
 # Several tasks, one encoder

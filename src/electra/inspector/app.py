@@ -24,8 +24,8 @@ from electra.inspector import Model
 from electra.inspector.batching import Batcher, BusyError, characters_of
 from electra.inspector.gallery import Gallery, describe_model, is_finetuned
 from electra.inspector.guard import HEAD_SECONDS, MOST_HEAD, Guard, GuardedProtocol, listen, token_for
-from electra.inspector.results import result_view, wrong_rows
-from electra.inspector.watch import follow, last_records, run_state, run_view
+from electra.inspector.results import result_view, results_view, wrong_rows
+from electra.inspector.watch import follow, run_view, runs_view
 
 MOST_TEXTS, LONGEST_QUESTION = 256, 100_000
 MOST_LISTENERS, MOST_FOLLOWED = 32, 8  # pages, and runs on each
@@ -270,13 +270,7 @@ def build_app(desk: Desk) -> FastAPI:
     @app.get("/api/runs")
     async def runs() -> Response:
         """Every pre-training run with its number and how far it is."""
-
-        def entries() -> dict[str, Any]:
-            gallery.look()
-            states = [{"name": it.name, **run_state(it.path, last_records(it.path))} for it in gallery.runs]
-            return {"runs": [{"number": number, **state} for number, state in enumerate(states)]}
-
-        return await desk.read(entries)
+        return await desk.read(lambda: runs_view(gallery))
 
     @app.get("/api/runs/{number}")
     async def run(number: Number) -> Response:
@@ -304,12 +298,7 @@ def build_app(desk: Desk) -> FastAPI:
     @app.get("/api/results")
     async def results() -> Response:
         """Every finished fine-tuning, comparison and speed-run with its number."""
-
-        def entries() -> dict[str, Any]:
-            gallery.look()
-            return {"results": [{"number": n, "name": it.name} for n, it in enumerate(gallery.results)]}
-
-        return await desk.read(entries)
+        return await desk.read(lambda: results_view(gallery))
 
     @app.get("/api/results/{number}")
     async def result(number: Number) -> Response:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +21,13 @@ from electra.data import tables
 from electra.data.files import STANDARD_INPUT, OpenSource, decoded_lines, open_parquet, opened, whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import encode_ids
+from electra.finetuning import in_chunks
 from electra.inspector.detect import read_windows
 from electra.interop.read import Pretrained
 from electra.model.heads import Pooling
 from electra.train.device import autocast, choose_device
 
 log = logging.getLogger(__name__)
-Piece = TypeVar("Piece")
 MOST_TEXTS, MOST_CHARACTERS = 2048, 1 << 20
 """Texts that are in memory and sorted by length at a time: the tokenizer needs 150 bytes for each character."""
 VECTOR = "embedding"
@@ -93,7 +93,7 @@ def first_vectors(network: Pretrained, texts: Sequence[str], length: int | None 
 
 def embed_texts(network: Pretrained, texts: Iterable[str], settings: EmbedSettings) -> Iterator[np.ndarray]:
     """Arrays with a row for each text, in their order; a few thousand texts at a time are in memory."""
-    for chunk in in_chunks_of_text(texts, len):
+    for chunk in in_chunks(texts, MOST_TEXTS, len, MOST_CHARACTERS):
         yield vectors_of(network, chunk, settings)
 
 
@@ -102,18 +102,6 @@ def vectors_of(network: Pretrained, texts: Sequence[str], settings: EmbedSetting
         if settings.pooling == "cls":
             return first_vectors(network, texts, settings.length)
         return text_vectors(network, texts, settings.length)[0]
-
-
-def in_chunks_of_text(items: Iterable[Piece], characters: Callable[[Piece], int]) -> Iterator[list[Piece]]:
-    chunk, total = list[Piece](), 0
-    for item in items:
-        chunk.append(item)
-        total += characters(item)
-        if len(chunk) == MOST_TEXTS or total > MOST_CHARACTERS:
-            yield chunk
-            chunk, total = [], 0
-    if chunk:
-        yield chunk
 
 
 # Files
@@ -146,7 +134,7 @@ def embed_files(
         raise SettingsError(f"{target.name} has vectors alone: to keep {keep[0]!r} beside them choose a .parquet out.")
     writer = parquet_file(target, width) if target.suffix == ".parquet" else npy_file(target, width)
     with writer as write, Progress("embed", source.size, unit="bytes", seconds_between_lines=5.0) as progress:
-        for rows in in_chunks_of_text(source.rows(), lambda row: len(row.text)):
+        for rows in in_chunks(source.rows(), MOST_TEXTS, lambda row: len(row.text), MOST_CHARACTERS):
             write([row.kept for row in rows], vectors_of(network, [row.text for row in rows], settings))
             texts += len(rows)
             progress.advance(source.position)

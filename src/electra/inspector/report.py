@@ -13,8 +13,8 @@ from electra.base.files import json_text
 from electra.base.progress import visible
 from electra.data.files import whole_file
 from electra.inspector.gallery import Gallery
-from electra.inspector.results import result_view, wrong_rows
-from electra.inspector.watch import run_records, run_state, run_view
+from electra.inspector.results import result_view, results_view, wrong_rows
+from electra.inspector.watch import run_view, runs_view
 
 MODULES = ("dom", "api", "tokens", "plot", "try", "watch", "compare", "docs", "main")
 """Each after those that it imports."""
@@ -39,13 +39,10 @@ def write_html(path: Path, out: Path) -> Path:
 
 def report_content(gallery: Gallery) -> dict[str, Any]:
     """What the server would answer, by the path of the question."""
-    content: dict[str, Any] = {"/api/runs": {"runs": []}, "/api/results": {"results": []}}
+    content: dict[str, Any] = {"/api/runs": runs_view(gallery), "/api/results": results_view(gallery)}
     for number, found in enumerate(gallery.runs):
-        state = run_state(found.path, run_records(found.path))
-        content["/api/runs"]["runs"].append({"number": number, "name": found.name, **state})
         content[f"/api/runs/{number}"] = {"name": found.name, **run_view(found.path)}
     for number, found in enumerate(gallery.results):
-        content["/api/results"]["results"].append({"number": number, "name": found.name})
         view = content[f"/api/results/{number}"] = {"name": found.name, **result_view(found.path)}
         for place, group in enumerate(view["groups"]):
             if group.get("has_wrong"):

@@ -14,6 +14,7 @@ from typing import Any
 from electra.base import config
 from electra.base.errors import ElectraError
 from electra.base.files import is_running, json_text, parse_json, read_object
+from electra.inspector.gallery import Gallery
 from electra.pretraining.load import load_settings
 from electra.pretraining.samples import SAMPLES, read_samples
 from electra.train.log import METRICS, RUN_STATE, Record, is_record
@@ -144,6 +145,13 @@ def run_view(folder: Path) -> dict[str, Any]:
         "settings": run_settings(folder),
         "samples": read_samples(folder),
     }
+
+
+def runs_view(gallery: Gallery) -> dict[str, Any]:
+    """Every run with its number and how far it is."""
+    gallery.look()
+    states = [{"name": it.name, **run_state(it.path, last_records(it.path))} for it in gallery.runs]
+    return {"runs": [{"number": number, **state} for number, state in enumerate(states)]}
 
 
 class News:
