@@ -409,6 +409,13 @@ def table_problems(
     return [*unread, *(it for it in others if (it.split, it.row) not in places)]
 
 
+def read_answered(task: Task, file: Path) -> list[Row]:
+    """Rows to score a task on, which all have their answers."""
+    rows, malformed = task.settings.read(file)
+    refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
+    return rows
+
+
 def plan_problems(plan: Plan, task: Task) -> list[Problem]:
     """What keeps a plan from being carried out. Official sets are used as they are: rows that they have in train and in dev
     are said, and not refused."""

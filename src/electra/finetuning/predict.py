@@ -26,7 +26,7 @@ from electra.finetuning.folder import (
     refuse_unlike,
     seed_folders,
 )
-from electra.finetuning.plan import refuse, table_problems
+from electra.finetuning.plan import read_answered, refuse
 from electra.finetuning.questions import by_id
 from electra.finetuning.report import file_sha256
 from electra.finetuning.training import infer
@@ -105,15 +105,9 @@ def predict_file(
     target = out or default_name(file)
     if layout == "mrqa" and out is None:
         target = file.with_name(f"{tables.stem(file)}.predictions.json")
-    if target.exists() and target.samefile(file):
-        raise SettingsError(f"{target} is the input itself. Choose another out.", ("out",))
     written = [target]
     more = [beside(target, what) for what in ("nbest", "null")] if layout in ("squad", "mrqa") and probabilities else []
-    for path in (target, *more):
-        if path.exists() and not force:
-            raise SettingsError(
-                f"{path} is there already. Choose another out, or force it to be overwritten.", ("out", "force")
-            )
+    refuse_overwriting([target, *more], [file], force)
     match layout:
         case "table":
             predict_table(predictor, file, target, probabilities, escape_formulas)
@@ -122,6 +116,16 @@ def predict_file(
         case "squad" | "mrqa":
             written = predict_squad(predictor, file, target, probabilities)
     return Predicted(written, predictor.rows, predictor.cut, predictor.cut_words)
+
+
+def refuse_overwriting(outputs: Sequence[Path], inputs: Sequence[Path], force: bool) -> None:
+    for path in filter(Path.exists, outputs):
+        if any(path.samefile(it) for it in inputs if it.exists()):
+            raise SettingsError(f"{path} is the input itself. Choose another out.", ("out",))
+        if not force:
+            raise SettingsError(
+                f"{path} is there already. Choose another out, or force it to be overwritten.", ("out", "force")
+            )
 
 
 def predict_table(predictor: Predictor, file: Path, target: Path, probabilities: bool, escape_formulas: bool) -> None:
@@ -218,8 +222,7 @@ def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[s
     task = predictor.task
     if file.is_file() and file_sha256(file) in [it.note.get("train_sha256") for it in predictor.models]:
         log.warning("%s is the table it was trained on: the score says nothing about new rows. Give others.", file)
-    rows, malformed = task.settings.read(file)
-    refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
+    rows = read_answered(task, file)
     predictions = predictor(rows)
     counts = {"rows": len(rows), "cut": predictor.cut, "cut_words": predictor.cut_words}
     scores = task.scores(rows, predictions)

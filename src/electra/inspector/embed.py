@@ -22,6 +22,7 @@ from electra.data.files import STANDARD_INPUT, OpenSource, decoded_lines, open_p
 from electra.data.tables import Row
 from electra.data.tokenizer import encode_ids
 from electra.finetuning import in_chunks
+from electra.finetuning.predict import refuse_overwriting
 from electra.inspector.detect import read_windows
 from electra.interop.read import Pretrained
 from electra.model.heads import Pooling
@@ -126,7 +127,14 @@ def embed_files(
     """The texts of all files, in their order, as one .npy array or one parquet table. `column` holds the text in tables, `keep` are
     columns for the parquet table, else the text. Only with `force` is a file that is there already overwritten."""
     target = out or default_out(files)
-    require_new(target, files, force)
+    if target.suffix not in (".npy", ".parquet"):
+        raise SettingsError(f"{target.name}: vectors are written as .npy or .parquet. Choose another out.")
+    for path in files:
+        if path != STANDARD_INPUT and not path.exists():
+            raise DataError(f"{path} does not exist. Check the path.")
+        if path.is_dir():
+            raise DataError(f"{path} is a folder. Give its files.")
+    refuse_overwriting([target], files, force)
     network.encoder.to(choose_device(settings))
     width, texts = network.encoder.settings.hidden, 0
     source = TextSource(files, column, keep if target.suffix == ".parquet" else ())
@@ -149,20 +157,6 @@ def default_out(files: Sequence[Path]) -> Path:
     if len(files) != 1 or files[0] == STANDARD_INPUT:
         raise SettingsError("where should the vectors go? Name a .parquet or .npy file.", ("out",))
     return files[0].with_name(f"{files[0].name.partition('.')[0]}.embeddings.parquet")
-
-
-def require_new(target: Path, files: Sequence[Path], force: bool) -> None:
-    if target.suffix not in (".npy", ".parquet"):
-        raise SettingsError(f"{target.name}: vectors are written as .npy or .parquet. Choose another out.")
-    for path in files:
-        if path != STANDARD_INPUT and not path.exists():
-            raise DataError(f"{path} does not exist. Check the path.")
-        if path.is_dir():
-            raise DataError(f"{path} is a folder. Give its files.")
-        if target.exists() and path.exists() and target.samefile(path):
-            raise SettingsError(f"{target} is the input itself. Choose another out.")
-    if target.exists() and not force:
-        raise SettingsError(f"{target} is there already. Choose another out, or force it to be overwritten.")
 
 
 class TextSource:
