@@ -111,8 +111,8 @@ def finetune(
         for item in groups if trials else ():
             (planned,) = groups[item]
             result = search(planned, words, trials, jobs, out / planned.plan.name / SEARCH, signals)
-            searches[planned.plan.name], words_of[item] = result, {**words, **result.winner.words}
-            groups[item] = [altered(planned, result.winner.words)]
+            searches[planned.plan.name], words_of[item] = result, {**words, **result.winner.settings}
+            groups[item] = [altered(planned, result.winner.settings)]
         todo = begin(groups, out, seeds)
         tasks = {it.plan.name: it for group in groups.values() for it in group}
 
