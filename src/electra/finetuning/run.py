@@ -93,50 +93,32 @@ def finetune(
     task whose fine-tuned encoder the others start from. So many `trials` are searched for better settings first."""
     refuse_other_kind(out, "results of fine-tuning")
     base = load_start(model)
-    words = {key: value for key, value in overrides.items() if key != "start"}
-    groups = plan_all(items, words, base)
-    if word := str(overrides.get("start", "")):
-        before = [item for item in items if word in (it.plan.name for it in groups[item])]
+    overrides = dict(overrides)
+    intermediate = str(overrides.pop("start", ""))
+    groups = plan_all(items, overrides, base)
+    if intermediate:
+        before = [item for item in items if intermediate in (it.plan.name for it in groups[item])]
         others = [item for item in items if item not in before]
         if not others:
-            raise SettingsError(f"start={word}, but {word} is the task itself. Start from another one.")
+            raise SettingsError(f"start={intermediate}, but {intermediate} is the task itself. Start from another one.")
         if before:
-            finetune(model, before, words, out, seeds, jobs, untrained, trials)
-        groups = plan_all(others, words, intermediate_start(word, out, base))
+            finetune(model, before, overrides, out, seeds, jobs, untrained, trials)
+        groups = plan_all(others, overrides, intermediate_start(intermediate, out, base))
     if trials and (joint := next((item for item in groups if len(groups[item]) > 1), "")):
         raise SettingsError(f"{joint} are trained together: settings can be searched for one task only.")
     with lock(out), Signals() as signals:
         searches: dict[str, Search] = {}
-        words_of = dict.fromkeys(groups, words)
         for item in groups if trials else ():
             (planned,) = groups[item]
-            result = search(planned, words, trials, jobs, out / planned.plan.name / SEARCH, signals)
-            searches[planned.plan.name], words_of[item] = result, {**words, **result.winner.settings}
-            groups[item] = [altered(planned, result.winner.settings)]
-        todo = begin(groups, out, seeds)
-        tasks = {it.plan.name: it for group in groups.values() for it in group}
-
-        # the rest, side by side (the largest first) or one after the other
-        devices = gpu_names(next(iter(tasks.values())).plan.method.device)
-        is_worker = multiprocessing.current_process().daemon  # which may start no others: it has a device of its own
-        workers = 1 if is_worker else jobs * max(1, len(devices))
-        if workers > 1 and sum(map(len, todo.values())) > 1:
-            arguments: list[tuple[Any, ...]] = []
-            for item in sorted(groups, key=lambda item: -sum(map(work_of, groups[item]))):
-                path, text = groups[item][0].start.path, json.dumps(words_of[item])
-                arguments += [(path, item, text, seed, out) for seed in todo.pop(item)]
-            began = time.monotonic()
-            for done, its in enumerate(run_in_workers(work, arguments, workers, devices, signals), 1):
-                left = (time.monotonic() - began) / done * (len(arguments) - done)
-                say_results(its, f"; {done} of {len(arguments)} done, ETA {duration(left)}")
-        encoded: dict[str, Mapping[str, Encoded]] = {}
-        for item, group in groups.items():
-            encoded |= run_in_turn(group, todo.get(item, []), out, signals)
+            result = search(planned, trials, jobs, out / planned.plan.name / SEARCH, signals)
+            searches[planned.plan.name], groups[item] = result, [altered(planned, result.winner.settings)]
+        encoded = train_groups(groups, out, seeds, jobs, signals)
         random = report.untrained_before(out)
         if untrained:
-            random |= finetune_untrained(base.path, groups, words_of, out, seeds, jobs)
+            random |= finetune_untrained(base.path, groups, out, seeds, jobs)
         results = {}
-        for name, it in tasks.items():
+        for it in (it for group in groups.values() for it in group):
+            name = it.plan.name
             labelled = {split: part.rows for split, part in encoded[name].items() if part.is_labelled}
             baselines = baseline_scores(out / name, it.data_sha256, it.task, it.plan.splits["train"], labelled)
             if name in random:
@@ -150,8 +132,30 @@ def finetune(
         return report.write_results(out, base.path, results)
 
 
-def work_of(planned: PlannedTask) -> int:
-    return len(planned.plan.splits["train"]) * planned.plan.task.epochs
+def train_groups(
+    groups: Mapping[str, Group], out: Path, seeds: int, jobs: int, signals: Signals
+) -> dict[str, Mapping[str, Encoded]]:
+    """The runs that are not finished, side by side (the largest first) or one after the other. Returns the splits that are not
+    trained on, by task."""
+    todo = begin(groups, out, seeds)
+    devices = gpu_names(next(iter(groups.values()))[0].plan.method.device)
+    is_worker = multiprocessing.current_process().daemon  # which may start no others: it has a device of its own
+    workers = 1 if is_worker else jobs * max(1, len(devices))
+    if workers > 1 and sum(map(len, todo.values())) > 1:
+        rows = {item: sum(len(it.plan.splits["train"]) * it.plan.task.epochs for it in groups[item]) for item in groups}
+        arguments: list[tuple[Any, ...]] = []
+        for item in sorted(groups, key=lambda item: -rows[item]):
+            first = groups[item][0]
+            text = json.dumps(first.overrides)
+            arguments += [(first.start.path, item, text, seed, out) for seed in todo.pop(item)]
+        began = time.monotonic()
+        for done, results in enumerate(run_in_workers(work, arguments, workers, devices, signals), 1):
+            left = (time.monotonic() - began) / done * (len(arguments) - done)
+            say_results(results, f"; {done} of {len(arguments)} done, ETA {duration(left)}")
+    encoded: dict[str, Mapping[str, Encoded]] = {}
+    for item, group in groups.items():
+        encoded |= run_in_turn(group, todo.get(item, []), out, signals)
+    return encoded
 
 
 def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[int]]:
@@ -188,7 +192,7 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
 
 
 def finetune_untrained(
-    model: str, groups: Mapping[str, Group], words_of: Mapping[str, Mapping[str, Any]], out: Path, seeds: int, jobs: int
+    model: str, groups: Mapping[str, Group], out: Path, seeds: int, jobs: int
 ) -> dict[str, dict[str, float]]:
     """task -> the dev metrics of the same network from random weights, their mean over the seeds. Every rate is tried with one
     seed, and the best goes on; layer-wise decay would hold random weights near where they began."""
@@ -196,19 +200,18 @@ def finetune_untrained(
 
     def results_at(rate: float, names: Sequence[str], seeds: int) -> dict[str, Any]:
         """One line for each: what is wrong with a rate that is not chosen is nobody's concern."""
-        level = log.level
-        alike: dict[str, list[str]] = {}  # a search has found words of its own for each
+        alike: dict[str, list[str]] = {}  # a search has found settings of its own for each
         for item in dict.fromkeys(item_of[name] for name in names):
-            words = {**words_of[item], "pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
-            alike.setdefault(json.dumps(words), []).append(item)
+            changes = {"pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
+            alike.setdefault(json.dumps({**groups[item][0].overrides, **changes}), []).append(item)
         results: dict[str, Any] = {}
-        for text, items in alike.items():
-            folder = out / UNTRAINED / f"lr-{rate:g}"
-            try:
-                log.setLevel(logging.ERROR)
+        level, folder = log.level, out / UNTRAINED / f"lr-{rate:g}"
+        log.setLevel(logging.ERROR)
+        try:
+            for text, items in alike.items():
                 results |= finetune(Path(model), items, json.loads(text), folder, seeds, jobs)["tasks"]
-            finally:
-                log.setLevel(level)
+        finally:
+            log.setLevel(level)
         for name, result in results.items():
             metric, median = result["metric"], result["median"]
             log.info("%s from random weights, at lr %g: dev %s %.4f", name, rate, metric, median)

@@ -66,11 +66,11 @@ class Search:
         return {"metric": self.metric, "shares": SHARES, "winner": self.winner.number, "trials": trials}
 
 
-def first_trials(planned: PlannedTask, overrides: Mapping[str, Any], count: int) -> list[Trial]:
+def first_trials(planned: PlannedTask, count: int) -> list[Trial]:
     """The method's own settings, then others in an order that is the same every time."""
     task, method, file = planned.plan.task, planned.plan.method, Path(planned.plan.item)
     is_own_task = file.suffix == ".toml" and file.is_file()
-    set_keys = {*overrides, *(config.read_recipe(planned.plan.item, TASKS) if is_own_task else ())}
+    set_keys = {*planned.overrides, *(config.read_recipe(planned.plan.item, TASKS) if is_own_task else ())}
     rows = planned.task.training_rows(planned.plan.splits["train"])
     if task.epochs * math.ceil(len(rows) / method.batch) < method.min_steps:  # a row may be several examples
         examples = len(planned.task.encode(rows)[0])
@@ -110,7 +110,7 @@ def altered(planned: PlannedTask, changes: Mapping[str, Any]) -> PlannedTask:
     plan = replace(planned.plan, task=task, method=method, notes=(*planned.plan.notes, note))
     settings = {**planned.settings, "task": config.dump(task), "method": config.dump(method)}
     built = task.build(planned.start.network.tokenizer, planned.task.length, plan.splits)
-    return replace(planned, plan=plan, task=built, settings=settings)
+    return replace(planned, plan=plan, task=built, settings=settings, overrides={**planned.overrides, **changes})
 
 
 class Round(NamedTuple):
@@ -153,11 +153,9 @@ def work_trial(model: str, item: str, overrides: str, job: Round, folder: Path) 
     return run_trial(planned, prepared, job, folder, Signals())
 
 
-def search(
-    planned: PlannedTask, overrides: Mapping[str, Any], count: int, jobs: int, folder: Path, signals: Signals
-) -> Search:
+def search(planned: PlannedTask, count: int, jobs: int, folder: Path, signals: Signals) -> Search:
     """`folder` keeps the trials."""
-    trials = {trial.number: trial for trial in first_trials(planned, overrides, count)}
+    trials = {trial.number: trial for trial in first_trials(planned, count)}
     sizes = [-(-len(trials) // 2**number) for number in range(len(SHARES))]
     left, name, began, done, metric = list(trials), planned.plan.name, time.monotonic(), 0.0, ""
     devices = gpu_names(planned.plan.method.device)
@@ -168,7 +166,7 @@ def search(
         if prepared is not None:
             yield from (run_trial(planned, prepared, job, folder, signals) for job in jobs_left)
         else:
-            text = json.dumps(dict(overrides))
+            text = json.dumps(dict(planned.overrides))
             arguments = [(planned.start.path, planned.plan.item, text, job, folder) for job in jobs_left]
             yield from run_in_workers(work_trial, arguments, workers, devices, signals)
 

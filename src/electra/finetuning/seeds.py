@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,12 +96,14 @@ def intermediate_start(word: str, out: Path, base: Start) -> Start:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """A plan with its task, built once and shared by checks, runs and report; `settings` are those of settings.json."""
+    """A plan with its task, built once and shared by checks, runs and report; `settings` are those of settings.json. Its word
+    (`plan.item`) with `overrides` gives the same plan in another process."""
 
     plan: Plan
     task: Task
     start: Start
     settings: Mapping[str, Any]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -122,7 +124,8 @@ def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[Pla
     planned = []
     for part in joined_tasks(item):
         plan, task = plan_task(part, overrides, start)
-        planned.append(PlannedTask(plan, task, start, report.common_settings(plan, start.path, start.sha256)))
+        settings = report.common_settings(plan, start.path, start.sha256)
+        planned.append(PlannedTask(plan, task, start, settings, overrides))
     if len(planned) == 1:
         return planned
     first = planned[0]
