@@ -29,14 +29,14 @@ from electra.base.files import (
 from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter, column_of
 from electra.finetuning import Mistake, Outputs, Rows, Task, merit
-from electra.finetuning.baselines import BASELINES, UNTRAINED, Scores, first_and_last, label_alarms, result_alarms
+from electra.finetuning.baselines import BASELINES, Scores, first_and_last, label_alarms, result_alarms
 from electra.finetuning.folder import seed_folders
 from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
 
 log = logging.getLogger(__name__)
-RESULT = "result.json"
+RESULT, RESULTS = "result.json", "results.json"
 WRONG, MOST_WRONG = "wrong.jsonl", 1000
 """The dev rows that the ensemble got wrong, the surest first: to be looked at."""
 SETTINGS = "settings.json"
@@ -304,25 +304,32 @@ def write_wrong(
     write_atomically(path, "".join(json_text(line) + "\n" for line in lines).encode())
 
 
-def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Every finished run of the folder: those of this command's tasks first, then what earlier commands said of theirs."""
-    results = dict(results)
-    path = out / "results.json"
-    earlier = read_or_set_aside(path) or {}
-    tasks = earlier.get("tasks")
+def earlier_results(out: Path) -> dict[str, dict[str, Any]]:
+    """What earlier commands said of their tasks."""
+    path = out / RESULTS
+    content = read_or_set_aside(path) or {}
+    tasks = content.get("tasks")
     described: dict[str, Any] = tasks if isinstance(tasks, dict) else {}
     if odd := [name for name, entry in described.items() if not is_result(entry)]:
         log.warning("%s: %s cannot be read. Kept as %s; a new one is written.", path, odd[0], set_aside_file(path).name)
+    return {name: {"model": content.get("model", ""), **entry} for name, entry in described.items() if name not in odd}
+
+
+def write_results(
+    out: Path, model: str, results: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Every finished run of the folder: those of this command's tasks first, then what `earlier` commands said of theirs."""
+    results = dict(results)
     for name in sorted({path.parents[1].name for path in out.glob(f"*/seed-*/{RESULT}")} - results.keys()):
-        if is_result(described.get(name)):
-            results[name] = {"model": earlier.get("model", ""), **described[name]}
+        if name in earlier:
+            results[name] = earlier[name]
         else:
             log.info("%s: its finished runs are not in the results yet. Repeat its command to the end.", name)
     for name, result in results.items():
         plot_task(out / name, result)
     whole = {"model": model, "tasks": results, "glue": glue_mean(results)}
     write_atomically(out / "results.md", visible(results_page(whole)).encode())
-    write_json(path, whole)
+    write_json(out / RESULTS, whole)
     return whole
 
 
@@ -330,14 +337,6 @@ def baselines_of(result: Mapping[str, Any], split: str = "dev") -> dict[str, dic
     """By name; none where the results are older than baselines."""
     by_name: dict[str, dict[str, float]] = result.get("baselines", {}).get(split, {})
     return by_name
-
-
-def untrained_before(out: Path) -> dict[str, dict[str, float]]:
-    """What an earlier command with the same settings measured, by task."""
-    tasks = (read_or_set_aside(out / "results.json") or {}).get("tasks")
-    stored = {name: it for name, it in tasks.items() if is_result(it)} if isinstance(tasks, dict) else {}
-    known = {name: baselines_of(it).get(UNTRAINED) for name, it in stored.items()}
-    return {name: scores for name, scores in known.items() if scores}
 
 
 def plot_task(folder: Path, result: Mapping[str, Any]) -> None:

@@ -113,7 +113,8 @@ def finetune(
             result = search(planned, trials, jobs, out / planned.plan.name / SEARCH, signals)
             searches[planned.plan.name], groups[item] = result, [altered(planned, result.winner.settings)]
         encoded = train_groups(groups, out, seeds, jobs, signals)
-        random = report.untrained_before(out)
+        earlier = report.earlier_results(out)
+        random = {name: report.baselines_of(result).get(UNTRAINED) for name, result in earlier.items()}
         if untrained:
             random |= finetune_untrained(base.path, groups, out, seeds, jobs)
         results = {}
@@ -121,15 +122,15 @@ def finetune(
             name = it.plan.name
             labelled = {split: part.rows for split, part in encoded[name].items() if part.is_labelled}
             baselines = baseline_scores(out / name, it.data_sha256, it.task, it.plan.splits["train"], labelled)
-            if name in random:
-                baselines["dev"][UNTRAINED] = random[name]
+            if scores := random.get(name):
+                baselines["dev"][UNTRAINED] = scores
             results[name] = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
-            folders = [report.run_folder(out, name, seed) for seed in results[name]["seconds"]]
+            folders = seed_folders(out / name, report.RESULT).values()
             runs = {folder: report.read_result(folder) for folder in folders}
             update_cards(runs, it.plan, it.task, it.start.path, it.start.settings, results[name])
             if name in searches:
                 results[name]["search"] = searches[name].as_json()
-        return report.write_results(out, base.path, results)
+        return report.write_results(out, base.path, results, earlier)
 
 
 def train_groups(
