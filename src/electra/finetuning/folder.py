@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
@@ -22,16 +22,19 @@ from electra.base.progress import Table, duration, literal
 from electra.data.tokenizer import tokenizer_hash
 from electra.finetuning import Task, TaskSettings
 from electra.finetuning.classification import PROBLEM_TYPES, ClassificationSettings
-from electra.finetuning.plan import MethodSettings, Plan, describe_files, file_line, settings_class
+from electra.finetuning.plan import MethodSettings, describe_files, file_line, settings_class
 from electra.finetuning.questions import SpanSettings
 from electra.finetuning.tagging import GUESSED, TaggingSettings, fits
 from electra.finetuning.training import Finetuned
-from electra.interop.card import LIMITS, PIPELINES, Card, facts, update_card, usage
+from electra.interop.card import LIMITS, PIPELINES, Card, facts, usage
 from electra.interop.formats import FORMATS, head_tensors, task_class
 from electra.interop.read import Pretrained, Stored, read_folder, says_discriminator
 from electra.interop.write import PLAIN, Folder, Manner, answers_of, whole_or_absent
 from electra.model import EncoderSettings, readable_length
 from electra.pretraining.card import hardware
+
+if TYPE_CHECKING:
+    from electra.finetuning.seeds import PlannedTask
 
 TASK_FILE = "task.json"
 LONGEST_ROW = 512
@@ -217,17 +220,9 @@ def labels_of(content: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
 # Cards: first of one seed, and of all seeds with their baselines once there are results
 
 
-def task_card(
-    plan: Plan,
-    task: Task,
-    start: str,
-    encoder: EncoderSettings,
-    run: Mapping[str, Any],
-    scores: Mapping[str, Mapping[str, float]],
-    result: Mapping[str, Any] | None = None,
-) -> str:
-    """`run` is what result.json says of the seed, `scores` by split are its own, `result` is what results.json says of the task."""
-    seed = run["seed"]
+def task_card(planned: "PlannedTask", run: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> str:
+    """`run` is what result.json says of the seed, `result` what results.json says of the task."""
+    plan, task, encoder, seed = planned.plan, planned.task, planned.start.settings, run["seed"]
     name, kind = architecture(encoder, task), str(config.dump(plan.task)["kind"])
     use = usage(name) if name else usage("") + "\n\ntransformers has no class for this head; it reads the encoder."
     use += '\n\nWith the toolkit: `electra predict FOLDER "some text"`, or a table of many. `task.json` says what it expects.'
@@ -244,7 +239,7 @@ def task_card(
         about_training += hardware(machine, plan.method.device, run["seconds"], duration(run["seconds"]))
     sections = {"Data": facts(data), "Training": facts(about_training)} if about_training else {"Data": facts(data)}
     notes = "\n".join(f"- {literal(note)}" for note in plan.notes)
-    sections |= {"Scores": f"{score_table(seed, scores, result)}\n{notes}", "Limits": "\n".join(limits)}
+    sections |= {"Scores": f"{score_table(run, result or {})}\n{notes}", "Limits": "\n".join(limits)}
     results = [
         {
             "task": {"type": pipeline},
@@ -255,10 +250,10 @@ def task_card(
                 if math.isfinite(value)
             ],
         }
-        for split, metrics in scores.items()
+        for split, metrics in run["scores"].items()
     ]
     title, settings = f"Fine-tuned on {plan.name}", config.to_toml(plan.method)
-    about = f"One seed ({seed}) of {literal(kind)}, made with the `electra` toolkit from {literal(start)}."
+    about = f"One seed ({seed}) of {literal(kind)}, made with the `electra` toolkit from {literal(planned.start.path)}."
     tags = ("electra", encoder.kind, kind)
     return Card(title, about, use, tags, pipeline, sections, settings, results=results).text()
 
@@ -274,38 +269,18 @@ def reading_limit(task: Task) -> str:
     return f"Text beyond {task.length} tokens is cut."
 
 
-def score_table(seed: int, scores: Mapping[str, Mapping[str, float]], result: Mapping[str, Any] | None) -> str:
+def score_table(run: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """A row for each split and metric: this seed, the mean over all seeds with its spread, and the baselines."""
-    baselines = list((result or {}).get("baselines", {}).get("dev", {}))
-    seeds: Mapping[str, Mapping[str, Mapping[str, float]]] = (result or {}).get("scores", {})
-    columns, rows = ["split", "metric", f"seed {seed}"], []
-    count = max((sum(name.startswith("seed ") for name in runs) for runs in seeds.values()), default=0)
-    if count > 1:
-        columns.append(f"mean of {count} seeds (± sd)")
-    for split, metrics in scores.items():
+    count, baselines = result.get("runs", 1), result.get("baselines", {})
+    columns, rows = ["split", "metric", f"seed {run['seed']}", *[f"mean of {count} seeds (± sd)"] * (count > 1)], []
+    for split, metrics in run["scores"].items():
         for metric, value in metrics.items():
             row = [literal(split), literal(metric), f"{value:.4f}"]
             if count > 1:
-                values = [run[metric] for name, run in seeds.get(split, {}).items() if name.startswith("seed ")]
-                spread = f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f}" if values[1:] else ""
-                row.append(spread)
-            for name in baselines:
-                baseline = (result or {})["baselines"].get(split, {}).get(name, {}).get(metric)
+                values = [its[metric] for name, its in result["scores"][split].items() if name != "ensemble"]
+                row.append(f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f}")
+            for name in baselines.get("dev", {}):
+                baseline = baselines.get(split, {}).get(name, {}).get(metric)
                 row.append("" if baseline is None else f"{baseline:.4f}")
             rows.append(row)
-    return Table([*columns, *(f"baseline: {name}" for name in baselines)], rows).markdown()
-
-
-def update_cards(
-    runs: Mapping[Path, Mapping[str, Any]],
-    plan: Plan,
-    task: Task,
-    start: str,
-    encoder: EncoderSettings,
-    result: Mapping[str, Any],
-) -> None:
-    """Of all finished seeds, by their folders, with what is known at the end."""
-    for folder, run in runs.items():
-        name = f"seed {run['seed']}"
-        if own := {split: scores[name] for split, scores in result["scores"].items() if name in scores}:
-            update_card(folder, task_card(plan, task, start, encoder, run, own, result))
+    return Table([*columns, *(f"baseline: {name}" for name in baselines.get("dev", {}))], rows).markdown()

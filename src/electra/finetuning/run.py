@@ -17,7 +17,7 @@ from electra.base.jobs import Signals
 from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, Problem, Task, merit, report
 from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
-from electra.finetuning.folder import architecture, seed_folders, update_cards
+from electra.finetuning.folder import architecture, seed_folders, task_card
 from electra.finetuning.plan import Plan, describe_files, file_line, plan_problems, refuse
 from electra.finetuning.search import SEARCH, Search, altered, search
 from electra.finetuning.seeds import (
@@ -35,6 +35,7 @@ from electra.finetuning.seeds import (
     run_seed,
 )
 from electra.finetuning.training import Encoded
+from electra.interop.card import update_card
 from electra.train.device import gpu_names
 from electra.train.trackers import wanted_trackers
 
@@ -125,9 +126,8 @@ def finetune(
             if scores := random.get(name):
                 baselines["dev"][UNTRAINED] = scores
             results[name] = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
-            folders = seed_folders(out / name, report.RESULT).values()
-            runs = {folder: report.read_result(folder) for folder in folders}
-            update_cards(runs, it.plan, it.task, it.start.path, it.start.settings, results[name])
+            for folder in seed_folders(out / name, report.RESULT).values():
+                update_card(folder, task_card(it, report.read_result(folder), results[name]))
             if name in searches:
                 results[name]["search"] = searches[name].as_json()
         return report.write_results(out, base.path, results, earlier)

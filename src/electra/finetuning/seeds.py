@@ -320,12 +320,11 @@ def judged(
 def write_seed(
     folder: Path, planned: PlannedTask, task: Task, model: Finetuned, outputs: Mapping[str, Any], result: dict[str, Any]
 ) -> None:
-    plan, start, scores = planned.plan, planned.start, result["scores"]
-    card = task_card(plan, task, start.path, start.settings, result, scores)
+    start, card = planned.start, task_card(planned, result)
     more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
     more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
-    note = {"model": start.path, "scores": scores, **{key: result[key] for key in ("seed", "train_sha256")}}
+    note = {"model": start.path, **{key: result[key] for key in ("scores", "seed", "train_sha256")}}
     if "together" in planned.settings:
         note["together"] = list(planned.settings["together"])
-    trained = TaskModel(model.cpu(), task, plan.method, start.network.tokenizer, note, start.network.length)
+    trained = TaskModel(model.cpu(), task, planned.plan.method, start.network.tokenizer, note, start.network.length)
     write_task_folder(folder, trained, more)
