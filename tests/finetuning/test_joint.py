@@ -49,10 +49,9 @@ def joint(tmp_path_factory, toy_model, tables) -> Path:
 
 
 def part(toy_model, rows: int, epochs: int = 1, **method) -> JointTask:
-    task = ClassificationSettings(labels=("a", "b")).build(load_tokenizer(toy_model), 24, {})
+    task = ClassificationSettings(labels=("a", "b"), epochs=epochs).build(load_tokenizer(toy_model), 24, {})
     table = [{"text": f"the barak {'walks ' * (row % 5)}{row}", "label": "ab"[row % 2]} for row in range(rows)]
-    prepared = Prepared(task, Encoded.of(task, table), {})
-    return JointTask(str(rows), None, prepared, MethodSettings(batch=4, **method), epochs)
+    return JointTask(str(rows), None, Prepared(task, Encoded.of(task, table), {}, MethodSettings(batch=4, **method)))
 
 
 def test_by_size_every_task_has_the_batches_it_would_have_alone(toy_model):
@@ -86,7 +85,7 @@ def test_a_batch_trains_the_encoder_and_the_head_of_its_own_task(toy_model, tabl
     models = [build_model(it, 0) for it in planned]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
     objective = JointObjective(
-        [JointTask(it.plan.name, m, p, it.plan.method, 1) for it, m, p in zip(planned, models, prepared, strict=True)]
+        [JointTask(it.plan.name, m, p) for it, m, p in zip(planned, models, prepared, strict=True)]
     )
     batch = replace(collate(prepared[1].task, prepared[1].train.examples[:4], with_targets=True), task=1)
     loss = objective(batch)

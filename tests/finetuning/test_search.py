@@ -106,10 +106,9 @@ def test_the_first_trial_has_the_default_s_steps_where_a_text_is_several_example
     (planned,) = plan_item(
         str(tmp_path / "long.csv"), {"batch": 16, "length": 8, "long": "windows"}, load_start(toy_model)
     )
-    prepared, method = prepare_task(planned), planned.plan.method
+    prepared = prepare_task(planned)
     assert len(prepared.train.examples) > 48
-    default = ExampleBatches(prepared, method.batch, planned.plan.task.epochs, 0, method.min_steps)
-    assert searching.first_trials(planned, 1)[0].settings["epochs"] == default.epochs
+    assert searching.first_trials(planned, 1)[0].settings["epochs"] == ExampleBatches(prepared, 0).epochs
 
 
 def test_what_the_user_s_own_task_file_sets_is_not_searched(toy_model, folder, tmp_path):

@@ -36,11 +36,12 @@ def train(toy_model, tmp_path, monkeypatch):
     tokenizer = load_tokenizer(toy_model)
 
     def run(scores=(), seed=0, folder=None, **method):
-        task = ClassificationSettings().build(tokenizer, 24, {"train": ROWS})
+        task = ClassificationSettings(epochs=2).build(tokenizer, 24, {"train": ROWS})
         model = Finetuned(ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY))
         initialise(model, TINY, 1)
         examples, _ = task.encode(ROWS)
-        prepared = Prepared(task, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)})
+        settings = MethodSettings(**{"batch": 8, "evaluations": 4, "device": "cpu", **method})
+        prepared = Prepared(task, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)}, settings)
         seen, left = [], iter(scores)
 
         def scored(rows, predictions):
@@ -49,11 +50,10 @@ def train(toy_model, tmp_path, monkeypatch):
 
         if scores:
             monkeypatch.setattr(task, "scores", scored)
-        settings = MethodSettings(**{"batch": 8, "evaluations": 4, "device": "cpu", **method})
         if folder is None:
             folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
-        history = train_task(model, prepared, settings, 2, seed, Run(folder, {}, keeps_last=False), Signals())
+        history = train_task(model, prepared, seed, Run(folder, {}, keeps_last=False), Signals())
         return model, history, seen
 
     return run

@@ -128,12 +128,12 @@ def run_trial(planned: PlannedTask, prepared: Prepared, job: Round, folder: Path
     if stored and stored.get("settings_sha256") == sha256 and is_trial(stored):
         return {**stored, "settings": job.settings}
     run = seed_run(path.parent, job.title, 0, sha256)
-    data = replace(prepared, task=changed.task)
+    data = replace(prepared, task=changed.task, method=changed.plan.method)
     began, metric, score = time.monotonic(), "", None
     with explain_machine("A trial does not fit: use a smaller batch=… or length=….", "Finished trials are kept."):
         try:
             ((model, _),) = train_seed([changed], [data], 0, run, signals)
-            metric, score = headline(dev_scores(model, data, changed.plan.method))
+            metric, score = headline(dev_scores(model, data))
         except DivergedError as error:
             log.warning("%s", error)
     result = {"settings_sha256": sha256, "settings": job.settings, "metric": metric, "score": score}

@@ -170,7 +170,7 @@ def prepare_task(planned: PlannedTask) -> Prepared:
     train = Encoded.of(task, task.training_rows(planned.plan.splits["train"]))
     longest = max((len(example.ids) for example in train.examples), default=0)
     warn_beyond(start.settings, start.network.length, longest)
-    return Prepared(task, train, encode_others(task, planned.plan.splits))
+    return Prepared(task, train, encode_others(task, planned.plan.splits), planned.plan.method)
 
 
 @lru_cache(maxsize=1)
@@ -227,14 +227,9 @@ def train_seed(
     """The network of each task, whose encoder is one where there are several, with its history."""
     models = [build_model(it, seed) for it in planned]
     if len(models) == 1:
-        plan = planned[0].plan
-        history = train_task(models[0], prepared[0], plan.method, plan.task.epochs, seed, run, signals)
-        return [(models[0], history)]
+        return [(models[0], train_task(models[0], prepared[0], seed, run, signals))]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
-    parts = [
-        JointTask(it.plan.name, model, its, it.plan.method, it.plan.task.epochs)
-        for it, its, model in zip(planned, prepared, models, strict=True)
-    ]
+    parts = [JointTask(it.plan.name, model, its) for it, its, model in zip(planned, prepared, models, strict=True)]
     return list(zip(models, train_jointly(parts, seed, run, signals), strict=True))
 
 

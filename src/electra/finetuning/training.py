@@ -104,11 +104,12 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task with its rows as examples; `others` are the splits that are not trained on, dev the first."""
+    """A task with its rows as examples, and how it is trained; `others` are the splits that are not trained on, dev the first."""
 
     task: Task
     train: Encoded
     others: Mapping[str, Encoded]
+    method: MethodSettings
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,10 @@ class History:
     stopped_early: bool
 
 
-def train_task(
-    model: Finetuned, prepared: Prepared, method: MethodSettings, epochs: int, seed: int, run: Run, signals: Signals
-) -> History:
+def train_task(model: Finetuned, prepared: Prepared, seed: int, run: Run, signals: Signals) -> History:
     """Trains `model` in place, from the run's newest checkpoint where there is one."""
-    data = ExampleBatches(prepared, method.batch, epochs, seed, method.min_steps)
-    evaluation = DevScores(model, method, data.steps, lambda: dev_scores(model, prepared, method))
+    data = ExampleBatches(prepared, seed)
+    evaluation = DevScores(model, prepared.method, data.steps, lambda: dev_scores(model, prepared))
     state = train_by(TaskObjective(model, prepared.task), data, evaluation, seed, run, signals)
     curve = state.log.of_kind("dev")
     losses = [(record["step"], record["loss"]) for record in read_metrics(run.folder, "train")]
@@ -193,9 +192,9 @@ class DevScores:
         return 0 < self.method.patience <= since_best
 
 
-def dev_scores(model: Finetuned, prepared: Prepared, method: MethodSettings) -> dict[str, float]:
+def dev_scores(model: Finetuned, prepared: Prepared) -> dict[str, float]:
     task, dev = prepared.task, prepared.others["dev"]
-    outputs = infer(model, task, dev.examples, method)
+    outputs = infer(model, task, dev.examples, prepared.method)
     return task.scores(dev.rows, task.predict(dev.rows, dev.examples, outputs))
 
 
@@ -232,14 +231,15 @@ def layerwise_group(model: "Finetuned | JointObjective", method: MethodSettings)
 
 
 class ExampleBatches:
-    """The batches of a seed, in the order of its epochs: as many as are asked for, or as `min_steps` needs."""
+    """The batches of a seed, in the order of its epochs: as many as are asked for, or as `min_steps` and `at_least` need."""
 
-    def __init__(self, prepared: Prepared, batch: int, epochs: int, seed: int, min_steps: int = 0):
-        self.prepared, self.batch, self.seed = prepared, batch, seed
+    def __init__(self, prepared: Prepared, seed: int, at_least: int = 0):
+        self.prepared, self.batch, self.seed = prepared, prepared.method.batch, seed
         self.examples = prepared.train.examples
         self.lengths = lengths_of(self.examples)
-        self.steps_per_epoch = math.ceil(len(self.examples) / batch)
-        self.epochs = max(epochs, math.ceil(min_steps / self.steps_per_epoch))
+        self.steps_per_epoch = math.ceil(len(self.examples) / self.batch)
+        needed = math.ceil(max(prepared.method.min_steps, at_least) / self.steps_per_epoch)
+        self.epochs = max(prepared.task.settings.epochs, needed)
         self.steps = self.steps_per_epoch * self.epochs
 
     def batches(self, first_step: int) -> Iterator[Batch]:
@@ -319,8 +319,6 @@ class JointTask:
     name: str
     model: Finetuned
     prepared: Prepared
-    method: MethodSettings
-    epochs: int
 
 
 class JointObjective(nn.Module):
@@ -350,11 +348,11 @@ def batches_of(part: JointTask) -> str:
 
 class JointBatches:
     def __init__(self, parts: Sequence[JointTask], how: Literal["size", "even"], seed: int):
-        alone = [batches_alone(part, seed) for part in parts]
+        alone = [ExampleBatches(part.prepared, seed) for part in parts]
         steps = [it.steps for it in alone]
         if how == "even":
             steps = [-(-sum(steps) // len(parts))] * len(parts)
-            alone = [batches_alone(part, seed, at_least) for part, at_least in zip(parts, steps, strict=True)]
+            alone = [ExampleBatches(part.prepared, seed, steps[0]) for part in parts]
         self.alone, self.steps = alone, sum(steps)
         places = permute(np.arange(self.steps), self.steps, mix(seed, "tasks"))
         self.order = np.repeat(np.arange(len(parts)), steps)[places]
@@ -366,18 +364,13 @@ class JointBatches:
             yield replace(next(sources[task]), task=int(task))
 
 
-def batches_alone(part: JointTask, seed: int, at_least: int = 0) -> ExampleBatches:
-    least = max(part.method.min_steps, at_least)
-    return ExampleBatches(part.prepared, part.method.batch, part.epochs, seed, least)
-
-
 def train_jointly(parts: Sequence[JointTask], seed: int, run: Run, signals: Signals) -> list[History]:
     """Trains the models in place, from the run's newest checkpoint where there is one. The method is that of the first; its
     headline, by which the best weights would be kept, the mean of those of the tasks."""
-    method = parts[0].method
+    method = parts[0].prepared.method
 
     def all_scores() -> dict[str, float]:
-        scores = [dev_scores(part.model, part.prepared, method) for part in parts]
+        scores = [dev_scores(part.model, part.prepared) for part in parts]
         mean = sum(merit(*headline(it)) for it in scores) / len(parts)
         named = {f"{part.name}/{key}": it[key] for part, it in zip(parts, scores, strict=True) for key in it}
         return {"mean": mean, **named}
