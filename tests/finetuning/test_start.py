@@ -6,8 +6,8 @@ import pytest
 
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.plan import MethodSettings
-from electra.finetuning.seeds import PlannedTask, Start, build_model
+from electra.finetuning.plan import MethodSettings, PlannedTask, Start
+from electra.finetuning.seeds import build_model
 from electra.interop.read import Pretrained
 from electra.model import encoder_alone, initialise
 from electra.model.electra import ElectraEncoderSettings

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -22,7 +22,7 @@ from electra.base.progress import Table, duration, literal
 from electra.data.tokenizer import tokenizer_hash
 from electra.finetuning import Task, TaskSettings
 from electra.finetuning.classification import PROBLEM_TYPES, ClassificationSettings
-from electra.finetuning.plan import MethodSettings, describe_files, file_line, settings_class
+from electra.finetuning.plan import MethodSettings, PlannedTask, describe_files, file_line, settings_class
 from electra.finetuning.questions import SpanSettings
 from electra.finetuning.tagging import GUESSED, TaggingSettings, fits
 from electra.finetuning.training import Finetuned
@@ -32,9 +32,6 @@ from electra.interop.read import Pretrained, Stored, read_folder, says_discrimin
 from electra.interop.write import PLAIN, Folder, Manner, answers_of, whole_or_absent
 from electra.model import EncoderSettings, readable_length
 from electra.pretraining.card import hardware
-
-if TYPE_CHECKING:
-    from electra.finetuning.seeds import PlannedTask
 
 TASK_FILE = "task.json"
 LONGEST_ROW = 512
@@ -220,7 +217,7 @@ def labels_of(content: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
 # Cards: first of one seed, and of all seeds with their baselines once there are results
 
 
-def task_card(planned: "PlannedTask", run: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> str:
+def task_card(planned: PlannedTask, run: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> str:
     """`run` is what result.json says of the seed, `result` what results.json says of the task."""
     plan, task, encoder, seed = planned.plan, planned.task, planned.start.settings, run["seed"]
     name, kind = architecture(encoder, task), str(config.dump(plan.task)["kind"])

@@ -4,15 +4,18 @@ said in words."""
 
 import difflib
 import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError, counted
@@ -22,6 +25,7 @@ from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, nested_layout
 from electra.finetuning.tagging import TaggingSettings, guess_scheme, is_texts
+from electra.interop.read import Pretrained
 from electra.model import EncoderSettings
 from electra.train.optimizers import AdamSettings, Beta, OptimizerSettings
 from electra.train.trackers import Track
@@ -155,6 +159,58 @@ class Plan:
     notes: tuple[str, ...] = ()
     malformed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The encoder that fine-tuning starts from; `tensors` are its weights, by our names."""
+
+    path: str
+    network: Pretrained
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def settings(self) -> EncoderSettings:
+        return self.network.encoder.settings
+
+    @cached_property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            digest.update(name.encode())
+            digest.update(self.tensors[name].detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """A plan with its task, built once and shared by checks, runs and report; `settings` are those of settings.json. Its word
+    (`plan.item`) with `overrides` gives the same plan in another process."""
+
+    plan: Plan
+    task: Task
+    start: Start
+    settings: Mapping[str, Any]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all settings that a run must not change on the way."""
+        return sha256_of(bound(self.settings))
+
+    @property
+    def data_sha256(self) -> str:
+        return sha256_of({key: self.settings[key] for key in ("task", "files", "rows")})
+
+
+def sha256_of(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def bound(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All of them but where the model lies and what is free to change."""
+    method = {key: value for key, value in settings["method"].items() if key not in FREE_METHOD_KEYS}
+    return {key: value for key, value in settings.items() if key != "model"} | {"method": method}
 
 
 def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> Plan:

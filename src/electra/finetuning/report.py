@@ -28,10 +28,10 @@ from electra.base.files import (
 )
 from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter, column_of
-from electra.finetuning import Mistake, Outputs, Rows, Task, merit
+from electra.finetuning import Mistake, Outputs, Rows, merit
 from electra.finetuning.baselines import BASELINES, Scores, first_and_last, label_alarms, result_alarms
 from electra.finetuning.folder import seed_folders
-from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
+from electra.finetuning.plan import MethodSettings, Plan, PlannedTask, bound, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
 
@@ -65,12 +65,6 @@ def common_settings(plan: Plan, model: str, model_sha256: str) -> dict[str, Any]
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def bound(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All of them but where the model lies and what is free to change."""
-    method = {key: value for key, value in settings["method"].items() if key not in FREE_METHOD_KEYS}
-    return {key: value for key, value in settings.items() if key != "model"} | {"method": method}
 
 
 def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -224,11 +218,10 @@ def read_outputs(folder: Path, split: str, rows: int) -> list[Outputs]:
     return outputs
 
 
-def task_result(
-    out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded], model: str, baselines: Scores
-) -> dict[str, Any]:
+def task_result(out: Path, planned: PlannedTask, others: Mapping[str, Encoded], baselines: Scores) -> dict[str, Any]:
     """Over all finished seeds of a task: scores, those of the ensemble, submissions. `others` are the splits that
     were not trained on, dev the first. `best` was chosen on the dev set that it is a score of."""
+    plan, task = planned.plan, planned.task
     folders = seed_folders(out / plan.name, RESULT)
     for folder in folders.values():
         if problems := [it for it in folder_problems(folder) if it.startswith((RESULT, "outputs-", "its manifest"))]:
@@ -265,7 +258,7 @@ def task_result(
     values = [run["scores"]["dev"][headline] for run in runs.values()]
     best = max(range(len(values)), key=lambda place: merit(headline, values[place]))
     result = {
-        "model": model,
+        "model": planned.start.path,
         "metric": headline,
         "runs": len(values),
         "median": statistics.median(values),

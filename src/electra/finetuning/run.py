@@ -18,12 +18,10 @@ from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, Problem, Task, merit, report
 from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
 from electra.finetuning.folder import architecture, seed_folders, task_card
-from electra.finetuning.plan import Plan, describe_files, file_line, plan_problems, refuse
+from electra.finetuning.plan import Plan, PlannedTask, Start, describe_files, file_line, plan_problems, refuse
 from electra.finetuning.search import SEARCH, Search, altered, search
 from electra.finetuning.seeds import (
     TRAINING,
-    PlannedTask,
-    Start,
     encode_others,
     group_name,
     intermediate_start,
@@ -125,7 +123,7 @@ def finetune(
             baselines = baseline_scores(out / name, it.data_sha256, it.task, it.plan.splits["train"], labelled)
             if scores := random.get(name):
                 baselines["dev"][UNTRAINED] = scores
-            results[name] = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
+            results[name] = report.task_result(out, it, encoded[name], baselines)
             for folder in seed_folders(out / name, report.RESULT).values():
                 update_card(folder, task_card(it, report.read_result(folder), results[name]))
             if name in searches:
@@ -235,7 +233,7 @@ def finetune_untrained(
 def run_in_turn(planned: Group, seeds: Sequence[int], out: Path, signals: Signals) -> dict[str, Mapping[str, Encoded]]:
     """The runs of a group that are left, one after the other, here. Returns the splits that are not trained on, by task."""
     if not seeds:
-        return {it.plan.name: encode_others(it.task, it.plan.splits) for it in planned}
+        return {it.plan.name: encode_others(it) for it in planned}
     prepared = list(map(prepare_task, planned))
     for it, its in zip(planned, prepared, strict=True):
         for split, part in {"train": its.train, **its.others}.items():

@@ -28,8 +28,8 @@ from electra.base.jobs import Signals
 from electra.base.progress import duration
 from electra.base.randomness import mix, permute
 from electra.finetuning import merit, report
-from electra.finetuning.plan import TASKS
-from electra.finetuning.seeds import PlannedTask, prepare_task, prepared_in_worker, run_in_workers, seed_run, train_seed
+from electra.finetuning.plan import TASKS, PlannedTask
+from electra.finetuning.seeds import prepare_task, prepared_in_worker, run_in_workers, seed_run, train_seed
 from electra.finetuning.training import Prepared, dev_scores, headline
 from electra.train.device import explain_machine, gpu_names
 

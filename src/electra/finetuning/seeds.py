@@ -1,29 +1,27 @@
 """One seed of a task, or of several that are trained together: what it starts from, its training, its folders."""
 
-import hashlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors.numpy import save
-from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import read_object, read_or_set_aside, write_json
 from electra.base.jobs import Signals, run_jobs
 from electra.base.randomness import mix
-from electra.finetuning import Splits, Task, report
+from electra.finetuning import Task, report
 from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import TASK_FILE, TaskModel, seed_folders, task_card, write_task_folder
-from electra.finetuning.plan import Plan, make_plan, method_defaults
+from electra.finetuning.plan import Plan, PlannedTask, Start, make_plan, method_defaults, sha256_of
 from electra.finetuning.training import (
     Encoded,
     Finetuned,
@@ -35,8 +33,8 @@ from electra.finetuning.training import (
     train_task,
 )
 from electra.interop.formats import own_tensors
-from electra.interop.read import Pretrained, warn_beyond
-from electra.model import EncoderSettings, encoder_alone, initialise, readable_length
+from electra.interop.read import warn_beyond
+from electra.model import encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders, newest_state
 from electra.train.device import explain_machine, machine
@@ -48,27 +46,6 @@ Result = TypeVar("Result")
 
 
 # What a run starts from
-
-
-@dataclass(frozen=True)
-class Start:
-    """The encoder that fine-tuning starts from; `tensors` are its weights, by our names."""
-
-    path: str
-    network: Pretrained
-    tensors: Mapping[str, Tensor]
-
-    @property
-    def settings(self) -> EncoderSettings:
-        return self.network.encoder.settings
-
-    @cached_property
-    def sha256(self) -> str:
-        digest = hashlib.sha256()
-        for name in sorted(self.tensors):
-            digest.update(name.encode())
-            digest.update(self.tensors[name].detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
 
 
 def load_start(model: Path) -> Start:
@@ -94,38 +71,9 @@ def intermediate_start(word: str, out: Path, base: Start) -> Start:
 # Plans
 
 
-@dataclass(frozen=True)
-class PlannedTask:
-    """A plan with its task, built once and shared by checks, runs and report; `settings` are those of settings.json. Its word
-    (`plan.item`) with `overrides` gives the same plan in another process."""
-
-    plan: Plan
-    task: Task
-    start: Start
-    settings: Mapping[str, Any]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of all settings that a run must not change on the way."""
-        return sha256_of(report.bound(self.settings))
-
-    @property
-    def data_sha256(self) -> str:
-        return sha256_of({key: self.settings[key] for key in ("task", "files", "rows")})
-
-
-def sha256_of(tree: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
 def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[PlannedTask]:
     """One task; or several that are trained together, a+b."""
-    planned = []
-    for part in joined_tasks(item):
-        plan, task = plan_task(part, overrides, start)
-        settings = report.common_settings(plan, start.path, start.sha256)
-        planned.append(PlannedTask(plan, task, start, settings, overrides))
+    planned = [plan_task(part, overrides, start) for part in joined_tasks(item)]
     if len(planned) == 1:
         return planned
     first = planned[0]
@@ -154,7 +102,7 @@ def joined_tasks(item: str) -> list[str]:
     return parts
 
 
-def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
+def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> PlannedTask:
     plan = make_plan(item, overrides, method_defaults(start.settings))
     if plan.method.reinitialise > start.settings.layers:
         layers = f"the model has {start.settings.layers} layers"
@@ -162,7 +110,8 @@ def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Pl
     length = readable_length(start.settings, plan.task.length)
     if length < plan.task.length and "length" in overrides:
         raise SettingsError(f"length={plan.task.length}, but the model has {length} positions. Use at most that many.")
-    return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
+    task = plan.task.build(start.network.tokenizer, length, plan.splits)
+    return PlannedTask(plan, task, start, report.common_settings(plan, start.path, start.sha256), overrides)
 
 
 def prepare_task(planned: PlannedTask) -> Prepared:
@@ -170,7 +119,7 @@ def prepare_task(planned: PlannedTask) -> Prepared:
     train = Encoded.of(task, task.training_rows(planned.plan.splits["train"]))
     longest = max((len(example.ids) for example in train.examples), default=0)
     warn_beyond(start.settings, start.network.length, longest)
-    return Prepared(task, train, encode_others(task, planned.plan.splits), planned.plan.method)
+    return Prepared(task, train, encode_others(planned), planned.plan.method)
 
 
 @lru_cache(maxsize=1)
@@ -192,8 +141,10 @@ def run_in_workers(
     return run_jobs(function, jobs, workers, signals, start=threads, relays=True, devices=devices)
 
 
-def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
-    others = {split: Encoded.of(task, rows) for split, rows in splits.items() if split != "train"}
+def encode_others(planned: PlannedTask) -> dict[str, Encoded]:
+    """The splits that are not trained on. A test whose answers are all alike has none."""
+    splits = planned.plan.splits.items()
+    others = {split: Encoded.of(planned.task, rows) for split, rows in splits if split != "train"}
     for split, part in others.items():
         if split != "dev" and part.is_labelled and part.is_filled_in:
             others[split] = replace(part, examples=[replace(example, target=None) for example in part.examples])
