@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from electra.base import config
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import read_object
@@ -47,7 +45,6 @@ class TaskModel:
     model: Finetuned
     task: Task
     method: MethodSettings
-    tokenizer: Tokenizer
     note: Mapping[str, Any]
     length: int | None = None
     """How many positions pre-training had trained."""
@@ -55,7 +52,7 @@ class TaskModel:
     @property
     def pretrained(self) -> Pretrained:
         """Its encoder alone."""
-        return Pretrained(self.model.encoder, None, "encoder", self.tokenizer, length=self.length)
+        return Pretrained(self.model.encoder, None, "encoder", self.task.tokenizer, length=self.length)
 
 
 def architecture(settings: EncoderSettings, task: Task) -> str:
@@ -70,7 +67,7 @@ def task_folder(trained: TaskModel, files: Mapping[str, bytes]) -> Folder:
     described = {"format": 1, "architecture": name, "length": task.length, "task": config.dump(task.settings)}
     described |= {"method": config.dump(trained.method), **trained.note}
     text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
-    parts = encoder, trained.model.head, name, trained.tokenizer, task.config_entries()
+    parts = encoder, trained.model.head, name, task.tokenizer, task.config_entries()
     return Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length, task.pooling)
 
 
@@ -98,7 +95,7 @@ def refuse_unlike(models: Mapping[Path, TaskModel]) -> None:
     """Seeds of one task give answers that have a mean: of the same labels, to the same tokens."""
 
     def described(it: TaskModel) -> tuple[object, ...]:
-        return it.task.settings.kind, it.task.config_entries(), it.task.length, tokenizer_hash(it.tokenizer)
+        return it.task.settings.kind, it.task.config_entries(), it.task.length, tokenizer_hash(it.task.tokenizer)
 
     first, *others = models
     for folder in others:
@@ -131,9 +128,15 @@ def load_task_folder(folder: Path) -> TaskModel:
     labels, named = task.config_entries().get("id2label"), stored.config.get("id2label")
     if labels and named != labels:
         raise CorruptError(f"{folder / 'config.json'}: its labels (id2label) are not those of {TASK_FILE}.")
+    return stored_model(stored, TASK_FILE, task, method, described)
+
+
+def stored_model(
+    stored: Stored, described_by: str, task: Task, method: MethodSettings, note: Mapping[str, Any]
+) -> TaskModel:
     head = task.head(stored.settings)
-    encoder = stored.build(head, architecture(stored.settings, task), described_by=TASK_FILE)
-    return TaskModel(Finetuned(encoder, head).eval(), task, method, stored.tokenizer, described, stored.length)
+    encoder = stored.build(head, architecture(stored.settings, task), described_by)
+    return TaskModel(Finetuned(encoder, head).eval(), task, method, note, stored.length)
 
 
 # Classifiers that somebody else fine-tuned with transformers
@@ -173,10 +176,7 @@ def adopt_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
     except SettingsError as error:
         raise DataError(f"{folder / 'config.json'}: its labels cannot be used ({error}).") from None
     task = settings.build(stored.tokenizer, settings.length, {})
-    head = task.head(stored.settings)
-    encoder = stored.build(head, architecture(stored.settings, task))
-    note = {"model": str(folder)}
-    return TaskModel(Finetuned(encoder, head).eval(), task, MethodSettings(), stored.tokenizer, note, stored.length)
+    return stored_model(stored, "its config.json", task, MethodSettings(), {"model": str(folder)})
 
 
 def longest(folder: Path) -> int:

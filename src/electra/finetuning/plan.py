@@ -184,14 +184,28 @@ class Start:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """A plan with its task, built once and shared by checks, runs and report; `settings` are those of settings.json. Its word
-    (`plan.item`) with `overrides` gives the same plan in another process."""
+    """A plan with its task, built once and shared by checks, runs and report. Its word (`plan.item`) with `overrides` gives the
+    same plan in another process. `together`: names of the tasks that share its encoder, with what they are (`data_sha256`)."""
 
     plan: Plan
     task: Task
     start: Start
-    settings: Mapping[str, Any]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any]
+    together: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What all runs of a task must have in common: settings.json."""
+        plan = self.plan
+        settings = {
+            "model": self.start.path,
+            "model_sha256": self.start.sha256,
+            "task": config.dump(plan.task),
+            "method": config.dump(plan.method),
+            "files": {split: {"file": path.name, "sha256": file_sha256(path)} for split, path in plan.files.items()},
+            "rows": {split: len(rows) for split, rows in plan.splits.items()},
+        }
+        return settings | ({"together": self.together} if self.together else {})
 
     @property
     def fingerprint(self) -> str:
@@ -201,6 +215,11 @@ class PlannedTask:
     @property
     def data_sha256(self) -> str:
         return sha256_of({key: self.settings[key] for key in ("task", "files", "rows")})
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of(tree: Mapping[str, Any]) -> str:

@@ -26,9 +26,8 @@ from electra.finetuning.folder import (
     refuse_unlike,
     seed_folders,
 )
-from electra.finetuning.plan import read_answered, refuse
+from electra.finetuning.plan import file_sha256, read_answered, refuse
 from electra.finetuning.questions import by_id
-from electra.finetuning.report import file_sha256
 from electra.finetuning.training import infer
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """Finished runs -> results.md for people, results.json for programs, curves and submissions; and what must not change under
 a folder of runs."""
 
-import hashlib
 import logging
 import statistics
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from electra.data.tables import TableWriter, column_of
 from electra.finetuning import Mistake, Outputs, Rows, merit
 from electra.finetuning.baselines import BASELINES, Scores, first_and_last, label_alarms, result_alarms
 from electra.finetuning.folder import seed_folders
-from electra.finetuning.plan import MethodSettings, Plan, PlannedTask, bound, describe_files, file_line, settings_class
+from electra.finetuning.plan import MethodSettings, PlannedTask, bound, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
 
@@ -48,23 +47,6 @@ GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 
 def run_folder(out: Path, name: str, seed: int) -> Path:
     return out / name / f"seed-{seed}"
-
-
-def common_settings(plan: Plan, model: str, model_sha256: str) -> dict[str, Any]:
-    """What all runs of a task must have in common."""
-    return {
-        "model": model,
-        "model_sha256": model_sha256,
-        "task": config.dump(plan.task),
-        "method": config.dump(plan.method),
-        "files": {split: {"file": path.name, "sha256": file_sha256(path)} for split, path in plan.files.items()},
-        "rows": {split: len(rows) for split, rows in plan.splits.items()},
-    }
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -108,9 +108,8 @@ def altered(planned: PlannedTask, changes: Mapping[str, Any]) -> PlannedTask:
     searched = ", ".join(key for key in changes if key in report.SEARCHED)
     note = f"{searched} chosen on dev by a search, so that dev scores flatter"
     plan = replace(planned.plan, task=task, method=method, notes=(*planned.plan.notes, note))
-    settings = {**planned.settings, "task": config.dump(task), "method": config.dump(method)}
     built = task.build(planned.start.network.tokenizer, planned.task.length, plan.splits)
-    return replace(planned, plan=plan, task=built, settings=settings, overrides={**planned.overrides, **changes})
+    return replace(planned, plan=plan, task=built, overrides={**planned.overrides, **changes})
 
 
 class Round(NamedTuple):

@@ -91,7 +91,7 @@ def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[Pla
 def trained_together(planned: PlannedTask, together: Mapping[str, str]) -> PlannedTask:
     others = ", ".join(name for name in together if name != planned.plan.name)
     plan = replace(planned.plan, notes=(*planned.plan.notes, f"one encoder, trained together with {others}"))
-    return replace(planned, plan=plan, settings={**planned.settings, "together": together})
+    return replace(planned, plan=plan, together=together)
 
 
 def joined_tasks(item: str) -> list[str]:
@@ -111,7 +111,7 @@ def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> PlannedT
     if length < plan.task.length and "length" in overrides:
         raise SettingsError(f"length={plan.task.length}, but the model has {length} positions. Use at most that many.")
     task = plan.task.build(start.network.tokenizer, length, plan.splits)
-    return PlannedTask(plan, task, start, report.common_settings(plan, start.path, start.sha256), overrides)
+    return PlannedTask(plan, task, start, overrides)
 
 
 def prepare_task(planned: PlannedTask) -> Prepared:
@@ -270,7 +270,7 @@ def write_seed(
     more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
     more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
     note = {"model": start.path, **{key: result[key] for key in ("scores", "seed", "train_sha256")}}
-    if "together" in planned.settings:
-        note["together"] = list(planned.settings["together"])
-    trained = TaskModel(model.cpu(), task, planned.plan.method, start.network.tokenizer, note, start.network.length)
+    if planned.together:
+        note["together"] = list(planned.together)
+    trained = TaskModel(model.cpu(), task, planned.plan.method, note, start.network.length)
     write_task_folder(folder, trained, more)
