@@ -23,7 +23,7 @@ def start_of(toy_model, settings) -> Start:
     for parameter in encoder.parameters():  # norms and biases too are unlike those of a new network
         parameter.data += 0.5
     network = Pretrained(encoder, None, "encoder", load_tokenizer(toy_model))
-    return Start("toy", network, encoder.state_dict())
+    return Start("toy", network)
 
 
 @pytest.mark.parametrize("kind", [ElectraEncoderSettings, ModernEncoderSettings])

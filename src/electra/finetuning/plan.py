@@ -25,6 +25,7 @@ from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, nested_layout
 from electra.finetuning.tagging import TaggingSettings, guess_scheme, is_texts
+from electra.interop.formats import own_tensors
 from electra.interop.read import Pretrained
 from electra.model import EncoderSettings
 from electra.train.optimizers import AdamSettings, Beta, OptimizerSettings
@@ -163,15 +164,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class Start:
-    """The encoder that fine-tuning starts from; `tensors` are its weights, by our names."""
+    """The encoder that fine-tuning starts from."""
 
     path: str
     network: Pretrained
-    tensors: Mapping[str, Tensor]
 
     @property
     def settings(self) -> EncoderSettings:
         return self.network.encoder.settings
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its weights, by our names."""
+        return own_tensors(self.network.encoder)
 
     @cached_property
     def sha256(self) -> str:

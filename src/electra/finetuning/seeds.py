@@ -32,7 +32,6 @@ from electra.finetuning.training import (
     train_jointly,
     train_task,
 )
-from electra.interop.formats import own_tensors
 from electra.interop.read import warn_beyond
 from electra.model import encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
@@ -50,8 +49,7 @@ Result = TypeVar("Result")
 
 def load_start(model: Path) -> Start:
     """A run folder, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned on another task."""
-    network = load_network(model, "encoder")
-    return Start(str(model), network, own_tensors(network.encoder))
+    return Start(str(model), load_network(model, "encoder"))
 
 
 def intermediate_start(word: str, out: Path, base: Start) -> Start:

@@ -365,9 +365,16 @@ def train_job(job: Job) -> ComparedRun:
     except DivergedError:  # a result, and the others go on
         diverged = True
     steps, seconds = settings.train.steps, time.monotonic() - started
-    figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
     return ComparedRun(
-        *(job.variant.name, job.seed, steps, flops * steps, seconds, figures, probe, diverged, job.variant.series),
+        variant=job.variant.name,
+        seed=job.seed,
+        steps=steps,
+        flops=flops * steps,
+        seconds=seconds,
+        figures={key: value for key, value in metrics.items() if isinstance(value, float)},
+        probe=probe,
+        diverged=diverged,
+        series=job.variant.series,
         paper_flops=paper * steps,
         tokens=settings.train.batch * settings.rows.length * steps,
         learning_rate=settings.optimizer.lr,

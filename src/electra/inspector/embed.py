@@ -137,9 +137,9 @@ def embed_files(
     refuse_overwriting([target], files, force)
     network.encoder.to(choose_device(settings))
     width, texts = network.encoder.settings.hidden, 0
-    source = TextSource(files, column, keep if target.suffix == ".parquet" else ())
     if keep and target.suffix != ".parquet":
         raise SettingsError(f"{target.name} has vectors alone: to keep {keep[0]!r} beside them choose a .parquet out.")
+    source = TextSource(files, column, keep)
     writer = parquet_file(target, width) if target.suffix == ".parquet" else npy_file(target, width)
     with writer as write, Progress("embed", source.size, unit="bytes", seconds_between_lines=5.0) as progress:
         for rows in in_chunks(source.rows(), MOST_TEXTS, lambda row: len(row.text), MOST_CHARACTERS):

@@ -3,6 +3,7 @@ server for inside. Nothing in it can load anything from anywhere."""
 
 import base64
 import hashlib
+import html
 import re
 from importlib import resources
 from pathlib import Path
@@ -55,7 +56,7 @@ def report_page(name: str, content: dict[str, Any]) -> str:
     policy = f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:"
     page = page_text("index.html")
     head = page[page.index("<meta charset") : page.index("<link")].replace(
-        "<title>electra", f"<title>{escaped(name)} · electra"
+        "<title>electra", f"<title>{html.escape(name)} · electra"
     )
     body = page[page.index("<body>") :].replace('href="#try"', 'href="#watch"')
     data = json_text(content).replace("<", "\\u003c")
@@ -81,7 +82,3 @@ def page_text(name: str) -> str:
 
 def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

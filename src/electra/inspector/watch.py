@@ -86,10 +86,6 @@ def last_records(folder: Path) -> list[Record]:
     return Tail(folder, LAST_BYTES).read()[0]
 
 
-def run_records(folder: Path) -> list[Record]:
-    return thinned(Tail(folder).read()[0])
-
-
 def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     """How far it is and whether it still goes on. A process that was killed cannot say so: where it ran on this machine we look for
     it; elsewhere people see how old the news are."""
@@ -138,7 +134,7 @@ def run_settings(folder: Path) -> dict[str, str]:
 
 def run_view(folder: Path) -> dict[str, Any]:
     """All that a page shows of a run."""
-    records = run_records(folder)
+    records = thinned(Tail(folder).read()[0])
     return {
         "state": run_state(folder, records),
         "records": records,
