@@ -78,7 +78,8 @@ class MethodSettings(config.Settings):
     `mix` is for tasks that are trained together: batches in proportion to what each would have alone, or as many of each.
     `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
     GPU by itself and not as a CUDA graph: slower, for looking for bugs. `optimizer = "muon"` updates the matrices inside the
-    layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`. `track`: who is told the metrics, beside metrics.jsonl."""
+    layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`. `track`: who is told the metrics,
+    beside metrics.jsonl."""
 
     method: MethodName = "paper"
     batch: int = Field(32, ge=1, le=1_000_000)

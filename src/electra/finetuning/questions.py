@@ -72,10 +72,10 @@ Answers = list[TrueAnswer] | None
 
 
 class SpanSettings(TaskSettings):
-    """`head`: "plain" is transformers' (two logits a token), "joint" the paper's (the end given the start, found by a beam;
-    where `has_unanswerable`, with a classifier weighted by `answerability`). `doc_stride` is how many tokens a window begins after the one before it. An answer is "" where the null score
-    difference exceeds `null_threshold`; "dev" is the best one for the dev set's headline, found after training and saved
-    with the model."""
+    """`head`: "plain" is transformers' (two logits per token), "joint" the paper's (the end given the start, found by a beam;
+    where `has_unanswerable`, with a classifier weighted by `answerability`). `doc_stride` is how many tokens a window begins
+    after the one before it. An answer is "" where the null score difference exceeds `null_threshold`; "dev" is the best one
+    for the dev set's headline, found after training and saved with the model."""
 
     kind: Literal["span"] = "span"
     metric: Literal["f1", "exact"] = "f1"

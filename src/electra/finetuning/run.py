@@ -67,13 +67,11 @@ def refuse_tables(tables: Sequence[tuple[Plan, Task]]) -> None:
     remedies: dict[str, None] = {}
     for plan, task in tables:
         own = plan_problems(plan, task)
-        problems += (
-            [replace(one, split=f"{plan.name}: {one.split}".removesuffix(": ")) for one in own]
-            if len(tables) > 1
-            else own
-        )
         if any(problem.text == IS_ALSO for problem in own):
             remedies[f"Rows of dev that are in train too: {plan.task.shared_rows_remedy}"] = None
+        if len(tables) > 1:
+            own = [replace(it, split=f"{plan.name}: {it.split}".removesuffix(": ")) for it in own]
+        problems += own
     refuse(problems, remedies)
 
 
@@ -171,9 +169,8 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
             if not architecture(it.start.settings, it.task):
                 log.info("%s: transformers has no class for this head; it reads the encoder, electra reads all", name)
             report.refuse_other_runs(out / name, it.settings)
-        names = [it.plan.name for it in group]
-        for name in names:
             seed_folders(out / name, report.RESULT)  # one without a result is said now
+        names = [it.plan.name for it in group]
         todo[item] = [
             seed for seed in range(seeds) if not all(report.run_folder(out, name, seed).exists() for name in names)
         ]
