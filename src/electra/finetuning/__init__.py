@@ -287,21 +287,22 @@ class Task(Protocol):
 
     def problems(self, splits: Splits) -> list[Problem]:
         """Everything wrong with the rows: split by split, then together, then those of train that are elsewhere too."""
-        found: list[Problem] = []
+        problems: list[Problem] = []
         shared: list[Problem] = []
         first: dict[Hashable, int] = {}
         for split, rows in splits.items():
             answered = self.has_answers(split, rows)
             broken = self.column_problems(split, rows, answered)
-            found += broken
+            problems += broken
             for number, row in enumerate(rows, 1):
-                found += [Problem(split, number, text) for text in (() if broken else self.row_problems(row, answered))]
+                texts = () if broken else self.row_problems(row, answered)
+                problems += [Problem(split, number, text) for text in texts]
                 key = self.settings.identity(row, split)
                 if split == "train":
                     first.setdefault(key, number)
                 elif key is not None and key in first:
                     shared.append(Problem(split, number, IS_ALSO, ("train", first[key])))
-        return [*found, *self.overall_problems(splits, not found), *shared]
+        return [*problems, *self.overall_problems(splits, not problems), *shared]
 
     def has_answers(self, split: str, rows: Rows) -> bool:
         """Splits called test, test_matched and so on are predicted, and scored where answers are there all the same."""

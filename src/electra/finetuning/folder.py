@@ -84,8 +84,8 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes],
 
 def seed_folders(folder: Path, holding: str = TASK_FILE) -> dict[int, Path]:
     """The finished runs of a task, by their seeds in order; copies that people made beside them have other names."""
-    found = ((_SEED.fullmatch(path.name), path) for path in folder.glob("seed-*"))
-    folders = dict(sorted((int(match[1]), path) for match, path in found if match))
+    matches = ((_SEED.fullmatch(path.name), path) for path in folder.glob("seed-*"))
+    folders = dict(sorted((int(match[1]), path) for match, path in matches if match))
     if odd := next((path for path in folders.values() if not (path / holding).exists()), None):
         raise CorruptError(f"{odd / holding} is missing. Restore it, or remove the folder.")
     return folders
@@ -181,8 +181,8 @@ def adopt_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
 
 def longest(folder: Path) -> int:
     path = folder / "tokenizer_config.json"
-    said = read_object(path).get("model_max_length") if path.is_file() else None
-    return min(LONGEST_ROW, said) if isinstance(said, int) and said >= 8 else LONGEST_ROW
+    limit = read_object(path).get("model_max_length") if path.is_file() else None
+    return min(LONGEST_ROW, limit) if isinstance(limit, int) and limit >= 8 else LONGEST_ROW
 
 
 def adopted_settings(stored: Stored, name: str, suffix: str, columns: Mapping[str, Any]) -> dict[str, Any]:

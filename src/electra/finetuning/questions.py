@@ -284,12 +284,12 @@ class SpanTask(Task):
         return {self.settings.metric: scores[self.settings.metric], **scores}
 
     def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
-        found = []
+        wrong = []
         for number, (row, it) in enumerate(zip(rows, predictions, strict=True)):
             truths = [answer.text for answer in true_answers(row) or []]
             if normalise(it["prediction"]) not in list(map(normalise, truths or [""])):
-                found.append(Mistake(number, truths, it["prediction"], float(it.get("score", 0.0))))
-        return found
+                wrong.append(Mistake(number, truths, it["prediction"], float(it.get("score", 0.0))))
+        return wrong
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
         """No answer to any question, where that can be right; and the likest sentence, the less sure the less it shares."""

@@ -205,12 +205,12 @@ def prepare_text(settings: SpeedrunSettings, shards: Path) -> None:
 
 def check_overlap(settings: SpeedrunSettings, plans: Mapping[str, Plan], shards: Path) -> dict[str, Any]:
     path = settings.out / "overlap.json"
-    found = read_shaped_or_set_aside(path, OVERLAPS) or {}
-    if found.keys() != plans.keys():
+    overlaps = read_shaped_or_set_aside(path, OVERLAPS) or {}
+    if overlaps.keys() != plans.keys():
         texts = {name: [row_texts(plan, row) for row in plan.splits["dev"]] for name, plan in plans.items()}
-        found = find_overlap(texts, shards)
-        write_json(path, {name: asdict(overlap) for name, overlap in found.items()})
-    return {name: asdict(overlap) for name, overlap in found.items()}
+        overlaps = find_overlap(texts, shards)
+        write_json(path, {name: asdict(overlap) for name, overlap in overlaps.items()})
+    return {name: asdict(overlap) for name, overlap in overlaps.items()}
 
 
 def row_texts(plan: Plan, row: Mapping[str, Any]) -> list[str]:

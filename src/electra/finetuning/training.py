@@ -380,10 +380,9 @@ def train_jointly(parts: Sequence[JointTask], seed: int, run: Run, signals: Sign
     records, logged = state.log.of_kind("dev"), read_metrics(run.folder, "train")
     histories = []
     for part in parts:
-        curve = []
+        curve, prefix = [], f"{part.name}/"
         for record in records:
-            split = {key.rpartition("/")[::2]: value for key, value in record.items()}
-            own = {metric: value for (name, metric), value in split.items() if name == part.name}
+            own = {key.removeprefix(prefix): value for key, value in record.items() if key.startswith(prefix)}
             curve.append({"step": record["step"], **own})
         losses = [(it["step"], it[loss_of(part)]) for it in logged if it.get(loss_of(part)) is not None]
         best, is_early = best_of(records)[0], state.step < data.steps

@@ -148,10 +148,10 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
     key, equals, values = vary.partition("=")
     if vary and not equals:
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
-    given = {*config.flatten(config.parse_overrides(overrides)), key.strip()}
-    for name in given.intersection(OF_RUNS):
+    keys = {*config.flatten(config.parse_overrides(overrides)), key.strip()}
+    for name in keys.intersection(OF_RUNS):
         raise SettingsError(f"{name} is the comparison's own, another for each run: seeds from 0 on, folders in out.")
-    for name in given.intersection(OF_BUDGET):
+    for name in keys.intersection(OF_BUDGET):
         raise SettingsError(f"{name} is the comparison's own: it follows from the budget. Take it out.")
     outside_brackets = r",(?![^\[]*\])"
     added = [(f"{key}={value}",) for value in re.split(outside_brackets, values)] if vary else [()]

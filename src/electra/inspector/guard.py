@@ -140,15 +140,15 @@ class Guard:
         """By a header, by the cookie that the first visit set, or by the link that was printed."""
         if not self.token or scope["path"] == "/health":
             return True
-        given = [headers.get("authorization", "").removeprefix("Bearer ")]
+        tokens = [headers.get("authorization", "").removeprefix("Bearer ")]
         try:
             cookies = SimpleCookie(headers.get("cookie", ""))
-            given += [cookies[COOKIE].value] if COOKIE in cookies else []
+            tokens += [cookies[COOKIE].value] if COOKIE in cookies else []
         except CookieError:
             pass
         if scope["path"] == "/":
-            given += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])[:1]
-        return any(hmac.compare_digest(it.encode(), self.token.encode()) for it in given)
+            tokens += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])[:1]
+        return any(hmac.compare_digest(it.encode(), self.token.encode()) for it in tokens)
 
     async def keep_token(self, send: Send) -> None:
         """The token leaves the address bar: it becomes a cookie that only this server is sent."""
@@ -192,11 +192,12 @@ def name_of(host: str) -> str:
 
 async def read_body(headers: Mapping[str, str], receive: Receive, send: Send) -> bytes | None:
     """The whole body in time, or None once it was refused."""
-    said = headers.get("content-length", "0")
+    length = headers.get("content-length", "0")
+    is_small = not length.isdigit() or int(length[:20]) <= MOST_BODY
     body, more = bytearray(), True
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while more and len(body) <= MOST_BODY and (not said.isdigit() or int(said[:20]) <= MOST_BODY):
+            while is_small and more and len(body) <= MOST_BODY:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return None
