@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from electra.base.batch import SpecialIds
 from electra.finetuning import Example
-from electra.finetuning.plan import MethodSettings
+from electra.finetuning.plan import MethodSettings, PlannedTask
 from electra.finetuning.training import Encoded, ExampleBatches, Prepared, collate, epoch_order, sorted_order
 
 
@@ -59,8 +59,9 @@ def test_a_batch_is_as_wide_as_its_longest_and_needs_no_mask_when_all_are_equal(
 
 
 def batches_of(examples, min_steps=0) -> ExampleBatches:
-    method = MethodSettings(batch=8, min_steps=min_steps)
-    return ExampleBatches(Prepared(NoTargets(), Encoded([], examples), {"dev": Encoded([], [])}, method), seed=5)
+    plan = SimpleNamespace(method=MethodSettings(batch=8, min_steps=min_steps))
+    planned = PlannedTask(plan, NoTargets(), None, {})
+    return ExampleBatches(Prepared(planned, Encoded([], examples), {"dev": Encoded([], [])}), seed=5)
 
 
 def test_training_passes_over_all_examples_once_an_epoch():

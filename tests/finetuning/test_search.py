@@ -125,7 +125,7 @@ def test_trials_that_are_alike_in_a_round_are_trained_once(toy_model, folder, tm
     trials = [searching.Trial(number, {"lr": lr, "epochs": epochs}) for number, (lr, epochs) in enumerate(settings, 1)]
     trained = []
 
-    def run_trial(_planned, _prepared, job, *_):
+    def run_trial(_prepared, job, *_):
         trained.append((job.settings["lr"], job.settings["epochs"]))
         return {"settings": job.settings, "metric": "accuracy", "score": job.settings["epochs"] / 10}
 

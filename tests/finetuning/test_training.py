@@ -1,5 +1,7 @@
 """One seed on the common loop: which weights are kept, when it stops, and that it depends on the seed and on nothing else."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from conftest import TINY
 from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer, vocabulary_size
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.plan import MethodSettings, method_defaults
+from electra.finetuning.plan import MethodSettings, PlannedTask, method_defaults
 from electra.finetuning.training import (
     Encoded,
     Finetuned,
@@ -41,7 +43,8 @@ def train(toy_model, tmp_path, monkeypatch):
         initialise(model, TINY, 1)
         examples, _ = task.encode(ROWS)
         settings = MethodSettings(**{"batch": 8, "evaluations": 4, "device": "cpu", **method})
-        prepared = Prepared(task, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)}, settings)
+        planned = PlannedTask(SimpleNamespace(method=settings), task, None, {})
+        prepared = Prepared(planned, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)})
         seen, left = [], iter(scores)
 
         def scored(rows, predictions):

@@ -45,7 +45,7 @@ Group = list[PlannedTask]
 
 def work(model: str, item: str, overrides: str, seed: int, out: Path) -> list[dict[str, Any]]:
     """What a worker does: the same as `run_seed`, from what can be sent to another process."""
-    return run_seed(*prepared_in_worker(model, item, overrides), seed, out, Signals())
+    return run_seed(prepared_in_worker(model, item, overrides), seed, out, Signals())
 
 
 def plan_all(items: Sequence[str], overrides: Mapping[str, Any], start: Start) -> dict[str, Group]:
@@ -232,15 +232,15 @@ def run_in_turn(planned: Group, seeds: Sequence[int], out: Path, signals: Signal
     if not seeds:
         return {it.plan.name: encode_others(it) for it in planned}
     prepared = list(map(prepare_task, planned))
-    for it, its in zip(planned, prepared, strict=True):
-        for split, part in {"train": its.train, **its.others}.items():
+    for it in prepared:
+        for split, part in {"train": it.train, **it.others}.items():
             if part.cut:
-                meaning = it.plan.task.cut_words(it.task.length)
+                meaning = it.task.settings.cut_words(it.task.length)
                 counts = f"{part.cut:,} of {len(part.rows):,} {split} rows"
-                log.info("%s: %s %s", it.plan.name, counts, meaning)
+                log.info("%s: %s %s", it.planned.plan.name, counts, meaning)
     for seed in seeds:
-        say_results(run_seed(planned, prepared, seed, out, signals))
-    return {it.plan.name: its.others for it, its in zip(planned, prepared, strict=True)}
+        say_results(run_seed(prepared, seed, out, signals))
+    return {it.planned.plan.name: it.others for it in prepared}
 
 
 def say_results(results: Sequence[Mapping[str, Any]], ending: str = "") -> None:

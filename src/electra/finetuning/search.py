@@ -119,19 +119,19 @@ class Round(NamedTuple):
     settings: dict[str, Any]
 
 
-def run_trial(planned: PlannedTask, prepared: Prepared, job: Round, folder: Path, signals: Signals) -> dict[str, Any]:
+def run_trial(prepared: Prepared, job: Round, folder: Path, signals: Signals) -> dict[str, Any]:
     """What trial.json says: the dev score of one seed. No weights are kept."""
-    changed = altered(planned, job.settings)
+    changed = altered(prepared.planned, job.settings)
     path, sha256 = folder / changed.fingerprint[:16] / "trial.json", changed.fingerprint
     stored = read_or_set_aside(path)
     if stored and stored.get("settings_sha256") == sha256 and is_trial(stored):
         return {**stored, "settings": job.settings}
     run = seed_run(path.parent, job.title, 0, sha256)
-    data = replace(prepared, task=changed.task, method=changed.plan.method)
+    data = replace(prepared, planned=changed)
     began, metric, score = time.monotonic(), "", None
     with explain_machine("A trial does not fit: use a smaller batch=… or length=….", "Finished trials are kept."):
         try:
-            ((model, _),) = train_seed([changed], [data], 0, run, signals)
+            ((model, _),) = train_seed([data], 0, run, signals)
             metric, score = headline(dev_scores(model, data))
         except DivergedError as error:
             log.warning("%s", error)
@@ -148,8 +148,8 @@ def is_trial(stored: Mapping[str, Any]) -> bool:
 
 def work_trial(model: str, item: str, overrides: str, job: Round, folder: Path) -> dict[str, Any]:
     """What a worker does."""
-    ((planned,), (prepared,)) = prepared_in_worker(model, item, overrides)
-    return run_trial(planned, prepared, job, folder, Signals())
+    (prepared,) = prepared_in_worker(model, item, overrides)
+    return run_trial(prepared, job, folder, Signals())
 
 
 def search(planned: PlannedTask, count: int, jobs: int, folder: Path, signals: Signals) -> Search:
@@ -163,7 +163,7 @@ def search(planned: PlannedTask, count: int, jobs: int, folder: Path, signals: S
 
     def results_of(jobs_left: Sequence[Round]) -> Iterator[dict[str, Any]]:
         if prepared is not None:
-            yield from (run_trial(planned, prepared, job, folder, signals) for job in jobs_left)
+            yield from (run_trial(prepared, job, folder, signals) for job in jobs_left)
         else:
             text = json.dumps(dict(planned.overrides))
             arguments = [(planned.start.path, planned.plan.item, text, job, folder) for job in jobs_left]

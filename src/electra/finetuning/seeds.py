@@ -21,7 +21,7 @@ from electra.base.randomness import mix
 from electra.finetuning import Task, report
 from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import TASK_FILE, TaskModel, seed_folders, task_card, write_task_folder
-from electra.finetuning.plan import Plan, PlannedTask, Start, make_plan, method_defaults, sha256_of
+from electra.finetuning.plan import PlannedTask, Start, make_plan, method_defaults, sha256_of
 from electra.finetuning.training import (
     Encoded,
     Finetuned,
@@ -117,14 +117,13 @@ def prepare_task(planned: PlannedTask) -> Prepared:
     train = Encoded.of(task, task.training_rows(planned.plan.splits["train"]))
     longest = max((len(example.ids) for example in train.examples), default=0)
     warn_beyond(start.settings, start.network.length, longest)
-    return Prepared(task, train, encode_others(planned), planned.plan.method)
+    return Prepared(planned, train, encode_others(planned))
 
 
 @lru_cache(maxsize=1)
-def prepared_in_worker(model: str, item: str, overrides: str) -> tuple[list[PlannedTask], list[Prepared]]:
+def prepared_in_worker(model: str, item: str, overrides: str) -> list[Prepared]:
     """A worker plans and encodes what it trains on once for all its runs. `overrides` are JSON, so that a cache can compare them."""
-    planned = plan_item(item, json.loads(overrides), load_start(Path(model)))
-    return planned, list(map(prepare_task, planned))
+    return list(map(prepare_task, plan_item(item, json.loads(overrides), load_start(Path(model)))))
 
 
 def run_in_workers(
@@ -170,15 +169,13 @@ def build_model(planned: PlannedTask, seed: int) -> Finetuned:
     return Finetuned(encoder, head)
 
 
-def train_seed(
-    planned: Sequence[PlannedTask], prepared: Sequence[Prepared], seed: int, run: Run, signals: Signals
-) -> list[tuple[Finetuned, History]]:
+def train_seed(prepared: Sequence[Prepared], seed: int, run: Run, signals: Signals) -> list[tuple[Finetuned, History]]:
     """The network of each task, whose encoder is one where there are several, with its history."""
-    models = [build_model(it, seed) for it in planned]
+    models = [build_model(it.planned, seed) for it in prepared]
     if len(models) == 1:
         return [(models[0], train_task(models[0], prepared[0], seed, run, signals))]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
-    parts = [JointTask(it.plan.name, model, its) for it, its, model in zip(planned, prepared, models, strict=True)]
+    parts = [JointTask(model, its) for model, its in zip(models, prepared, strict=True)]
     return list(zip(models, train_jointly(parts, seed, run, signals), strict=True))
 
 
@@ -207,10 +204,9 @@ def group_name(planned: Sequence[PlannedTask]) -> str:
     return "+".join(it.plan.name for it in planned)
 
 
-def run_seed(
-    planned: Sequence[PlannedTask], prepared: Sequence[Prepared], seed: int, out: Path, signals: Signals
-) -> list[dict[str, Any]]:
+def run_seed(prepared: Sequence[Prepared], seed: int, out: Path, signals: Signals) -> list[dict[str, Any]]:
     """One seed of one task, or of those that are trained together, from the start to its folders; what their result.json hold."""
+    planned = [it.planned for it in prepared]
     name, method = group_name(planned), planned[0].plan.method
     fingerprints = {it.plan.name: it.fingerprint for it in planned}
     fingerprint = sha256_of(fingerprints) if len(planned) > 1 else planned[0].fingerprint
@@ -222,15 +218,16 @@ def run_seed(
     length = max(it.plan.task.length for it in planned)
     remedy = f"{method.batch} rows of {length} tokens do not fit: use a smaller batch=… or length=…."
     with explain_machine(remedy, "Finished runs are kept: run the same command again."):
-        trained = train_seed(planned, prepared, seed, run, signals)
+        trained = train_seed(prepared, seed, run, signals)
         outputs = [
             {split: infer(model, its.task, part.examples, method) for split, part in its.others.items()}
             for its, (model, _) in zip(prepared, trained, strict=True)
         ]
     results = []
-    for it, its, (model, history), answers in zip(planned, prepared, trained, outputs, strict=True):
+    for its, (model, history), answers in zip(prepared, trained, outputs, strict=True):
+        it = its.planned
         folder = report.run_folder(out, it.plan.name, seed)
-        task, result = judged(it.plan, its, answers, history)
+        task, result = judged(its, answers, history)
         trained_on = it.settings["files"]["train"]["sha256"]
         result = {"task": it.plan.name, "seed": seed, "train_sha256": trained_on, "machine": machine(), **result}
         if not folder.exists():  # of several, some may have been written before the process was killed
@@ -240,9 +237,7 @@ def run_seed(
     return results
 
 
-def judged(
-    plan: Plan, prepared: Prepared, outputs: Mapping[str, Sequence[Any]], history: History
-) -> tuple[Task, dict[str, Any]]:
+def judged(prepared: Prepared, outputs: Mapping[str, Sequence[Any]], history: History) -> tuple[Task, dict[str, Any]]:
     """The task with what is chosen on dev, and what result.json says: scores, alarms, what was cut."""
     task = prepared.task
     scores: dict[str, dict[str, float]] = {}
@@ -258,7 +253,7 @@ def judged(
                 alarms = run_alarms(task, part.rows, predictions, scores[split], losses)
     encoded = {"train": prepared.train, **prepared.others}
     cut = {split: (part.cut, len(part.rows)) for split, part in encoded.items()}
-    return task, {"scores": scores, **vars(history), "kept": plan.method.keep, "cut": cut, "alarms": alarms}
+    return task, {"scores": scores, **vars(history), "kept": prepared.method.keep, "cut": cut, "alarms": alarms}
 
 
 def write_seed(

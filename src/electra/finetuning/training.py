@@ -30,7 +30,7 @@ from electra.base.jobs import Signals
 from electra.base.randomness import mix, permute
 from electra.data.tables import Row
 from electra.finetuning import Example, Outputs, Task, in_chunks, merit
-from electra.finetuning.plan import DecayKind, MethodSettings
+from electra.finetuning.plan import DecayKind, MethodSettings, PlannedTask
 from electra.model import Encoder
 from electra.objectives import Trainable
 from electra.objectives.losses import Loss
@@ -104,12 +104,19 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task with its rows as examples, and how it is trained; `others` are the splits that are not trained on, dev the first."""
+    """A planned task with its rows as examples; `others` are the splits that are not trained on, dev the first."""
 
-    task: Task
+    planned: PlannedTask
     train: Encoded
     others: Mapping[str, Encoded]
-    method: MethodSettings
+
+    @property
+    def task(self) -> Task:
+        return self.planned.task
+
+    @property
+    def method(self) -> MethodSettings:
+        return self.planned.plan.method
 
 
 @dataclass(frozen=True)
@@ -316,9 +323,12 @@ def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: Met
 class JointTask:
     """One of the tasks; the models of all share their encoder."""
 
-    name: str
     model: Finetuned
     prepared: Prepared
+
+    @property
+    def name(self) -> str:
+        return self.prepared.planned.plan.name
 
 
 class JointObjective(nn.Module):
