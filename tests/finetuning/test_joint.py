@@ -16,7 +16,7 @@ from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import MethodSettings, PlannedTask
 from electra.finetuning.seeds import build_model, load_start, plan_item, prepare_task, run_seed
-from electra.finetuning.training import Encoded, Finetuned, JointBatches, JointObjective, JointTask, Prepared, collate
+from electra.finetuning.training import Encoded, Finetuned, JointBatches, JointObjective, Prepared, collate
 from helpers import electra
 
 FAST = ("epochs=1", "lr=4e-3", "batch=8", "evaluations=2", "length=24")
@@ -49,11 +49,11 @@ def joint(tmp_path_factory, toy_model, tables) -> Path:
     return out
 
 
-def part(toy_model, rows: int, epochs: int = 1, **method) -> JointTask:
+def part(toy_model, rows: int, epochs: int = 1, **method) -> Prepared:
     task = ClassificationSettings(labels=("a", "b"), epochs=epochs).build(load_tokenizer(toy_model), 24, {})
     table = [{"text": f"the barak {'walks ' * (row % 5)}{row}", "label": "ab"[row % 2]} for row in range(rows)]
     plan = SimpleNamespace(name=str(rows), method=MethodSettings(batch=4, **method))
-    return JointTask(None, Prepared(PlannedTask(plan, task, None, {}), Encoded.of(task, table), {}))
+    return Prepared(PlannedTask(plan, task, None, {}), Encoded.of(task, table), {})
 
 
 def test_by_size_every_task_has_the_batches_it_would_have_alone(toy_model):
@@ -86,7 +86,7 @@ def test_a_batch_trains_the_encoder_and_the_head_of_its_own_task(toy_model, tabl
     prepared = list(map(prepare_task, planned))
     models = [build_model(it, 0) for it in planned]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
-    objective = JointObjective([JointTask(model, its) for model, its in zip(models, prepared, strict=True)])
+    objective = JointObjective(models, prepared)
     batch = replace(collate(prepared[1].task, prepared[1].train.examples[:4], with_targets=True), task=1)
     loss = objective(batch)
     loss.total.backward()

@@ -237,10 +237,10 @@ def run_in_turn(planned: Group, seeds: Sequence[int], out: Path, signals: Signal
             if part.cut:
                 meaning = it.task.settings.cut_words(it.task.length)
                 counts = f"{part.cut:,} of {len(part.rows):,} {split} rows"
-                log.info("%s: %s %s", it.planned.plan.name, counts, meaning)
+                log.info("%s: %s %s", it.name, counts, meaning)
     for seed in seeds:
         say_results(run_seed(prepared, seed, out, signals))
-    return {it.planned.plan.name: it.others for it in prepared}
+    return {it.name: it.others for it in prepared}
 
 
 def say_results(results: Sequence[Mapping[str, Any]], ending: str = "") -> None:

@@ -22,16 +22,7 @@ from electra.finetuning import Task, report
 from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import TASK_FILE, TaskModel, seed_folders, task_card, write_task_folder
 from electra.finetuning.plan import PlannedTask, Start, make_plan, method_defaults, sha256_of
-from electra.finetuning.training import (
-    Encoded,
-    Finetuned,
-    History,
-    JointTask,
-    Prepared,
-    infer,
-    train_jointly,
-    train_task,
-)
+from electra.finetuning.training import Encoded, Finetuned, History, Prepared, infer, train_jointly, train_task
 from electra.interop.read import warn_beyond
 from electra.model import encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
@@ -175,8 +166,7 @@ def train_seed(prepared: Sequence[Prepared], seed: int, run: Run, signals: Signa
     if len(models) == 1:
         return [(models[0], train_task(models[0], prepared[0], seed, run, signals))]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
-    parts = [JointTask(model, its) for model, its in zip(models, prepared, strict=True)]
-    return list(zip(models, train_jointly(parts, seed, run, signals), strict=True))
+    return list(zip(models, train_jointly(models, prepared, seed, run, signals), strict=True))
 
 
 def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:

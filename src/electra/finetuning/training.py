@@ -111,6 +111,10 @@ class Prepared:
     others: Mapping[str, Encoded]
 
     @property
+    def name(self) -> str:
+        return self.planned.plan.name
+
+    @property
     def task(self) -> Task:
         return self.planned.task
 
@@ -319,50 +323,32 @@ def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: Met
 # Several tasks, one encoder
 
 
-@dataclass(frozen=True)
-class JointTask:
-    """One of the tasks; the models of all share their encoder."""
-
-    model: Finetuned
-    prepared: Prepared
-
-    @property
-    def name(self) -> str:
-        return self.prepared.planned.plan.name
-
-
 class JointObjective(nn.Module):
+    """The models of all tasks share their encoder."""
+
     headline = ("loss",)
     muted_alarms: tuple[str, ...] = ()
     corruptor = None
 
-    def __init__(self, parts: Sequence[JointTask]):
+    def __init__(self, models: Sequence[Finetuned], parts: Sequence[Prepared]):
         super().__init__()
-        self.encoder, self.heads = parts[0].model.encoder, nn.ModuleList(part.model.head for part in parts)
-        self.parts = tuple(parts)
-        self.extra_metrics = tuple(Ratio(loss_of(it), loss_of(it), batches_of(it)) for it in parts)
+        self.encoder, self.heads = models[0].encoder, nn.ModuleList(model.head for model in models)
+        self.models, self.parts = tuple(models), tuple(parts)
+        self.extra_metrics = tuple(Ratio(f"{it.name}/loss", f"{it.name}/loss", f"{it.name}/batches") for it in parts)
 
     def forward(self, batch: Batch) -> Loss:
-        part = self.parts[batch.task]
-        total = part.prepared.task.loss(part.model(batch), batch.targets)
-        return Loss(total, {loss_of(part): total.detach(), batches_of(part): torch.ones_like(total)})
-
-
-def loss_of(part: JointTask) -> str:
-    return f"{part.name}/loss"
-
-
-def batches_of(part: JointTask) -> str:
-    return f"{part.name}/batches"
+        model, part = self.models[batch.task], self.parts[batch.task]
+        total = part.task.loss(model(batch), batch.targets)
+        return Loss(total, {f"{part.name}/loss": total.detach(), f"{part.name}/batches": torch.ones_like(total)})
 
 
 class JointBatches:
-    def __init__(self, parts: Sequence[JointTask], how: Literal["size", "even"], seed: int):
-        alone = [ExampleBatches(part.prepared, seed) for part in parts]
+    def __init__(self, parts: Sequence[Prepared], how: Literal["size", "even"], seed: int):
+        alone = [ExampleBatches(part, seed) for part in parts]
         steps = [it.steps for it in alone]
         if how == "even":
             steps = [-(-sum(steps) // len(parts))] * len(parts)
-            alone = [ExampleBatches(part.prepared, seed, steps[0]) for part in parts]
+            alone = [ExampleBatches(part, seed, steps[0]) for part in parts]
         self.alone, self.steps = alone, sum(steps)
         places = permute(np.arange(self.steps), self.steps, mix(seed, "tasks"))
         self.order = np.repeat(np.arange(len(parts)), steps)[places]
@@ -374,18 +360,20 @@ class JointBatches:
             yield replace(next(sources[task]), task=int(task))
 
 
-def train_jointly(parts: Sequence[JointTask], seed: int, run: Run, signals: Signals) -> list[History]:
+def train_jointly(
+    models: Sequence[Finetuned], parts: Sequence[Prepared], seed: int, run: Run, signals: Signals
+) -> list[History]:
     """Trains the models in place, from the run's newest checkpoint where there is one. The method is that of the first; its
     headline, by which the best weights would be kept, the mean of those of the tasks."""
-    method = parts[0].prepared.method
+    method = parts[0].method
 
     def all_scores() -> dict[str, float]:
-        scores = [dev_scores(part.model, part.prepared) for part in parts]
+        scores = list(map(dev_scores, models, parts))
         mean = sum(merit(*headline(it)) for it in scores) / len(parts)
         named = {f"{part.name}/{key}": it[key] for part, it in zip(parts, scores, strict=True) for key in it}
         return {"mean": mean, **named}
 
-    objective, data = JointObjective(parts), JointBatches(parts, method.mix, seed)
+    objective, data = JointObjective(models, parts), JointBatches(parts, method.mix, seed)
     state = train_by(objective, data, DevScores(objective, method, data.steps, all_scores), seed, run, signals)
     records, logged = state.log.of_kind("dev"), read_metrics(run.folder, "train")
     histories = []
@@ -394,7 +382,7 @@ def train_jointly(parts: Sequence[JointTask], seed: int, run: Run, signals: Sign
         for record in records:
             own = {key.removeprefix(prefix): value for key, value in record.items() if key.startswith(prefix)}
             curve.append({"step": record["step"], **own})
-        losses = [(it["step"], it[loss_of(part)]) for it in logged if it.get(loss_of(part)) is not None]
+        losses = [(it["step"], it[f"{prefix}loss"]) for it in logged if it.get(f"{prefix}loss") is not None]
         best, is_early = best_of(records)[0], state.step < data.steps
         histories.append(History(data.steps, round(state.seconds, 3), curve, losses, best, is_early))
     return histories
