@@ -68,10 +68,10 @@ def print_answers(model: Path, lines: list[str], probabilities: bool, options: d
     from electra.finetuning.predict import predict_lines
 
     for line, answer in zip(lines, predict_lines(model, lines, options), strict=True):
-        say_json(answer) if probabilities else say(f"{shown(answer['prediction'])}\t{line}")
+        say_json(answer) if probabilities else say(f"{answer_text(answer['prediction'])}\t{line}")
 
 
-def shown(prediction: Any) -> str:
+def answer_text(prediction: Any) -> str:
     if isinstance(prediction, float):
         return f"{prediction:.4f}"
     return " ".join(prediction) if isinstance(prediction, list) else str(prediction)

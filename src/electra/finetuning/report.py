@@ -35,7 +35,7 @@ from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
 
 log = logging.getLogger(__name__)
-RESULT, RESULTS = "result.json", "results.json"
+RESULT, ALL_RESULTS = "result.json", "results.json"
 WRONG, MOST_WRONG = "wrong.jsonl", 1000
 """The dev rows that the ensemble got wrong, the surest first: to be looked at."""
 SETTINGS = "settings.json"
@@ -281,7 +281,7 @@ def write_wrong(
 
 def earlier_results(out: Path) -> dict[str, dict[str, Any]]:
     """What earlier commands said of their tasks."""
-    path = out / RESULTS
+    path = out / ALL_RESULTS
     content = read_or_set_aside(path) or {}
     tasks = content.get("tasks")
     described: dict[str, Any] = tasks if isinstance(tasks, dict) else {}
@@ -304,7 +304,7 @@ def write_results(
         plot_task(out / name, result)
     whole = {"model": model, "tasks": results, "glue": glue_mean(results)}
     write_atomically(out / "results.md", visible(results_page(whole)).encode())
-    write_json(out / RESULTS, whole)
+    write_json(out / ALL_RESULTS, whole)
     return whole
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors.numpy import save
@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import read_object, read_or_set_aside, write_json
-from electra.base.jobs import Signals, run_jobs
+from electra.base.jobs import Result, Signals, run_jobs
 from electra.base.randomness import mix
 from electra.finetuning import Task, report
 from electra.finetuning.baselines import run_alarms
@@ -32,7 +32,6 @@ from electra.train.loop import Run
 
 log = logging.getLogger(__name__)
 TRAINING = "training"
-Result = TypeVar("Result")
 
 
 # What a run starts from
