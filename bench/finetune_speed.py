@@ -35,16 +35,16 @@ def ours(arguments: argparse.Namespace, train: list[dict], dev: list[dict]) -> d
 
     start = load_start(Path(arguments.model))
     method = {"lr": LR, "batch": BATCH, "layer_decay": 1.0, "bias_correction": True, "schedule": "linear"}
-    overrides = {"data": str(Path(arguments.data) / "glue"), "length": LENGTH, "evaluations": 1, **method}
-    plan, task = plan_task(arguments.task, overrides | {"device": "cpu"}, start)
-    prepared = prepare_task(task, {"train": train, "dev": dev}, start)
-    model = build_model(plan, prepared.task, start, arguments.seed)
+    overrides = {"data": str(Path(arguments.data) / "glue"), "length": LENGTH, "epochs": 1, "evaluations": 1, **method}
+    planned = plan_task(arguments.task, overrides | {"device": "cpu"}, start)
+    planned = replace(planned, plan=replace(planned.plan, splits={"train": train, "dev": dev}))
+    prepared, model = prepare_task(planned), build_model(planned, arguments.seed)
     part = prepared.others["dev"]
     alone = replace(prepared, others={"dev": Encoded(dev[:1], part.examples[:1])})
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), {}, name=arguments.task, keeps_last=False)
-        history = train_task(model, alone, plan.method, 1, arguments.seed, run, Signals())
-    outputs = infer(model, prepared.task, part.examples, plan.method, prepared.pad)
+        history = train_task(model, alone, arguments.seed, run, Signals())
+    outputs = infer(model, prepared.task, part.examples, prepared.method)
     scores = prepared.task.scores(dev, prepared.task.predict(dev, part.examples, outputs))
     return {"seconds": history.seconds, "accuracy": scores["accuracy"]}
 

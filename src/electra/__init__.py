@@ -169,10 +169,10 @@ def finetune(
     trials: int = 0,
     **settings: Any,
 ) -> FinetuneResult:
-    """Fine-tune on shipped tasks ("mnli"), TOML files or tables, each with several seeds; tasks joined by + share an encoder. Settings are those of the tasks and
-    of the method: `text` and `label` name columns (else they are guessed), `dev` a table to score on, `epochs`, `lr`, ….
-    `untrained` adds the same network from random weights to the baselines; so many `trials` are searched for better settings first.
-    Called again it keeps what is finished.
+    """Fine-tune on shipped tasks ("mnli"), TOML files or tables, each with several seeds; tasks joined by + share an encoder.
+    Settings are those of the tasks and of the method: `text` and `label` name columns (else they are guessed), `dev` a table to
+    score on, `epochs`, `lr`, …. `untrained` adds the same network from random weights to the baselines; so many `trials` are
+    searched for better settings first. Called again it keeps what is finished.
 
     >>> result = electra.finetune("my-run", "my-table.csv", out="my-tasks", text="review", label="stars", epochs=1)
     >>> result.models

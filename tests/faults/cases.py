@@ -196,7 +196,6 @@ for label, content in {"cut": '{"torch"', "ff": b"\xff", "deep": DEEP, "list": "
     case(f"result-{label}", FINETUNE, 4, r"result\.json", lambda w, content=content: put(w / "tasks/table/seed-0/result.json", content))
     case(f"comparison-{label}", COMPARE, 4, r"comparison\.json.*(restore|remove)", lambda w, content=content: put(w / "compared/comparison.json", content), fast=label == "cut")
     case(f"compared-result-{label}", COMPARE, 0, "2", lambda w, content=content: put(next((w / "compared").glob("*/seed-0/result.json")), content), fast=label == "list")
-    case(f"compared-plan-{label}", COMPARE, 0, "2", lambda w, content=content: (put(next((w / "compared").glob("*/seed-0/plan.json")), content), next((w / "compared").glob("*/seed-0/result.json")).unlink()))
     case(f"compared-report-{label}", COMPARE, 0, "2", lambda w, content=content: put(w / "compared/results.json", content))
     case(f"config-toml-{label}", "detect run hello", 4, r"config\.toml is damaged", lambda w, content=content: (put(w / "run/config.toml", "x = " + (content.decode("latin-1") if isinstance(content, bytes) else content)) if content else put(w / "run/config.toml", "")), fast=label == "cut")
 case("config-toml-bytes", "evaluate run", 4, r"config\.toml is damaged", lambda w: put(w / "run/config.toml", b"\xff\xff"))
@@ -501,8 +500,6 @@ case("label-tag", FINETUNE.replace("tasks", "new"), 0, "accuracy", lambda w: put
 RUN_OF = "compared/recipe.toml/seed-0"
 for label, values in {"variant": {"variant": "zebra"}, "seed": {"seed": 7}, "no-scores": {"tasks": {"cola": []}}, "steps": {"steps": -3}, "digits": {"steps": 10**4200}, "axis": {"figures": {"auc": 1e308, "mlm_loss": -1e308}}}.items():
     case(f"compared-{label}", COMPARE, 0, "result.json.damaged-1", lambda w, values=values: edit(w / RUN_OF / "result.json", lambda r: r.update(values)), fast=label == "variant")
-for steps in (-3, 3, 10**400):
-    case(f"compared-plan-{str(steps)[:5]}", COMPARE, 0, "recipe.toml", lambda w, steps=steps: ((w / RUN_OF / "result.json").unlink(), edit(w / RUN_OF / "plan.json", lambda p: p.update(steps=steps))))
 case("compared-out-quote", COMPARE.replace("compared", "'a\"b'"), 0, "recipe.toml", lambda w: os.mkfifo(w / '"a"b'))
 case("compared-recipe-formula", "compare '$\\x$.toml' data=shards --seeds 1 --budget '2 steps' --out new", 0, "recipe|toml", lambda w: shutil.copy(w / "recipe.toml", w / "$\\x$.toml"))
 case("compared-probe-few", f"{COMPARE} --table two.csv", 3, "more rows", lambda w: put(w / "two.csv", "text,label\nthe timak,a\nthe bar,b\n"), fast=True)

@@ -50,7 +50,7 @@ def both(folder, model, rows, columns):
     """The outputs of both sides, example by example."""
     ours = load_classifier(folder, columns)
     examples, _ = ours.task.encode(rows)
-    outputs = infer(ours.model, ours.task, examples, ours.method, 0)
+    outputs = infer(ours.model, ours.task, examples, ours.method)
     for example, output in zip(examples, outputs, strict=True):
         inputs = {"input_ids": torch.tensor([list(example.ids)])}
         if model.config.model_type == "electra":

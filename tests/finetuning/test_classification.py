@@ -95,7 +95,7 @@ def test_pairs_are_encoded_as_transformers_does_and_the_cut_is_counted(tokenizer
         if max(len(row["a"]), len(row["b"])) < 100:
             assert list(example.ids) == expected["input_ids"]
             assert example.first == expected["token_type_ids"].index(1)
-    batch = collate(task, examples[:2], special_ids(tokenizer).pad, with_targets=True)
+    batch = collate(task, examples[:2], with_targets=True)
     assert batch.targets["labels"].tolist() == [1, 0]
 
 

@@ -1,16 +1,23 @@
 """Batches: every example once, like lengths together, no more padding than needed, the same order for the same seed."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from electra.base.batch import SpecialIds
 from electra.finetuning import Example
+from electra.finetuning.plan import MethodSettings, PlannedTask
 from electra.finetuning.training import Encoded, ExampleBatches, Prepared, collate, epoch_order, sorted_order
 
 
 class NoTargets:
+    special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+    settings = SimpleNamespace(epochs=2)
+
     def targets(self, examples, length):
         return {"row": torch.tensor([example.row for example in examples])}
 
@@ -44,16 +51,17 @@ def test_grouping_pads_little():
 
 def test_a_batch_is_as_wide_as_its_longest_and_needs_no_mask_when_all_are_equal():
     examples = [Example([2, 7, 3], 3, 0), Example([2, 8, 3, 9, 3], 3, 1)]
-    inputs = collate(NoTargets(), examples, pad=0, with_targets=True)
+    inputs = collate(NoTargets(), examples, with_targets=True)
     assert inputs.ids.tolist() == [[2, 7, 3, 0, 0], [2, 8, 3, 9, 3]]
     assert inputs.segments.tolist() == [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
     assert inputs.padded and inputs.is_real.sum().item() == 8
-    assert collate(NoTargets(), examples[1:], pad=0, with_targets=False).padded is False
+    assert collate(NoTargets(), examples[1:], with_targets=False).padded is False
 
 
-def batches_of(examples, batch=8, epochs=2, seed=5) -> ExampleBatches:
-    prepared = Prepared(NoTargets(), Encoded([], examples), {"dev": Encoded([], [])}, pad=0)
-    return ExampleBatches(prepared, batch, epochs, seed)
+def batches_of(examples, min_steps=0) -> ExampleBatches:
+    plan = SimpleNamespace(method=MethodSettings(batch=8, min_steps=min_steps))
+    planned = PlannedTask(plan, NoTargets(), None, {})
+    return ExampleBatches(Prepared(planned, Encoded([], examples), {"dev": Encoded([], [])}), seed=5)
 
 
 def test_training_passes_over_all_examples_once_an_epoch():
@@ -83,5 +91,4 @@ def test_evaluation_starts_with_the_longest_and_misses_nothing(batch):
 @pytest.mark.parametrize(("min_steps", "epochs"), [(0, 2), (18, 2), (19, 3), (100, 12)])
 def test_a_small_table_is_gone_through_until_there_are_enough_steps(min_steps, epochs):
     examples = [Example([2] * 5, 3, row) for row in range(70)]
-    prepared = Prepared(NoTargets(), Encoded([], examples), {"dev": Encoded([], [])}, pad=0)
-    assert len(list(ExampleBatches(prepared, 8, 2, 5, min_steps).batches(0))) == 9 * epochs
+    assert len(list(batches_of(examples, min_steps).batches(0))) == 9 * epochs

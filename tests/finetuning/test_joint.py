@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from electra.base.errors import ElectraError
 from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.plan import MethodSettings
+from electra.finetuning.plan import MethodSettings, PlannedTask
 from electra.finetuning.seeds import build_model, load_start, plan_item, prepare_task, run_seed
-from electra.finetuning.training import Encoded, Finetuned, JointBatches, JointObjective, JointTask, Prepared, collate
+from electra.finetuning.training import Encoded, Finetuned, JointBatches, JointObjective, Prepared, collate
 from helpers import electra
 
 FAST = ("epochs=1", "lr=4e-3", "batch=8", "evaluations=2", "length=24")
@@ -48,11 +49,11 @@ def joint(tmp_path_factory, toy_model, tables) -> Path:
     return out
 
 
-def part(toy_model, rows: int, epochs: int = 1, **method) -> JointTask:
-    task = ClassificationSettings(labels=("a", "b")).build(load_tokenizer(toy_model), 24, {})
+def part(toy_model, rows: int, epochs: int = 1, **method) -> Prepared:
+    task = ClassificationSettings(labels=("a", "b"), epochs=epochs).build(load_tokenizer(toy_model), 24, {})
     table = [{"text": f"the barak {'walks ' * (row % 5)}{row}", "label": "ab"[row % 2]} for row in range(rows)]
-    prepared = Prepared(task, Encoded.of(task, table), {}, 0)
-    return JointTask(str(rows), None, prepared, MethodSettings(batch=4, **method), epochs)
+    plan = SimpleNamespace(name=str(rows), method=MethodSettings(batch=4, **method))
+    return Prepared(PlannedTask(plan, task, None, {}), Encoded.of(task, table), {})
 
 
 def test_by_size_every_task_has_the_batches_it_would_have_alone(toy_model):
@@ -82,13 +83,11 @@ def test_a_resumed_run_goes_on_with_the_same_batches(toy_model):
 
 def test_a_batch_trains_the_encoder_and_the_head_of_its_own_task(toy_model, tables):
     planned = plan_item("+".join(map(str, tables)), {"length": 24}, load_start(toy_model))
-    prepared = [prepare_task(it.task, it.plan, it.start) for it in planned]
-    models = [build_model(it.plan, it.task, it.start, 0) for it in planned]
+    prepared = list(map(prepare_task, planned))
+    models = [build_model(it, 0) for it in planned]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
-    objective = JointObjective(
-        [JointTask(it.plan.name, m, p, it.plan.method, 1) for it, m, p in zip(planned, models, prepared, strict=True)]
-    )
-    batch = replace(collate(prepared[1].task, prepared[1].train.examples[:4], 0, with_targets=True), task=1)
+    objective = JointObjective(models, prepared)
+    batch = replace(collate(prepared[1].task, prepared[1].train.examples[:4], with_targets=True), task=1)
     loss = objective(batch)
     loss.total.backward()
     assert {name for name, it in objective.named_parameters() if it.grad is None} == {
@@ -124,7 +123,7 @@ def test_the_same_command_keeps_it_and_another_company_is_refused(joint, toy_mod
 def test_an_interrupted_joint_run_ends_with_the_same_weights(joint, toy_model, tables, tmp_path):
     words = {"epochs": 1, "lr": 4e-3, "batch": 8, "evaluations": 2, "length": 24}
     planned = plan_item("+".join(map(str, tables)), words, load_start(toy_model))
-    prepared = [prepare_task(it.task, it.plan, it.start) for it in planned]
+    prepared = list(map(prepare_task, planned))
 
     class Stop(Signals):
         def __init__(self, after: int):
@@ -141,11 +140,11 @@ def test_an_interrupted_joint_run_ends_with_the_same_weights(joint, toy_model, t
             pass
 
     with pytest.raises((ElectraError, KeyboardInterrupt)):
-        run_seed(planned, prepared, 0, tmp_path, Stop(12))
+        run_seed(prepared, 0, tmp_path, Stop(12))
     assert list(tmp_path.glob("one+two/training/seed-0/checkpoints/*")) and not list(
         tmp_path.glob("*/seed-0/task.json")
     )
-    run_seed(planned, prepared, 0, tmp_path, Signals())
+    run_seed(prepared, 0, tmp_path, Signals())
     for name in ("one", "two"):
         before, after = (load_file(it / name / "seed-0" / "model.safetensors") for it in (joint, tmp_path))
         assert all(torch.equal(before[key], after[key]) for key in before)

@@ -88,7 +88,7 @@ def test_a_folder_that_was_trained_on_cut_texts_can_read_windows_when_asked(trai
     text = table.read_text().splitlines()[1].split(",")[0]
     loaded = load_task_folder(model)
     examples, _ = loaded.task.encode([{"text": text}])
-    logits = np.mean([it["logits"] for it in infer(loaded.model, loaded.task, examples, loaded.method, 0)], 0)
+    logits = np.mean([it["logits"] for it in infer(loaded.model, loaded.task, examples, loaded.method)], 0)
     answer = json.loads(electra("predict", model, text, "--long", "windows", "--probabilities").stdout)
     assert answer["probability_lon"] == pytest.approx(np.exp(logits[1]) / np.exp(logits).sum(), abs=1e-5)
     done = electra("predict", model, table, "--long", "cut", "--out", tmp_path / "cut.csv")

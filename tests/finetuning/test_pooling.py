@@ -70,7 +70,7 @@ def test_a_folder_says_how_it_pools(settings, head, pooling, reader, prepared, t
     pytest.importorskip("transformers", reason="needs the hf extra")
     tokenizer = load_tokenizer(prepared)
     model, task = network(settings, tokenizer, vocabulary_size(tokenizer), head=head, pooling=pooling)
-    line = write_task_folder(tmp_path / "out", TaskModel(model, task, MethodSettings(), tokenizer, {}), {})
+    line = write_task_folder(tmp_path / "out", TaskModel(model, task, MethodSettings(), {}), {})
     assert ("read back by electra and transformers" in line) == bool(reader)
     assert json.loads((tmp_path / "out" / "task.json").read_text())["architecture"] == reader
     config = json.loads((tmp_path / "out" / "config.json").read_text())

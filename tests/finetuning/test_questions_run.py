@@ -105,7 +105,7 @@ def test_the_folder_loads_in_transformers_with_the_logits_of_ours(model):
         examples, _ = ours.task.encode([row])
         if len(examples) > 1:
             continue
-        outputs = infer(ours.model, ours.task, examples, ours.method, 0)
+        outputs = infer(ours.model, ours.task, examples, ours.method)
         assert list(examples[0].ids) == given["input_ids"][0].tolist()
         with torch.no_grad():
             theirs = network(**given)

@@ -93,7 +93,7 @@ def test_the_model_folder_loads_in_transformers_with_its_label_map(finished):
     examples, _ = ours.task.encode(sample)
     from electra.finetuning.training import infer
 
-    said = ours.task.predict(sample, examples, infer(ours.model, ours.task, examples, ours.method, 0))
+    said = ours.task.predict(sample, examples, infer(ours.model, ours.task, examples, ours.method))
     for row, prediction in zip(sample, said, strict=True):
         theirs = classify(row["review"])[0]
         assert theirs["label"] == prediction["prediction"]

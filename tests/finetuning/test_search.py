@@ -8,7 +8,7 @@ import pytest
 
 from electra.base.jobs import Signals
 from electra.finetuning import search as searching
-from electra.finetuning.seeds import load_start, plan_item
+from electra.finetuning.seeds import load_start, plan_item, prepare_task
 from electra.finetuning.training import ExampleBatches
 from helpers import electra
 
@@ -83,8 +83,8 @@ def test_the_same_search_again_trains_nothing(searched, toy_model, folder, monke
 
 def test_what_the_user_has_set_is_not_searched(toy_model, folder, tmp_path):
     (planned,) = plan_item(str(folder), {"lr": 1e-3, "epochs": 4}, load_start(toy_model))
-    trials = searching.first_trials(planned, {"lr": 1e-3, "epochs": 4}, 12)
-    assert len(trials) == 8 and all(set(it.words) == {"layer_decay", "pooling"} for it in trials)
+    trials = searching.first_trials(planned, 12)
+    assert len(trials) == 8 and all(set(it.settings) == {"layer_decay", "pooling"} for it in trials)
     words = ("lr=1e-3", "epochs=4", "layer_decay=1", "pooling=cls")
     done = electra("finetune", toy_model, folder, *words, "--search", "--out", tmp_path / "out")
     assert done.returncode == 2 and "nothing to search" in done.stderr
@@ -94,9 +94,9 @@ def test_what_the_user_has_set_is_not_searched(toy_model, folder, tmp_path):
 
 def test_all_candidates_differ_and_the_first_is_the_default_with_its_steps(toy_model, folder):
     (planned,) = plan_item(str(folder), {"batch": 16}, load_start(toy_model))
-    trials = searching.first_trials(planned, {}, 12)
-    assert len({str(it.words) for it in trials}) == 12 and trials[0].number == 1
-    first = trials[0].words
+    trials = searching.first_trials(planned, 12)
+    assert len({str(it.settings) for it in trials}) == 12 and trials[0].number == 1
+    first = trials[0].settings
     assert first["lr"] == planned.plan.method.lr and first["epochs"] == 84  # of 3 steps: min_steps=250
 
 
@@ -106,17 +106,16 @@ def test_the_first_trial_has_the_default_s_steps_where_a_text_is_several_example
     (planned,) = plan_item(
         str(tmp_path / "long.csv"), {"batch": 16, "length": 8, "long": "windows"}, load_start(toy_model)
     )
-    prepared, method = searching.prepare_for_dev(planned), planned.plan.method
+    prepared = prepare_task(planned)
     assert len(prepared.train.examples) > 48
-    default = ExampleBatches(prepared, method.batch, planned.plan.task.epochs, 0, method.min_steps)
-    assert searching.first_trials(planned, {}, 1)[0].words["epochs"] == default.epochs
+    assert searching.first_trials(planned, 1)[0].settings["epochs"] == ExampleBatches(prepared, 0).epochs
 
 
 def test_what_the_user_s_own_task_file_sets_is_not_searched(toy_model, folder, tmp_path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text(f'data = "{folder}"\nlabels = ["bar", "lon"]\nepochs = 2\nlr = 1e-3\n')
     (planned,) = plan_item(str(recipe), {}, load_start(toy_model))
-    assert set(searching.first_trials(planned, {}, 1)[0].words) == {"layer_decay", "pooling"}
+    assert set(searching.first_trials(planned, 1)[0].settings) == {"layer_decay", "pooling"}
 
 
 def test_trials_that_are_alike_in_a_round_are_trained_once(toy_model, folder, tmp_path, monkeypatch):
@@ -126,13 +125,13 @@ def test_trials_that_are_alike_in_a_round_are_trained_once(toy_model, folder, tm
     trials = [searching.Trial(number, {"lr": lr, "epochs": epochs}) for number, (lr, epochs) in enumerate(settings, 1)]
     trained = []
 
-    def run_trial(_planned, _prepared, job, *_):
-        trained.append((job.words["lr"], job.words["epochs"]))
-        return {"trial": job.trial, "metric": "accuracy", "score": job.words["epochs"] / 10}
+    def run_trial(_prepared, job, *_):
+        trained.append((job.settings["lr"], job.settings["epochs"]))
+        return {"settings": job.settings, "metric": "accuracy", "score": job.settings["epochs"] / 10}
 
     monkeypatch.setattr(searching, "first_trials", lambda *_: trials)
     monkeypatch.setattr(searching, "run_trial", run_trial)
-    found = searching.search(planned, {}, 4, 1, tmp_path, Signals())
+    found = searching.search(planned, 4, 1, tmp_path, Signals())
     assert trained == [(1e-3, 1), (2e-3, 1), (1e-3, 2), (1e-3, 1)]
     assert {it.number: it.scores for it in found.trials} == {1: (0.1, 0.2), 2: (0.1, 0.1), 3: (0.1,), 4: (0.1,)}
 
@@ -141,7 +140,7 @@ def test_a_trial_that_diverges_loses_and_ends_nothing(toy_model, folder, tmp_pat
     (planned,) = plan_item(str(folder), {"batch": 16, "epochs": 1, "length": 24}, load_start(toy_model))
     given = [searching.Trial(n, {"lr": lr}) for n, lr in enumerate((1e-3, 1e30), 1)]
     monkeypatch.setattr(searching, "first_trials", lambda *_: given)
-    found = searching.search(planned, {}, 2, 1, tmp_path, Signals())
+    found = searching.search(planned, 2, 1, tmp_path, Signals())
     assert found.winner.number == 1 and found.trials[1].scores == (None,)
 
 

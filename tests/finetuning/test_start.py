@@ -6,8 +6,8 @@ import pytest
 
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.plan import MethodSettings
-from electra.finetuning.seeds import Start, build_model
+from electra.finetuning.plan import MethodSettings, PlannedTask, Start
+from electra.finetuning.seeds import build_model
 from electra.interop.read import Pretrained
 from electra.model import encoder_alone, initialise
 from electra.model.electra import ElectraEncoderSettings
@@ -23,7 +23,7 @@ def start_of(toy_model, settings) -> Start:
     for parameter in encoder.parameters():  # norms and biases too are unlike those of a new network
         parameter.data += 0.5
     network = Pretrained(encoder, None, "encoder", load_tokenizer(toy_model))
-    return Start("toy", network, encoder.state_dict())
+    return Start("toy", network)
 
 
 @pytest.mark.parametrize("kind", [ElectraEncoderSettings, ModernEncoderSettings])
@@ -32,7 +32,7 @@ def test_the_top_layers_and_the_norm_behind_them_start_anew(toy_model, kind, cou
     start = start_of(toy_model, kind(**SIZES))
     task = ClassificationSettings(labels=("a", "b")).build(start.network.tokenizer, 24, {})
     plan = SimpleNamespace(method=MethodSettings(reinitialise=count))
-    model = build_model(plan, task, start, seed=0)
+    model = build_model(PlannedTask(plan, task, start, {}), seed=0)
     fresh = {name for name, it in model.encoder.state_dict().items() if not it.equal(start.tensors[name])}
     above = ("layers.1.", "layers.2.", "final_norm.") if count else ()
     assert fresh == {name for name in start.tensors if above and name.startswith(above)}

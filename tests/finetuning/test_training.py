@@ -1,5 +1,7 @@
 """One seed on the common loop: which weights are kept, when it stops, and that it depends on the seed and on nothing else."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from conftest import TINY
 from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer, vocabulary_size
 from electra.finetuning.classification import ClassificationSettings
-from electra.finetuning.plan import MethodSettings, method_defaults
+from electra.finetuning.plan import MethodSettings, PlannedTask, method_defaults
 from electra.finetuning.training import (
     Encoded,
     Finetuned,
@@ -36,11 +38,13 @@ def train(toy_model, tmp_path, monkeypatch):
     tokenizer = load_tokenizer(toy_model)
 
     def run(scores=(), seed=0, folder=None, **method):
-        task = ClassificationSettings().build(tokenizer, 24, {"train": ROWS})
+        task = ClassificationSettings(epochs=2).build(tokenizer, 24, {"train": ROWS})
         model = Finetuned(ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY))
         initialise(model, TINY, 1)
         examples, _ = task.encode(ROWS)
-        prepared = Prepared(task, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)}, pad=0)
+        settings = MethodSettings(**{"batch": 8, "evaluations": 4, "device": "cpu", **method})
+        planned = PlannedTask(SimpleNamespace(method=settings), task, None, {})
+        prepared = Prepared(planned, Encoded(ROWS, examples), {"dev": Encoded(ROWS, examples)})
         seen, left = [], iter(scores)
 
         def scored(rows, predictions):
@@ -49,11 +53,10 @@ def train(toy_model, tmp_path, monkeypatch):
 
         if scores:
             monkeypatch.setattr(task, "scores", scored)
-        settings = MethodSettings(**{"batch": 8, "evaluations": 4, "device": "cpu", **method})
         if folder is None:
             folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
-        history = train_task(model, prepared, settings, 2, seed, Run(folder, {}, keeps_last=False), Signals())
+        history = train_task(model, prepared, seed, Run(folder, {}, keeps_last=False), Signals())
         return model, history, seen
 
     return run
@@ -170,7 +173,7 @@ def test_a_step_is_the_gradient_clipped_and_applied(toy_model):
     tokenizer = load_tokenizer(toy_model)
     task = ClassificationSettings().build(tokenizer, 24, {"train": ROWS})
     examples, _ = task.encode(ROWS[:8])
-    batch = collate(task, examples, 0, with_targets=True)
+    batch = collate(task, examples, with_targets=True)
     method = MethodSettings(lr=1e-2, betas=(0.9, 0.99), bias_correction=True, clip=0.01)
     weights = []
     for written_out in (True, False):

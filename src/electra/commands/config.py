@@ -5,7 +5,7 @@ import textwrap
 
 import typer
 
-from electra.commands.console import OverrideWords, Recipe, say
+from electra.commands.console import OverrideWords, Recipe, resolve_for_looking, say
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at recipes and settings.", rich_markup_mode=None)
 
@@ -14,14 +14,8 @@ config_app = typer.Typer(no_args_is_help=True, help="Look at recipes and setting
 def show_settings(recipe: Recipe, overrides: OverrideWords = None) -> None:
     """The resolved settings, and where each value came from."""
     from electra.base import config
-    from electra.pretraining.settings import resolve
 
-    words = overrides or []
-    if "data" in config.parse_overrides(words).keys() | config.read_recipe(recipe).keys():
-        settings, sources = resolve(recipe, words)
-    else:  # the one setting without a default: to look at the others it is not needed
-        settings, sources = resolve(recipe, [*words, 'data=""'])
-        sources |= {"data": "not set"}
+    settings, sources = resolve_for_looking(recipe, overrides or [])
     flat = config.flatten(config.dump(settings))
     derived = config.flatten({"optimizer": config.dump(settings.optimizer_of_run())})
     width = max(map(len, flat))

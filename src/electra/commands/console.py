@@ -18,6 +18,8 @@ from electra.base.progress import Table, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from electra.pretraining.settings import PretrainSettings
+
 
 def complete_recipe(incomplete: str) -> list[str]:
     """For the shell: recipes that begin so, also after a +."""
@@ -39,6 +41,18 @@ Recipe = Annotated[
 OverrideWords = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings, such as train.steps=2000")
 ]
+
+
+def resolve_for_looking(recipe: str, words: list[str]) -> "tuple[PretrainSettings, dict[str, str]]":
+    """The settings and where each came from, also without `data`: the one that has no default, and is not needed to look at the others."""
+    from electra.base import config
+    from electra.pretraining.settings import resolve
+
+    if "data" in config.parse_overrides(words).keys() | config.read_recipe(recipe).keys():
+        return resolve(recipe, words)
+    settings, sources = resolve(recipe, [*words, 'data=""'])
+    return settings, sources | {"data": "not set"}
+
 
 TextKey = Annotated[str, typer.Option(help="key or column that holds the text")]
 Documents = Annotated[Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.commands.console import OverrideWords, Recipe, print_table
+from electra.commands.console import OverrideWords, Recipe, print_table, resolve_for_looking
 
 SHOWN_DEVICES = ("h200", "a100", "rtx 4090", "v100")
 
@@ -43,15 +43,12 @@ def flops(
 def recipe_counts(recipe: str, overrides: list[str], vocab_size: int | None) -> dict[str, Any]:
     from pathlib import Path
 
-    from electra.base import config
     from electra.data.shards import read_manifest
-    from electra.pretraining.settings import resolve
     from electra.pretraining.trial import PAPER_VOCABULARY, count_flops, paper_flops
 
-    has_data = "data" in config.parse_overrides(overrides).keys() | config.read_recipe(recipe).keys()
-    settings, _ = resolve(recipe, overrides if has_data else [*overrides, 'data=""'])
+    settings, _ = resolve_for_looking(recipe, overrides)
     if vocab_size is None:
-        vocab_size = read_manifest(Path(settings.data)).vocab_size if has_data else PAPER_VOCABULARY
+        vocab_size = read_manifest(Path(settings.data)).vocab_size if settings.data else PAPER_VOCABULARY
     parts, train = count_flops(settings, vocab_size), settings.train
     step_tokens, per_token = train.batch * settings.rows.length, sum(parts.values())
     sizes = {"length": settings.rows.length, "batch": train.batch}

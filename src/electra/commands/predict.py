@@ -44,9 +44,9 @@ def predict_command(
         if option := next((name for name, value in for_files.items() if value), None):
             what = "standard input" if file is None else short(file)
             raise SettingsError(f"{option} is for files, {what} is none: answers go to standard output. Redirect it.")
-        given = {"text": columns(text, text2), "long": long}
+        options = {"text": columns(text, text2), "long": long}
         print_answers(
-            model, read_lines(file, keep_blank=True), probabilities, {key: it for key, it in given.items() if it}
+            model, read_lines(file, keep_blank=True), probabilities, {key: it for key, it in options.items() if it}
         )
         return
     result = electra.predict(model, file, out, probabilities, columns(text, text2), force, escape_formulas, long)
@@ -63,15 +63,15 @@ def is_text(word: str) -> bool:
     return True
 
 
-def print_answers(model: Path, lines: list[str], probabilities: bool, given: dict[str, Any]) -> None:
+def print_answers(model: Path, lines: list[str], probabilities: bool, options: dict[str, Any]) -> None:
     """Answer and text, a tab between them; with probabilities all that the model says, as JSON."""
     from electra.finetuning.predict import predict_lines
 
-    for line, answer in zip(lines, predict_lines(model, lines, given), strict=True):
-        say_json(answer) if probabilities else say(f"{shown(answer['prediction'])}\t{line}")
+    for line, answer in zip(lines, predict_lines(model, lines, options), strict=True):
+        say_json(answer) if probabilities else say(f"{answer_text(answer['prediction'])}\t{line}")
 
 
-def shown(prediction: Any) -> str:
+def answer_text(prediction: Any) -> str:
     if isinstance(prediction, float):
         return f"{prediction:.4f}"
     return " ".join(prediction) if isinstance(prediction, list) else str(prediction)

@@ -10,10 +10,10 @@ A run's folder appears whole when the run is done: what is there is kept, what i
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -40,6 +40,7 @@ Answering = Callable[[Rows], list[Prediction]]
 Layout = Literal["table", "columns", "squad", "mrqa"]
 """How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions; MRQA's contexts
 with their questions, a context a line."""
+Item = TypeVar("Item")
 LOWER_IS_BETTER = ("mse",)
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which JSON can write and no tokenizer reads."""
@@ -286,21 +287,22 @@ class Task(Protocol):
 
     def problems(self, splits: Splits) -> list[Problem]:
         """Everything wrong with the rows: split by split, then together, then those of train that are elsewhere too."""
-        found: list[Problem] = []
+        problems: list[Problem] = []
         shared: list[Problem] = []
         first: dict[Hashable, int] = {}
         for split, rows in splits.items():
             answered = self.has_answers(split, rows)
             broken = self.column_problems(split, rows, answered)
-            found += broken
+            problems += broken
             for number, row in enumerate(rows, 1):
-                found += [Problem(split, number, text) for text in (() if broken else self.row_problems(row, answered))]
+                texts = () if broken else self.row_problems(row, answered)
+                problems += [Problem(split, number, text) for text in texts]
                 key = self.settings.identity(row, split)
                 if split == "train":
                     first.setdefault(key, number)
                 elif key is not None and key in first:
                     shared.append(Problem(split, number, IS_ALSO, ("train", first[key])))
-        return [*found, *self.overall_problems(splits, not found), *shared]
+        return [*problems, *self.overall_problems(splits, not problems), *shared]
 
     def has_answers(self, split: str, rows: Rows) -> bool:
         """Splits called test, test_matched and so on are predicted, and scored where answers are there all the same."""
@@ -383,6 +385,21 @@ def merit(metric: str, value: float) -> float:
 def softmax(logits: np.ndarray) -> np.ndarray:
     exponents = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(exponents / exponents.sum(-1, keepdims=True))
+
+
+def in_chunks(
+    items: Iterable[Item], most: int, characters: Callable[[Item], int] = lambda _: 0, most_characters: int = 0
+) -> Iterator[list[Item]]:
+    """So many at a time, and fewer where they are long: memory must not depend on the size of a file."""
+    chunk, total = list[Item](), 0
+    for item in items:
+        chunk.append(item)
+        total += characters(item)
+        if len(chunk) == most or total > most_characters:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
 
 
 def missing_columns(split: str, rows: Rows, columns: Sequence[str]) -> list[Problem]:

@@ -57,7 +57,7 @@ TRY = "Try other rates (lr), more epochs or fewer (keep=best), or give it more r
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredBaselines:
     data_sha256: str
     scores: Scores
 
@@ -66,14 +66,14 @@ def baseline_scores(folder: Path, data_sha256: str, task: Task, train: Rows, oth
     """On every one of the other splits. Kept in the folder for as long as the data are the same; of train at most
     MOST_ROWS are read."""
     path = folder / "baselines.json"
-    stored = read_shaped_or_set_aside(path, TypeAdapter(Stored))
+    stored = read_shaped_or_set_aside(path, TypeAdapter(StoredBaselines))
     if stored is None or stored.data_sha256 != data_sha256 or stored.scores.keys() != others.keys():
         answering = task.baselines(train[:: -(-len(train) // MOST_ROWS)])
         scores = {
             split: {name: task.scores(rows, answers(rows)) for name, answers in answering.items()}
             for split, rows in others.items()
         }
-        stored = Stored(data_sha256, scores)
+        stored = StoredBaselines(data_sha256, scores)
         write_json(path, asdict(stored))
     return stored.scores
 

@@ -62,10 +62,11 @@ class ClassificationSettings(TaskSettings):
     empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
     orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
     is not a list is cut at `separator`. Some public sets have rows in train and in dev (`shared_rows`), or with too few or
-    too many cells (`broken_rows`). `pooling`: the head reads the vector of [CLS] or the mean over all tokens. `long`: text beyond
-    the length is cut, or read in windows that overlap by half, of which each learns the row's label and the mean of
-    whose logits answers. `header` names the columns of csv and tsv files that have no line for it. `files` names the files of the splits, with or without their endings; further splits whose name starts with dev or test are scored
-    or predicted beside those two."""
+    too many cells (`broken_rows`). `pooling`: the head reads the vector of [CLS] or the mean over all tokens. `long`: text
+    beyond the length is cut, or read in windows that overlap by half, of which each learns the row's label and the mean of
+    whose logits answers. `header` names the columns of csv and tsv files that have no line for it. `files` names the files
+    of the splits, with or without their endings; further splits whose name starts with dev or test are scored or predicted
+    beside those two."""
 
     kind: Literal["classification", "multilabel", "regression"] = "classification"
     text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)

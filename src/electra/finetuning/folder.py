@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from electra.base import config
 from electra.base.errors import CorruptError, DataError, SettingsError
 from electra.base.files import read_object
@@ -22,11 +20,11 @@ from electra.base.progress import Table, duration, literal
 from electra.data.tokenizer import tokenizer_hash
 from electra.finetuning import Task, TaskSettings
 from electra.finetuning.classification import PROBLEM_TYPES, ClassificationSettings
-from electra.finetuning.plan import MethodSettings, Plan, describe_files, file_line, settings_class
+from electra.finetuning.plan import MethodSettings, PlannedTask, describe_files, file_line, settings_class
 from electra.finetuning.questions import SpanSettings
 from electra.finetuning.tagging import GUESSED, TaggingSettings, fits
 from electra.finetuning.training import Finetuned
-from electra.interop.card import LIMITS, PIPELINES, Card, facts, update_card, usage
+from electra.interop.card import LIMITS, PIPELINES, Card, facts, usage
 from electra.interop.formats import FORMATS, head_tensors, task_class
 from electra.interop.read import Pretrained, Stored, read_folder, says_discriminator
 from electra.interop.write import PLAIN, Folder, Manner, answers_of, whole_or_absent
@@ -47,7 +45,6 @@ class TaskModel:
     model: Finetuned
     task: Task
     method: MethodSettings
-    tokenizer: Tokenizer
     note: Mapping[str, Any]
     length: int | None = None
     """How many positions pre-training had trained."""
@@ -55,7 +52,7 @@ class TaskModel:
     @property
     def pretrained(self) -> Pretrained:
         """Its encoder alone."""
-        return Pretrained(self.model.encoder, None, "encoder", self.tokenizer, length=self.length)
+        return Pretrained(self.model.encoder, None, "encoder", self.task.tokenizer, length=self.length)
 
 
 def architecture(settings: EncoderSettings, task: Task) -> str:
@@ -70,7 +67,7 @@ def task_folder(trained: TaskModel, files: Mapping[str, bytes]) -> Folder:
     described = {"format": 1, "architecture": name, "length": task.length, "task": config.dump(task.settings)}
     described |= {"method": config.dump(trained.method), **trained.note}
     text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
-    parts = encoder, trained.model.head, name, trained.tokenizer, task.config_entries()
+    parts = encoder, trained.model.head, name, task.tokenizer, task.config_entries()
     return Folder(*parts, {**files, TASK_FILE: text.encode()}, trained.length, task.pooling)
 
 
@@ -87,8 +84,8 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes],
 
 def seed_folders(folder: Path, holding: str = TASK_FILE) -> dict[int, Path]:
     """The finished runs of a task, by their seeds in order; copies that people made beside them have other names."""
-    found = ((_SEED.fullmatch(path.name), path) for path in folder.glob("seed-*"))
-    folders = dict(sorted((int(match[1]), path) for match, path in found if match))
+    matches = ((_SEED.fullmatch(path.name), path) for path in folder.glob("seed-*"))
+    folders = dict(sorted((int(match[1]), path) for match, path in matches if match))
     if odd := next((path for path in folders.values() if not (path / holding).exists()), None):
         raise CorruptError(f"{odd / holding} is missing. Restore it, or remove the folder.")
     return folders
@@ -98,7 +95,7 @@ def refuse_unlike(models: Mapping[Path, TaskModel]) -> None:
     """Seeds of one task give answers that have a mean: of the same labels, to the same tokens."""
 
     def described(it: TaskModel) -> tuple[object, ...]:
-        return it.task.settings.kind, it.task.config_entries(), it.task.length, tokenizer_hash(it.tokenizer)
+        return it.task.settings.kind, it.task.config_entries(), it.task.length, tokenizer_hash(it.task.tokenizer)
 
     first, *others = models
     for folder in others:
@@ -131,9 +128,15 @@ def load_task_folder(folder: Path) -> TaskModel:
     labels, named = task.config_entries().get("id2label"), stored.config.get("id2label")
     if labels and named != labels:
         raise CorruptError(f"{folder / 'config.json'}: its labels (id2label) are not those of {TASK_FILE}.")
+    return stored_model(stored, TASK_FILE, task, method, described)
+
+
+def stored_model(
+    stored: Stored, described_by: str, task: Task, method: MethodSettings, note: Mapping[str, Any]
+) -> TaskModel:
     head = task.head(stored.settings)
-    encoder = stored.build(head, architecture(stored.settings, task), described_by=TASK_FILE)
-    return TaskModel(Finetuned(encoder, head).eval(), task, method, stored.tokenizer, described, stored.length)
+    encoder = stored.build(head, architecture(stored.settings, task), described_by)
+    return TaskModel(Finetuned(encoder, head).eval(), task, method, note, stored.length)
 
 
 # Classifiers that somebody else fine-tuned with transformers
@@ -173,16 +176,13 @@ def adopt_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
     except SettingsError as error:
         raise DataError(f"{folder / 'config.json'}: its labels cannot be used ({error}).") from None
     task = settings.build(stored.tokenizer, settings.length, {})
-    head = task.head(stored.settings)
-    encoder = stored.build(head, architecture(stored.settings, task))
-    note = {"model": str(folder)}
-    return TaskModel(Finetuned(encoder, head).eval(), task, MethodSettings(), stored.tokenizer, note, stored.length)
+    return stored_model(stored, "its config.json", task, MethodSettings(), {"model": str(folder)})
 
 
 def longest(folder: Path) -> int:
     path = folder / "tokenizer_config.json"
-    said = read_object(path).get("model_max_length") if path.is_file() else None
-    return min(LONGEST_ROW, said) if isinstance(said, int) and said >= 8 else LONGEST_ROW
+    limit = read_object(path).get("model_max_length") if path.is_file() else None
+    return min(LONGEST_ROW, limit) if isinstance(limit, int) and limit >= 8 else LONGEST_ROW
 
 
 def adopted_settings(stored: Stored, name: str, suffix: str, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,17 +217,9 @@ def labels_of(content: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
 # Cards: first of one seed, and of all seeds with their baselines once there are results
 
 
-def task_card(
-    plan: Plan,
-    task: Task,
-    start: str,
-    encoder: EncoderSettings,
-    run: Mapping[str, Any],
-    scores: Mapping[str, Mapping[str, float]],
-    result: Mapping[str, Any] | None = None,
-) -> str:
-    """`run` is what result.json says of the seed, `scores` by split are its own, `result` is what results.json says of the task."""
-    seed = run["seed"]
+def task_card(planned: PlannedTask, run: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> str:
+    """`run` is what result.json says of the seed, `result` what results.json says of the task."""
+    plan, task, encoder, seed = planned.plan, planned.task, planned.start.settings, run["seed"]
     name, kind = architecture(encoder, task), str(config.dump(plan.task)["kind"])
     use = usage(name) if name else usage("") + "\n\ntransformers has no class for this head; it reads the encoder."
     use += '\n\nWith the toolkit: `electra predict FOLDER "some text"`, or a table of many. `task.json` says what it expects.'
@@ -244,7 +236,7 @@ def task_card(
         about_training += hardware(machine, plan.method.device, run["seconds"], duration(run["seconds"]))
     sections = {"Data": facts(data), "Training": facts(about_training)} if about_training else {"Data": facts(data)}
     notes = "\n".join(f"- {literal(note)}" for note in plan.notes)
-    sections |= {"Scores": f"{score_table(seed, scores, result)}\n{notes}", "Limits": "\n".join(limits)}
+    sections |= {"Scores": f"{score_table(run, result or {})}\n{notes}", "Limits": "\n".join(limits)}
     results = [
         {
             "task": {"type": pipeline},
@@ -255,10 +247,10 @@ def task_card(
                 if math.isfinite(value)
             ],
         }
-        for split, metrics in scores.items()
+        for split, metrics in run["scores"].items()
     ]
     title, settings = f"Fine-tuned on {plan.name}", config.to_toml(plan.method)
-    about = f"One seed ({seed}) of {literal(kind)}, made with the `electra` toolkit from {literal(start)}."
+    about = f"One seed ({seed}) of {literal(kind)}, made with the `electra` toolkit from {literal(planned.start.path)}."
     tags = ("electra", encoder.kind, kind)
     return Card(title, about, use, tags, pipeline, sections, settings, results=results).text()
 
@@ -274,38 +266,18 @@ def reading_limit(task: Task) -> str:
     return f"Text beyond {task.length} tokens is cut."
 
 
-def score_table(seed: int, scores: Mapping[str, Mapping[str, float]], result: Mapping[str, Any] | None) -> str:
+def score_table(run: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """A row for each split and metric: this seed, the mean over all seeds with its spread, and the baselines."""
-    baselines = list((result or {}).get("baselines", {}).get("dev", {}))
-    seeds: Mapping[str, Mapping[str, Mapping[str, float]]] = (result or {}).get("scores", {})
-    columns, rows = ["split", "metric", f"seed {seed}"], []
-    count = max((sum(name.startswith("seed ") for name in runs) for runs in seeds.values()), default=0)
-    if count > 1:
-        columns.append(f"mean of {count} seeds (± sd)")
-    for split, metrics in scores.items():
+    count, baselines = result.get("runs", 1), result.get("baselines", {})
+    columns, rows = ["split", "metric", f"seed {run['seed']}", *[f"mean of {count} seeds (± sd)"] * (count > 1)], []
+    for split, metrics in run["scores"].items():
         for metric, value in metrics.items():
             row = [literal(split), literal(metric), f"{value:.4f}"]
             if count > 1:
-                values = [run[metric] for name, run in seeds.get(split, {}).items() if name.startswith("seed ")]
-                spread = f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f}" if values[1:] else ""
-                row.append(spread)
-            for name in baselines:
-                baseline = (result or {})["baselines"].get(split, {}).get(name, {}).get(metric)
+                values = [its[metric] for name, its in result["scores"][split].items() if name != "ensemble"]
+                row.append(f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f}")
+            for name in baselines.get("dev", {}):
+                baseline = baselines.get(split, {}).get(name, {}).get(metric)
                 row.append("" if baseline is None else f"{baseline:.4f}")
             rows.append(row)
-    return Table([*columns, *(f"baseline: {name}" for name in baselines)], rows).markdown()
-
-
-def update_cards(
-    runs: Mapping[Path, Mapping[str, Any]],
-    plan: Plan,
-    task: Task,
-    start: str,
-    encoder: EncoderSettings,
-    result: Mapping[str, Any],
-) -> None:
-    """Of all finished seeds, by their folders, with what is known at the end."""
-    for folder, run in runs.items():
-        name = f"seed {run['seed']}"
-        if own := {split: scores[name] for split, scores in result["scores"].items() if name in scores}:
-            update_card(folder, task_card(plan, task, start, encoder, run, own, result))
+    return Table([*columns, *(f"baseline: {name}" for name in baselines.get("dev", {}))], rows).markdown()

@@ -4,15 +4,18 @@ said in words."""
 
 import difflib
 import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError, counted
@@ -22,6 +25,8 @@ from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, nested_layout
 from electra.finetuning.tagging import TaggingSettings, guess_scheme, is_texts
+from electra.interop.formats import own_tensors
+from electra.interop.read import Pretrained
 from electra.model import EncoderSettings
 from electra.train.optimizers import AdamSettings, Beta, OptimizerSettings
 from electra.train.trackers import Track
@@ -73,7 +78,8 @@ class MethodSettings(config.Settings):
     `mix` is for tasks that are trained together: batches in proportion to what each would have alone, or as many of each.
     `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
     GPU by itself and not as a CUDA graph: slower, for looking for bugs. `optimizer = "muon"` updates the matrices inside the
-    layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`. `track`: who is told the metrics, beside metrics.jsonl."""
+    layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`. `track`: who is told the metrics,
+    beside metrics.jsonl."""
 
     method: MethodName = "paper"
     batch: int = Field(32, ge=1, le=1_000_000)
@@ -155,6 +161,81 @@ class Plan:
     notes: tuple[str, ...] = ()
     malformed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The encoder that fine-tuning starts from."""
+
+    path: str
+    network: Pretrained
+
+    @property
+    def settings(self) -> EncoderSettings:
+        return self.network.encoder.settings
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its weights, by our names."""
+        return own_tensors(self.network.encoder)
+
+    @cached_property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            digest.update(name.encode())
+            digest.update(self.tensors[name].detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """A plan with its task, built once and shared by checks, runs and report. Its word (`plan.item`) with `overrides` gives the
+    same plan in another process. `together`: names of the tasks that share its encoder, with what they are (`data_sha256`)."""
+
+    plan: Plan
+    task: Task
+    start: Start
+    overrides: Mapping[str, Any]
+    together: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What all runs of a task must have in common: settings.json."""
+        plan = self.plan
+        settings = {
+            "model": self.start.path,
+            "model_sha256": self.start.sha256,
+            "task": config.dump(plan.task),
+            "method": config.dump(plan.method),
+            "files": {split: {"file": path.name, "sha256": file_sha256(path)} for split, path in plan.files.items()},
+            "rows": {split: len(rows) for split, rows in plan.splits.items()},
+        }
+        return settings | ({"together": self.together} if self.together else {})
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all settings that a run must not change on the way."""
+        return sha256_of(bound(self.settings))
+
+    @property
+    def data_sha256(self) -> str:
+        return sha256_of({key: self.settings[key] for key in ("task", "files", "rows")})
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def bound(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All of them but where the model lies and what is free to change."""
+    method = {key: value for key, value in settings["method"].items() if key not in FREE_METHOD_KEYS}
+    return {key: value for key, value in settings.items() if key != "model"} | {"method": method}
 
 
 def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> Plan:
@@ -407,6 +488,13 @@ def table_problems(
     places = {(problem.split, problem.row) for problem in unread}
     others = (problem.renumbered(numbers) for problem in task.problems(splits))
     return [*unread, *(it for it in others if (it.split, it.row) not in places)]
+
+
+def read_answered(task: Task, file: Path) -> list[Row]:
+    """Rows to score a task on, which all have their answers."""
+    rows, malformed = task.settings.read(file)
+    refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
+    return rows
 
 
 def plan_problems(plan: Plan, task: Task) -> list[Problem]:

@@ -6,7 +6,7 @@ a file that has such columns already is refused: nothing of the file is overwrit
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from electra.base.errors import DataError, SettingsError
 from electra.data import tables
 from electra.data.files import whole_file
 from electra.data.tables import Row
-from electra.data.tokenizer import special_ids
-from electra.finetuning import Prediction, Problem, Rows, Task, missing_columns
+from electra.finetuning import Prediction, Problem, Rows, Task, in_chunks, missing_columns
 from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import (
     TASK_FILE,
@@ -27,10 +26,9 @@ from electra.finetuning.folder import (
     refuse_unlike,
     seed_folders,
 )
-from electra.finetuning.plan import refuse, table_problems
+from electra.finetuning.plan import file_sha256, read_answered, refuse
 from electra.finetuning.questions import by_id
-from electra.finetuning.report import file_sha256
-from electra.finetuning.training import in_chunks, infer
+from electra.finetuning.training import infer
 
 log = logging.getLogger(__name__)
 CHUNK, CHUNK_CHARACTERS = 4096, 1 << 24
@@ -53,7 +51,6 @@ class Predictor:
     def __init__(self, *models: TaskModel, columns: Mapping[str, Any] | None = None):
         self.models, task = models, models[0].task.of_seeds([it.task.settings for it in models])
         self.task = task.with_columns(columns) if columns else task
-        self.pad = special_ids(models[0].tokenizer).pad
         self.rows = self.cut = 0
 
     @property
@@ -63,7 +60,7 @@ class Predictor:
     def __call__(self, rows: Rows) -> list[Prediction]:
         refuse(input_problems(self.task, rows, self.rows))
         examples, cut = self.task.encode(rows)
-        outputs = [infer(it.model, self.task, examples, it.method, self.pad) for it in self.models]
+        outputs = [infer(it.model, self.task, examples, it.method) for it in self.models]
         self.rows, self.cut = self.rows + len(rows), self.cut + cut
         if len(outputs) == 1:
             return self.task.predict(rows, examples, outputs[0])
@@ -107,15 +104,9 @@ def predict_file(
     target = out or default_name(file)
     if layout == "mrqa" and out is None:
         target = file.with_name(f"{tables.stem(file)}.predictions.json")
-    if target.exists() and target.samefile(file):
-        raise SettingsError(f"{target} is the input itself. Choose another out.", ("out",))
     written = [target]
     more = [beside(target, what) for what in ("nbest", "null")] if layout in ("squad", "mrqa") and probabilities else []
-    for path in (target, *more):
-        if path.exists() and not force:
-            raise SettingsError(
-                f"{path} is there already. Choose another out, or force it to be overwritten.", ("out", "force")
-            )
+    refuse_overwriting([target, *more], [file], force)
     match layout:
         case "table":
             predict_table(predictor, file, target, probabilities, escape_formulas)
@@ -126,11 +117,22 @@ def predict_file(
     return Predicted(written, predictor.rows, predictor.cut, predictor.cut_words)
 
 
+def refuse_overwriting(outputs: Sequence[Path], inputs: Sequence[Path], force: bool) -> None:
+    for path in filter(Path.exists, outputs):
+        if any(path.samefile(it) for it in inputs if it.exists()):
+            raise SettingsError(f"{path} is the input itself. Choose another out.", ("out",))
+        if not force:
+            raise SettingsError(
+                f"{path} is there already. Choose another out, or force it to be overwritten.", ("out", "force")
+            )
+
+
 def predict_table(predictor: Predictor, file: Path, target: Path, probabilities: bool, escape_formulas: bool) -> None:
     task = predictor.task
     schema = tables.parquet_schema(file)
     with tables.TableWriter(target, task.answer_sample(), schema, escape_formulas) as writer:
-        for rows in row_chunks(tables.read_rows(file, task.settings.table_header)):
+        source = tables.read_rows(file, task.settings.table_header)
+        for rows in in_chunks(source, CHUNK, row_characters, CHUNK_CHARACTERS):
             predictions = predictor(rows)
             names = [name for name in predictions[0] if probabilities or name in task.columns_written]
             if twice := set(names) & {name for row in rows for name in row}:
@@ -140,17 +142,8 @@ def predict_table(predictor: Predictor, file: Path, target: Path, probabilities:
         require_rows(file, predictor)
 
 
-def row_chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """So many rows that they keep a network busy, and fewer where they are long: memory must not depend on the file."""
-    chunk, characters = list[Row](), 0
-    for row in rows:
-        chunk.append(row)
-        characters += sum(len(value) for value in row.values() if isinstance(value, str))
-        if len(chunk) == CHUNK or characters > CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
+def row_characters(row: Row) -> int:
+    return sum(len(value) for value in row.values() if isinstance(value, str))
 
 
 def predict_columns(predictor: Predictor, file: Path, target: Path) -> None:
@@ -228,8 +221,7 @@ def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[s
     task = predictor.task
     if file.is_file() and file_sha256(file) in [it.note.get("train_sha256") for it in predictor.models]:
         log.warning("%s is the table it was trained on: the score says nothing about new rows. Give others.", file)
-    rows, malformed = task.settings.read(file)
-    refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
+    rows = read_answered(task, file)
     predictions = predictor(rows)
     counts = {"rows": len(rows), "cut": predictor.cut, "cut_words": predictor.cut_words}
     scores = task.scores(rows, predictions)

@@ -46,6 +46,7 @@ from electra.finetuning import (
     Splits,
     Task,
     TaskSettings,
+    in_chunks,
     question_heads,
     text_problem,
 )
@@ -72,10 +73,10 @@ Answers = list[TrueAnswer] | None
 
 
 class SpanSettings(TaskSettings):
-    """`head`: "plain" is transformers' (two logits a token), "joint" the paper's (the end given the start, found by a beam;
-    where `has_unanswerable`, with a classifier weighted by `answerability`). `doc_stride` is how many tokens a window begins after the one before it. An answer is "" where the null score
-    difference exceeds `null_threshold`; "dev" is the best one for the dev set's headline, found after training and saved
-    with the model."""
+    """`head`: "plain" is transformers' (two logits per token), "joint" the paper's (the end given the start, found by a beam;
+    where `has_unanswerable`, with a classifier weighted by `answerability`). `doc_stride` is how many tokens a window begins
+    after the one before it. An answer is "" where the null score difference exceeds `null_threshold`; "dev" is the best one
+    for the dev set's headline, found after training and saved with the model."""
 
     kind: Literal["span"] = "span"
     metric: Literal["f1", "exact"] = "f1"
@@ -205,8 +206,7 @@ class SpanTask(Task):
         return examples, cut
 
     def _tokens(self, texts: Sequence[str]) -> Iterator[Tokens]:
-        for first in range(0, len(texts), _AT_ONCE):
-            batch = texts[first : first + _AT_ONCE]
+        for batch in in_chunks(texts, _AT_ONCE):
             for encoding in encode_texts(self.tokenizer, batch):
                 yield encoding.ids, np.array(encoding.offsets, np.int32).reshape(-1, 2)
 
@@ -285,12 +285,12 @@ class SpanTask(Task):
         return {self.settings.metric: scores[self.settings.metric], **scores}
 
     def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
-        found = []
+        wrong = []
         for number, (row, it) in enumerate(zip(rows, predictions, strict=True)):
             truths = [answer.text for answer in true_answers(row) or []]
             if normalise(it["prediction"]) not in list(map(normalise, truths or [""])):
-                found.append(Mistake(number, truths, it["prediction"], float(it.get("score", 0.0))))
-        return found
+                wrong.append(Mistake(number, truths, it["prediction"], float(it.get("score", 0.0))))
+        return wrong
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
         """No answer to any question, where that can be right; and the likest sentence, the less sure the less it shares."""

@@ -1,7 +1,6 @@
 """Finished runs -> results.md for people, results.json for programs, curves and submissions; and what must not change under
 a folder of runs."""
 
-import hashlib
 import logging
 import statistics
 from collections.abc import Mapping, Sequence
@@ -28,15 +27,15 @@ from electra.base.files import (
 )
 from electra.base.progress import Table, literal, visible
 from electra.data.tables import TableWriter, column_of
-from electra.finetuning import Mistake, Outputs, Rows, Task, merit
-from electra.finetuning.baselines import BASELINES, UNTRAINED, Scores, first_and_last, label_alarms, result_alarms
+from electra.finetuning import Mistake, Outputs, Rows, merit
+from electra.finetuning.baselines import BASELINES, Scores, first_and_last, label_alarms, result_alarms
 from electra.finetuning.folder import seed_folders
-from electra.finetuning.plan import FREE_METHOD_KEYS, MethodSettings, Plan, describe_files, file_line, settings_class
+from electra.finetuning.plan import MethodSettings, PlannedTask, bound, describe_files, file_line, settings_class
 from electra.finetuning.training import Encoded
 from electra.train.log import plot_scores
 
 log = logging.getLogger(__name__)
-RESULT = "result.json"
+RESULT, ALL_RESULTS = "result.json", "results.json"
 WRONG, MOST_WRONG = "wrong.jsonl", 1000
 """The dev rows that the ensemble got wrong, the surest first: to be looked at."""
 SETTINGS = "settings.json"
@@ -48,29 +47,6 @@ GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 
 def run_folder(out: Path, name: str, seed: int) -> Path:
     return out / name / f"seed-{seed}"
-
-
-def common_settings(plan: Plan, model: str, model_sha256: str) -> dict[str, Any]:
-    """What all runs of a task must have in common."""
-    return {
-        "model": model,
-        "model_sha256": model_sha256,
-        "task": config.dump(plan.task),
-        "method": config.dump(plan.method),
-        "files": {split: {"file": path.name, "sha256": file_sha256(path)} for split, path in plan.files.items()},
-        "rows": {split: len(rows) for split, rows in plan.splits.items()},
-    }
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def bound(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All of them but where the model lies and what is free to change."""
-    method = {key: value for key, value in settings["method"].items() if key not in FREE_METHOD_KEYS}
-    return {key: value for key, value in settings.items() if key != "model"} | {"method": method}
 
 
 def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -224,11 +200,10 @@ def read_outputs(folder: Path, split: str, rows: int) -> list[Outputs]:
     return outputs
 
 
-def task_result(
-    out: Path, plan: Plan, task: Task, others: Mapping[str, Encoded], model: str, baselines: Scores
-) -> dict[str, Any]:
+def task_result(out: Path, planned: PlannedTask, others: Mapping[str, Encoded], baselines: Scores) -> dict[str, Any]:
     """Over all finished seeds of a task: scores, those of the ensemble, submissions. `others` are the splits that
     were not trained on, dev the first. `best` was chosen on the dev set that it is a score of."""
+    plan, task = planned.plan, planned.task
     folders = seed_folders(out / plan.name, RESULT)
     for folder in folders.values():
         if problems := [it for it in folder_problems(folder) if it.startswith((RESULT, "outputs-", "its manifest"))]:
@@ -265,7 +240,7 @@ def task_result(
     values = [run["scores"]["dev"][headline] for run in runs.values()]
     best = max(range(len(values)), key=lambda place: merit(headline, values[place]))
     result = {
-        "model": model,
+        "model": planned.start.path,
         "metric": headline,
         "runs": len(values),
         "median": statistics.median(values),
@@ -304,25 +279,32 @@ def write_wrong(
     write_atomically(path, "".join(json_text(line) + "\n" for line in lines).encode())
 
 
-def write_results(out: Path, model: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Every finished run of the folder: those of this command's tasks first, then what earlier commands said of theirs."""
-    results = dict(results)
-    path = out / "results.json"
-    earlier = read_or_set_aside(path) or {}
-    tasks = earlier.get("tasks")
+def earlier_results(out: Path) -> dict[str, dict[str, Any]]:
+    """What earlier commands said of their tasks."""
+    path = out / ALL_RESULTS
+    content = read_or_set_aside(path) or {}
+    tasks = content.get("tasks")
     described: dict[str, Any] = tasks if isinstance(tasks, dict) else {}
     if odd := [name for name, entry in described.items() if not is_result(entry)]:
         log.warning("%s: %s cannot be read. Kept as %s; a new one is written.", path, odd[0], set_aside_file(path).name)
+    return {name: {"model": content.get("model", ""), **entry} for name, entry in described.items() if name not in odd}
+
+
+def write_results(
+    out: Path, model: str, results: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Every finished run of the folder: those of this command's tasks first, then what `earlier` commands said of theirs."""
+    results = dict(results)
     for name in sorted({path.parents[1].name for path in out.glob(f"*/seed-*/{RESULT}")} - results.keys()):
-        if is_result(described.get(name)):
-            results[name] = {"model": earlier.get("model", ""), **described[name]}
+        if name in earlier:
+            results[name] = earlier[name]
         else:
             log.info("%s: its finished runs are not in the results yet. Repeat its command to the end.", name)
     for name, result in results.items():
         plot_task(out / name, result)
     whole = {"model": model, "tasks": results, "glue": glue_mean(results)}
     write_atomically(out / "results.md", visible(results_page(whole)).encode())
-    write_json(path, whole)
+    write_json(out / ALL_RESULTS, whole)
     return whole
 
 
@@ -330,14 +312,6 @@ def baselines_of(result: Mapping[str, Any], split: str = "dev") -> dict[str, dic
     """By name; none where the results are older than baselines."""
     by_name: dict[str, dict[str, float]] = result.get("baselines", {}).get(split, {})
     return by_name
-
-
-def untrained_before(out: Path) -> dict[str, dict[str, float]]:
-    """What an earlier command with the same settings measured, by task."""
-    tasks = (read_or_set_aside(out / "results.json") or {}).get("tasks")
-    stored = {name: it for name, it in tasks.items() if is_result(it)} if isinstance(tasks, dict) else {}
-    known = {name: baselines_of(it).get(UNTRAINED) for name, it in stored.items()}
-    return {name: scores for name, scores in known.items() if scores}
 
 
 def plot_task(folder: Path, result: Mapping[str, Any]) -> None:

@@ -8,34 +8,32 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from electra.base.errors import SettingsError, counted
 from electra.base.files import lock, refuse_other_kind, remove_leftovers, write_json
-from electra.base.jobs import Signals, run_jobs
+from electra.base.jobs import Signals
 from electra.base.progress import duration
 from electra.finetuning import IS_ALSO, Problem, Task, merit, report
 from electra.finetuning.baselines import UNTRAINED, baseline_scores, label_alarms
-from electra.finetuning.folder import architecture, seed_folders, update_cards
-from electra.finetuning.plan import Plan, describe_files, file_line, plan_problems, refuse
+from electra.finetuning.folder import architecture, seed_folders, task_card
+from electra.finetuning.plan import Plan, PlannedTask, Start, describe_files, file_line, plan_problems, refuse
 from electra.finetuning.search import SEARCH, Search, altered, search
 from electra.finetuning.seeds import (
     TRAINING,
-    PlannedTask,
-    Start,
     encode_others,
     group_name,
     intermediate_start,
     load_start,
     plan_item,
     prepare_task,
+    prepared_in_worker,
+    run_in_workers,
     run_seed,
 )
-from electra.finetuning.training import Encoded, Prepared
+from electra.finetuning.training import Encoded
+from electra.interop.card import update_card
 from electra.train.device import gpu_names
 from electra.train.trackers import wanted_trackers
 
@@ -45,16 +43,9 @@ Group = list[PlannedTask]
 """Tasks that are trained together; mostly one."""
 
 
-@lru_cache(maxsize=1)
-def _prepared(model: str, item: str, overrides: str) -> tuple[Group, list[Prepared]]:
-    planned = plan_item(item, json.loads(overrides), load_start(Path(model)))
-    return planned, [prepare_task(it.task, it.plan, it.start) for it in planned]
-
-
-def work(model: str, item: str, overrides: str, seed: int, out: str, threads: int) -> list[dict[str, Any]]:
+def work(model: str, item: str, overrides: str, seed: int, out: Path) -> list[dict[str, Any]]:
     """What a worker does: the same as `run_seed`, from what can be sent to another process."""
-    torch.set_num_threads(threads)
-    return run_seed(*_prepared(model, item, overrides), seed, Path(out), Signals())
+    return run_seed(prepared_in_worker(model, item, overrides), seed, out, Signals())
 
 
 def plan_all(items: Sequence[str], overrides: Mapping[str, Any], start: Start) -> dict[str, Group]:
@@ -76,13 +67,11 @@ def refuse_tables(tables: Sequence[tuple[Plan, Task]]) -> None:
     remedies: dict[str, None] = {}
     for plan, task in tables:
         own = plan_problems(plan, task)
-        problems += (
-            [replace(one, split=f"{plan.name}: {one.split}".removesuffix(": ")) for one in own]
-            if len(tables) > 1
-            else own
-        )
         if any(problem.text == IS_ALSO for problem in own):
             remedies[f"Rows of dev that are in train too: {plan.task.shared_rows_remedy}"] = None
+        if len(tables) > 1:
+            own = [replace(it, split=f"{plan.name}: {it.split}".removesuffix(": ")) for it in own]
+        problems += own
     refuse(problems, remedies)
 
 
@@ -101,63 +90,69 @@ def finetune(
     task whose fine-tuned encoder the others start from. So many `trials` are searched for better settings first."""
     refuse_other_kind(out, "results of fine-tuning")
     base = load_start(model)
-    words = {key: value for key, value in overrides.items() if key != "start"}
-    groups = plan_all(items, words, base)
-    if word := str(overrides.get("start", "")):
-        before = [item for item in items if word in (it.plan.name for it in groups[item])]
+    overrides = dict(overrides)
+    intermediate = str(overrides.pop("start", ""))
+    groups = plan_all(items, overrides, base)
+    if intermediate:
+        before = [item for item in items if intermediate in (it.plan.name for it in groups[item])]
         others = [item for item in items if item not in before]
         if not others:
-            raise SettingsError(f"start={word}, but {word} is the task itself. Start from another one.")
+            raise SettingsError(f"start={intermediate}, but {intermediate} is the task itself. Start from another one.")
         if before:
-            finetune(model, before, words, out, seeds, jobs, untrained, trials)
-        groups = plan_all(others, words, intermediate_start(word, out, base))
+            finetune(model, before, overrides, out, seeds, jobs, untrained, trials)
+        groups = plan_all(others, overrides, intermediate_start(intermediate, out, base))
     if trials and (joint := next((item for item in groups if len(groups[item]) > 1), "")):
         raise SettingsError(f"{joint} are trained together: settings can be searched for one task only.")
     with lock(out), Signals() as signals:
         searches: dict[str, Search] = {}
-        words_of = dict.fromkeys(groups, words)
         for item in groups if trials else ():
             (planned,) = groups[item]
-            result = search(planned, words, trials, jobs, out / planned.plan.name / SEARCH, signals)
-            searches[planned.plan.name], words_of[item] = result, {**words, **result.winner.words}
-            groups[item] = [altered(planned, result.winner.words)]
-        todo = begin(groups, out, seeds)
-        tasks = {it.plan.name: it for group in groups.values() for it in group}
-
-        # the rest, side by side (the largest first) or one after the other
-        devices = gpu_names(next(iter(tasks.values())).plan.method.device)
-        is_worker = multiprocessing.current_process().daemon  # which may start no others: it has a device of its own
-        workers = 1 if is_worker else jobs * max(1, len(devices))
-        if workers > 1 and sum(map(len, todo.values())) > 1:
-            threads = max(1, torch.get_num_threads() // workers)
-            arguments: list[tuple[Any, ...]] = []
-            for item in sorted(groups, key=lambda item: -sum(map(work_of, groups[item]))):
-                path, text = groups[item][0].start.path, json.dumps(words_of[item])
-                arguments += [(path, item, text, seed, str(out), threads) for seed in todo.pop(item)]
-            run_together(arguments, workers, signals, devices)
-        encoded: dict[str, Mapping[str, Encoded]] = {}
-        for item, group in groups.items():
-            encoded |= run_in_turn(group, todo.get(item, []), out, signals)
-        random = report.untrained_before(out)
+            result = search(planned, trials, jobs, out / planned.plan.name / SEARCH, signals)
+            searches[planned.plan.name], groups[item] = result, [altered(planned, result.winner.settings)]
+        encoded = train_groups(groups, out, seeds, jobs, signals)
+        earlier = report.earlier_results(out)
+        random = {name: report.baselines_of(result).get(UNTRAINED) for name, result in earlier.items()}
         if untrained:
-            random |= finetune_untrained(base.path, groups, words_of, out, seeds, jobs)
+            random |= finetune_untrained(base.path, groups, out, seeds, jobs)
         results = {}
-        for name, it in tasks.items():
+        for it in (it for group in groups.values() for it in group):
+            name = it.plan.name
             labelled = {split: part.rows for split, part in encoded[name].items() if part.is_labelled}
             baselines = baseline_scores(out / name, it.data_sha256, it.task, it.plan.splits["train"], labelled)
-            if name in random:
-                baselines["dev"][UNTRAINED] = random[name]
-            results[name] = report.task_result(out, it.plan, it.task, encoded[name], it.start.path, baselines)
-            folders = [report.run_folder(out, name, seed) for seed in results[name]["seconds"]]
-            runs = {folder: report.read_result(folder) for folder in folders}
-            update_cards(runs, it.plan, it.task, it.start.path, it.start.settings, results[name])
+            if scores := random.get(name):
+                baselines["dev"][UNTRAINED] = scores
+            results[name] = report.task_result(out, it, encoded[name], baselines)
+            for folder in seed_folders(out / name, report.RESULT).values():
+                update_card(folder, task_card(it, report.read_result(folder), results[name]))
             if name in searches:
                 results[name]["search"] = searches[name].as_json()
-        return report.write_results(out, base.path, results)
+        return report.write_results(out, base.path, results, earlier)
 
 
-def work_of(planned: PlannedTask) -> int:
-    return len(planned.plan.splits["train"]) * planned.plan.task.epochs
+def train_groups(
+    groups: Mapping[str, Group], out: Path, seeds: int, jobs: int, signals: Signals
+) -> dict[str, Mapping[str, Encoded]]:
+    """The runs that are not finished, side by side (the largest first) or one after the other. Returns the splits that are not
+    trained on, by task."""
+    todo = begin(groups, out, seeds)
+    devices = gpu_names(next(iter(groups.values()))[0].plan.method.device)
+    is_worker = multiprocessing.current_process().daemon  # which may start no others: it has a device of its own
+    workers = 1 if is_worker else jobs * max(1, len(devices))
+    if workers > 1 and sum(map(len, todo.values())) > 1:
+        rows = {item: sum(len(it.plan.splits["train"]) * it.plan.task.epochs for it in groups[item]) for item in groups}
+        arguments: list[tuple[Any, ...]] = []
+        for item in sorted(groups, key=lambda item: -rows[item]):
+            first = groups[item][0]
+            text = json.dumps(first.overrides)
+            arguments += [(first.start.path, item, text, seed, out) for seed in todo.pop(item)]
+        began = time.monotonic()
+        for done, results in enumerate(run_in_workers(work, arguments, workers, devices, signals), 1):
+            left = (time.monotonic() - began) / done * (len(arguments) - done)
+            say_results(results, f"; {done} of {len(arguments)} done, ETA {duration(left)}")
+    encoded: dict[str, Mapping[str, Encoded]] = {}
+    for item, group in groups.items():
+        encoded |= run_in_turn(group, todo.get(item, []), out, signals)
+    return encoded
 
 
 def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[int]]:
@@ -174,9 +169,8 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
             if not architecture(it.start.settings, it.task):
                 log.info("%s: transformers has no class for this head; it reads the encoder, electra reads all", name)
             report.refuse_other_runs(out / name, it.settings)
-        names = [it.plan.name for it in group]
-        for name in names:
             seed_folders(out / name, report.RESULT)  # one without a result is said now
+        names = [it.plan.name for it in group]
         todo[item] = [
             seed for seed in range(seeds) if not all(report.run_folder(out, name, seed).exists() for name in names)
         ]
@@ -194,7 +188,7 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
 
 
 def finetune_untrained(
-    model: str, groups: Mapping[str, Group], words_of: Mapping[str, Mapping[str, Any]], out: Path, seeds: int, jobs: int
+    model: str, groups: Mapping[str, Group], out: Path, seeds: int, jobs: int
 ) -> dict[str, dict[str, float]]:
     """task -> the dev metrics of the same network from random weights, their mean over the seeds. Every rate is tried with one
     seed, and the best goes on; layer-wise decay would hold random weights near where they began."""
@@ -202,19 +196,18 @@ def finetune_untrained(
 
     def results_at(rate: float, names: Sequence[str], seeds: int) -> dict[str, Any]:
         """One line for each: what is wrong with a rate that is not chosen is nobody's concern."""
-        level = log.level
-        alike: dict[str, list[str]] = {}  # a search has found words of its own for each
+        alike: dict[str, list[str]] = {}  # a search has found settings of its own for each
         for item in dict.fromkeys(item_of[name] for name in names):
-            words = {**words_of[item], "pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
-            alike.setdefault(json.dumps(words), []).append(item)
+            changes = {"pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
+            alike.setdefault(json.dumps({**groups[item][0].overrides, **changes}), []).append(item)
         results: dict[str, Any] = {}
-        for text, items in alike.items():
-            folder = out / UNTRAINED / f"lr-{rate:g}"
-            try:
-                log.setLevel(logging.ERROR)
+        level, folder = log.level, out / UNTRAINED / f"lr-{rate:g}"
+        log.setLevel(logging.ERROR)
+        try:
+            for text, items in alike.items():
                 results |= finetune(Path(model), items, json.loads(text), folder, seeds, jobs)["tasks"]
-            finally:
-                log.setLevel(level)
+        finally:
+            log.setLevel(level)
         for name, result in results.items():
             metric, median = result["metric"], result["median"]
             log.info("%s from random weights, at lr %g: dev %s %.4f", name, rate, metric, median)
@@ -234,31 +227,20 @@ def finetune_untrained(
     return scores
 
 
-def run_together(
-    arguments: Sequence[tuple[Any, ...]], jobs: int, signals: Signals, devices: Sequence[str] = ()
-) -> None:
-    """What `work` takes for each run, in several processes, each of which sees one of `devices`."""
-    began = time.monotonic()
-    for done, results in enumerate(run_jobs(work, arguments, jobs, signals, relays=True, devices=devices), 1):
-        left = (time.monotonic() - began) / done * (len(arguments) - done)
-        ending = f"; {done} of {len(arguments)} done, ETA {duration(left)}"
-        say_results(results, ending)
-
-
 def run_in_turn(planned: Group, seeds: Sequence[int], out: Path, signals: Signals) -> dict[str, Mapping[str, Encoded]]:
     """The runs of a group that are left, one after the other, here. Returns the splits that are not trained on, by task."""
     if not seeds:
-        return {it.plan.name: encode_others(it.task, it.plan.splits) for it in planned}
-    prepared = [prepare_task(it.task, it.plan, it.start) for it in planned]
-    for it, its in zip(planned, prepared, strict=True):
-        for split, part in {"train": its.train, **its.others}.items():
+        return {it.plan.name: encode_others(it) for it in planned}
+    prepared = list(map(prepare_task, planned))
+    for it in prepared:
+        for split, part in {"train": it.train, **it.others}.items():
             if part.cut:
-                meaning = it.plan.task.cut_words(it.task.length)
+                meaning = it.task.settings.cut_words(it.task.length)
                 counts = f"{part.cut:,} of {len(part.rows):,} {split} rows"
-                log.info("%s: %s %s", it.plan.name, counts, meaning)
+                log.info("%s: %s %s", it.name, counts, meaning)
     for seed in seeds:
-        say_results(run_seed(planned, prepared, seed, out, signals))
-    return {it.plan.name: its.others for it, its in zip(planned, prepared, strict=True)}
+        say_results(run_seed(prepared, seed, out, signals))
+    return {it.name: it.others for it in prepared}
 
 
 def say_results(results: Sequence[Mapping[str, Any]], ending: str = "") -> None:

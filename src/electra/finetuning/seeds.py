@@ -1,42 +1,30 @@
 """One seed of a task, or of several that are trained together: what it starts from, its training, its folders."""
 
-import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.numpy import save
-from torch import Tensor
 
 from electra.base import config
 from electra.base.errors import DataError, SettingsError
 from electra.base.files import read_object, read_or_set_aside, write_json
-from electra.base.jobs import Signals
+from electra.base.jobs import Result, Signals, run_jobs
 from electra.base.randomness import mix
-from electra.data.tokenizer import special_ids
-from electra.finetuning import Splits, Task, report
+from electra.finetuning import Task, report
 from electra.finetuning.baselines import run_alarms
 from electra.finetuning.folder import TASK_FILE, TaskModel, seed_folders, task_card, write_task_folder
-from electra.finetuning.plan import Plan, make_plan, method_defaults
-from electra.finetuning.training import (
-    Encoded,
-    Finetuned,
-    History,
-    JointTask,
-    Prepared,
-    infer,
-    train_jointly,
-    train_task,
-)
-from electra.interop.formats import own_tensors
-from electra.interop.read import Pretrained, warn_beyond
-from electra.model import EncoderSettings, encoder_alone, initialise, readable_length
+from electra.finetuning.plan import PlannedTask, Start, make_plan, method_defaults, sha256_of
+from electra.finetuning.training import Encoded, Finetuned, History, Prepared, infer, train_jointly, train_task
+from electra.interop.read import warn_beyond
+from electra.model import encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders, newest_state
 from electra.train.device import explain_machine, machine
@@ -49,31 +37,9 @@ TRAINING = "training"
 # What a run starts from
 
 
-@dataclass(frozen=True)
-class Start:
-    """The encoder that fine-tuning starts from; `tensors` are its weights, by our names."""
-
-    path: str
-    network: Pretrained
-    tensors: Mapping[str, Tensor]
-
-    @property
-    def settings(self) -> EncoderSettings:
-        return self.network.encoder.settings
-
-    @cached_property
-    def sha256(self) -> str:
-        digest = hashlib.sha256()
-        for name in sorted(self.tensors):
-            digest.update(name.encode())
-            digest.update(self.tensors[name].detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
-
 def load_start(model: Path) -> Start:
     """A run folder, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned on another task."""
-    network = load_network(model, "encoder")
-    return Start(str(model), network, own_tensors(network.encoder))
+    return Start(str(model), load_network(model, "encoder"))
 
 
 def intermediate_start(word: str, out: Path, base: Start) -> Start:
@@ -93,35 +59,9 @@ def intermediate_start(word: str, out: Path, base: Start) -> Start:
 # Plans
 
 
-@dataclass(frozen=True)
-class PlannedTask:
-    """A plan with its task, built once and shared by checks, runs and report; `settings` are those of settings.json."""
-
-    plan: Plan
-    task: Task
-    start: Start
-    settings: Mapping[str, Any]
-
-    @property
-    def fingerprint(self) -> str:
-        """Of all settings that a run must not change on the way."""
-        return sha256_of(report.bound(self.settings))
-
-    @property
-    def data_sha256(self) -> str:
-        return sha256_of({key: self.settings[key] for key in ("task", "files", "rows")})
-
-
-def sha256_of(tree: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
 def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[PlannedTask]:
     """One task; or several that are trained together, a+b."""
-    planned = []
-    for part in joined_tasks(item):
-        plan, task = plan_task(part, overrides, start)
-        planned.append(PlannedTask(plan, task, start, report.common_settings(plan, start.path, start.sha256)))
+    planned = [plan_task(part, overrides, start) for part in joined_tasks(item)]
     if len(planned) == 1:
         return planned
     first = planned[0]
@@ -139,7 +79,7 @@ def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[Pla
 def trained_together(planned: PlannedTask, together: Mapping[str, str]) -> PlannedTask:
     others = ", ".join(name for name in together if name != planned.plan.name)
     plan = replace(planned.plan, notes=(*planned.plan.notes, f"one encoder, trained together with {others}"))
-    return replace(planned, plan=plan, settings={**planned.settings, "together": together})
+    return replace(planned, plan=plan, together=together)
 
 
 def joined_tasks(item: str) -> list[str]:
@@ -150,7 +90,7 @@ def joined_tasks(item: str) -> list[str]:
     return parts
 
 
-def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Plan, Task]:
+def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> PlannedTask:
     plan = make_plan(item, overrides, method_defaults(start.settings))
     if plan.method.reinitialise > start.settings.layers:
         layers = f"the model has {start.settings.layers} layers"
@@ -158,19 +98,40 @@ def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> tuple[Pl
     length = readable_length(start.settings, plan.task.length)
     if length < plan.task.length and "length" in overrides:
         raise SettingsError(f"length={plan.task.length}, but the model has {length} positions. Use at most that many.")
-    return plan, plan.task.build(start.network.tokenizer, length, plan.splits)
+    task = plan.task.build(start.network.tokenizer, length, plan.splits)
+    return PlannedTask(plan, task, start, overrides)
 
 
-def prepare_task(task: Task, plan: Plan, start: Start) -> Prepared:
-    train = Encoded.of(task, task.training_rows(plan.splits["train"]))
+def prepare_task(planned: PlannedTask) -> Prepared:
+    task, start = planned.task, planned.start
+    train = Encoded.of(task, task.training_rows(planned.plan.splits["train"]))
     longest = max((len(example.ids) for example in train.examples), default=0)
     warn_beyond(start.settings, start.network.length, longest)
-    pad = special_ids(start.network.tokenizer).pad
-    return Prepared(task, train, encode_others(task, plan.splits), pad)
+    return Prepared(planned, train, encode_others(planned))
 
 
-def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
-    others = {split: Encoded.of(task, rows) for split, rows in splits.items() if split != "train"}
+@lru_cache(maxsize=1)
+def prepared_in_worker(model: str, item: str, overrides: str) -> list[Prepared]:
+    """A worker plans and encodes what it trains on once for all its runs. `overrides` are JSON, so that a cache can compare them."""
+    return list(map(prepare_task, plan_item(item, json.loads(overrides), load_start(Path(model)))))
+
+
+def run_in_workers(
+    function: Callable[..., Result],
+    jobs: Sequence[tuple[Any, ...]],
+    workers: int,
+    devices: Sequence[str],
+    signals: Signals,
+) -> Iterator[Result]:
+    """In processes that share the threads and the GPUs of this one."""
+    threads = partial(torch.set_num_threads, max(1, torch.get_num_threads() // workers))
+    return run_jobs(function, jobs, workers, signals, start=threads, relays=True, devices=devices)
+
+
+def encode_others(planned: PlannedTask) -> dict[str, Encoded]:
+    """The splits that are not trained on. A test whose answers are all alike has none."""
+    splits = planned.plan.splits.items()
+    others = {split: Encoded.of(planned.task, rows) for split, rows in splits if split != "train"}
     for split, part in others.items():
         if split != "dev" and part.is_labelled and part.is_filled_in:
             others[split] = replace(part, examples=[replace(example, target=None) for example in part.examples])
@@ -180,38 +141,31 @@ def encode_others(task: Task, splits: Splits) -> dict[str, Encoded]:
 # Training
 
 
-def build_model(plan: Plan, task: Task, start: Start, seed: int) -> Finetuned:
+def build_model(planned: PlannedTask, seed: int) -> Finetuned:
     """The pre-trained encoder, but for layers that start anew, under a head that depends on the seed alone."""
-    dropout = {"dropout": plan.method.dropout, "attention_dropout": plan.method.attention_dropout}
+    start, method = planned.start, planned.plan.method
+    dropout = {"dropout": method.dropout, "attention_dropout": method.attention_dropout}
     settings = start.settings.model_copy(update=dropout)
     encoder = encoder_alone(settings, len(start.network.encoder.embeddings.table))
     initialise(encoder, settings, mix(seed, "encoder"))
-    if plan.method.pretrained:
-        kept = settings.layers - plan.method.reinitialise
+    if method.pretrained:
+        kept = settings.layers - method.reinitialise
         fresh = [f"layers.{number}." for number in range(kept, settings.layers)]
         fresh += ["final_norm."] * bool(fresh)  # ModernBERT's, which belongs to its top layer
         tensors = {name: it for name, it in start.tensors.items() if not name.startswith(tuple(fresh))}
         encoder.load_state_dict({**encoder.state_dict(), **tensors})
-    head = task.head(settings)
+    head = planned.task.head(settings)
     initialise(head, settings, mix(seed, "head"))
     return Finetuned(encoder, head)
 
 
-def train_seed(
-    planned: Sequence[PlannedTask], prepared: Sequence[Prepared], seed: int, run: Run, signals: Signals
-) -> list[tuple[Finetuned, History]]:
+def train_seed(prepared: Sequence[Prepared], seed: int, run: Run, signals: Signals) -> list[tuple[Finetuned, History]]:
     """The network of each task, whose encoder is one where there are several, with its history."""
-    models = [build_model(it.plan, its.task, it.start, seed) for it, its in zip(planned, prepared, strict=True)]
+    models = [build_model(it.planned, seed) for it in prepared]
     if len(models) == 1:
-        plan = planned[0].plan
-        history = train_task(models[0], prepared[0], plan.method, plan.task.epochs, seed, run, signals)
-        return [(models[0], history)]
+        return [(models[0], train_task(models[0], prepared[0], seed, run, signals))]
     models = [Finetuned(models[0].encoder, model.head) for model in models]
-    parts = [
-        JointTask(it.plan.name, model, its, it.plan.method, it.plan.task.epochs)
-        for it, its, model in zip(planned, prepared, models, strict=True)
-    ]
-    return list(zip(models, train_jointly(parts, seed, run, signals), strict=True))
+    return list(zip(models, train_jointly(models, prepared, seed, run, signals), strict=True))
 
 
 def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
@@ -239,10 +193,9 @@ def group_name(planned: Sequence[PlannedTask]) -> str:
     return "+".join(it.plan.name for it in planned)
 
 
-def run_seed(
-    planned: Sequence[PlannedTask], prepared: Sequence[Prepared], seed: int, out: Path, signals: Signals
-) -> list[dict[str, Any]]:
+def run_seed(prepared: Sequence[Prepared], seed: int, out: Path, signals: Signals) -> list[dict[str, Any]]:
     """One seed of one task, or of those that are trained together, from the start to its folders; what their result.json hold."""
+    planned = [it.planned for it in prepared]
     name, method = group_name(planned), planned[0].plan.method
     fingerprints = {it.plan.name: it.fingerprint for it in planned}
     fingerprint = sha256_of(fingerprints) if len(planned) > 1 else planned[0].fingerprint
@@ -254,15 +207,16 @@ def run_seed(
     length = max(it.plan.task.length for it in planned)
     remedy = f"{method.batch} rows of {length} tokens do not fit: use a smaller batch=… or length=…."
     with explain_machine(remedy, "Finished runs are kept: run the same command again."):
-        trained = train_seed(planned, prepared, seed, run, signals)
+        trained = train_seed(prepared, seed, run, signals)
         outputs = [
-            {split: infer(model, its.task, part.examples, method, its.pad) for split, part in its.others.items()}
+            {split: infer(model, its.task, part.examples, method) for split, part in its.others.items()}
             for its, (model, _) in zip(prepared, trained, strict=True)
         ]
     results = []
-    for it, its, (model, history), answers in zip(planned, prepared, trained, outputs, strict=True):
+    for its, (model, history), answers in zip(prepared, trained, outputs, strict=True):
+        it = its.planned
         folder = report.run_folder(out, it.plan.name, seed)
-        task, result = judged(it.plan, its, answers, history)
+        task, result = judged(its, answers, history)
         trained_on = it.settings["files"]["train"]["sha256"]
         result = {"task": it.plan.name, "seed": seed, "train_sha256": trained_on, "machine": machine(), **result}
         if not folder.exists():  # of several, some may have been written before the process was killed
@@ -272,9 +226,7 @@ def run_seed(
     return results
 
 
-def judged(
-    plan: Plan, prepared: Prepared, outputs: Mapping[str, Sequence[Any]], history: History
-) -> tuple[Task, dict[str, Any]]:
+def judged(prepared: Prepared, outputs: Mapping[str, Sequence[Any]], history: History) -> tuple[Task, dict[str, Any]]:
     """The task with what is chosen on dev, and what result.json says: scores, alarms, what was cut."""
     task = prepared.task
     scores: dict[str, dict[str, float]] = {}
@@ -290,18 +242,17 @@ def judged(
                 alarms = run_alarms(task, part.rows, predictions, scores[split], losses)
     encoded = {"train": prepared.train, **prepared.others}
     cut = {split: (part.cut, len(part.rows)) for split, part in encoded.items()}
-    return task, {"scores": scores, **vars(history), "kept": plan.method.keep, "cut": cut, "alarms": alarms}
+    return task, {"scores": scores, **vars(history), "kept": prepared.method.keep, "cut": cut, "alarms": alarms}
 
 
 def write_seed(
     folder: Path, planned: PlannedTask, task: Task, model: Finetuned, outputs: Mapping[str, Any], result: dict[str, Any]
 ) -> None:
-    plan, start, scores = planned.plan, planned.start, result["scores"]
-    card = task_card(plan, task, start.path, start.settings, result, scores)
+    start, card = planned.start, task_card(planned, result)
     more = {f"outputs-{split}.safetensors": save(report.pack(arrays)) for split, arrays in outputs.items()}
     more |= {report.RESULT: json.dumps(result, indent=1).encode(), "README.md": card.encode()}
-    note = {"model": start.path, "scores": scores, **{key: result[key] for key in ("seed", "train_sha256")}}
-    if "together" in planned.settings:
-        note["together"] = list(planned.settings["together"])
-    trained = TaskModel(model.cpu(), task, plan.method, start.network.tokenizer, note, start.network.length)
+    note = {"model": start.path, **{key: result[key] for key in ("scores", "seed", "train_sha256")}}
+    if planned.together:
+        note["together"] = list(planned.together)
+    trained = TaskModel(model.cpu(), task, planned.plan.method, note, start.network.length)
     write_task_folder(folder, trained, more)

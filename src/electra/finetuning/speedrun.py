@@ -73,7 +73,8 @@ TITLES = {
 FULLY_TRAINED = {
     "cola": 56.8, "sst2": 88.3, "mrpc": 87.4, "stsb": 86.8, "rte": 68.5, "mnli": 78.9, "qnli": 87.9, "qqp": 88.3,
 }  # fmt: skip
-"""Dev scores of ELECTRA-Small on OpenWebText, a million steps, in the README of the original code. The five have a mean of 77.6."""
+"""Dev scores of ELECTRA-Small on OpenWebText, a million steps, in the README of the original code."""
+FULLY_TRAINED_FIVE = 77.6
 TOKENS, V100_HOURS = 128 * 128 * 1_000_000, 96
 CURVE = {0.0625: (74.1, 8.9e16), 0.125: (76.0, 1.8e17), 0.25: (77.7, 3.6e17), 0.5: (79.0, 7.1e17), 1.0: (79.9, 1.4e18)}
 """The paper's table 1: mean of eight tasks, dev, and FLOPs of ELECTRA-Small after a share of its training."""
@@ -153,7 +154,8 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
             "command": command,
         }
         write_json(settings.out / "speedrun.json", result)
-        write_report(settings.out, result, read_metrics(Path(pretraining.run)))
+        plot(settings.out / "report.png", result, read_metrics(Path(pretraining.run)))
+        write_atomically(settings.out / "report.md", page(result).encode())
         return result
 
 
@@ -178,8 +180,8 @@ def refuse_other_tokenizer(settings: SpeedrunSettings, shards: Path) -> None:
         raise SettingsError(
             f"{shards} are token shards, which have their tokenizer. Take tokenizer out, or give the text as data."
         )
-    given, folder = read_vocabulary(settings.tokenizer), settings.out / "tokenizer"
-    if (folder / TOKENIZER).is_file() and not is_same_tokenizer(given, load_tokenizer(folder)):
+    wanted, folder = read_vocabulary(settings.tokenizer), settings.out / "tokenizer"
+    if (folder / TOKENIZER).is_file() and not is_same_tokenizer(wanted, load_tokenizer(folder)):
         raise SettingsError(
             f"{settings.out} was begun with another tokenizer than {settings.tokenizer}. Use another folder (out)."
         )
@@ -191,24 +193,24 @@ def read_vocabulary(path: Path) -> Tokenizer:
 
 def prepare_text(settings: SpeedrunSettings, shards: Path) -> None:
     """The tokenizer first, where none is given: of the text itself."""
-    folder, given = settings.out / "tokenizer", settings.tokenizer
+    folder = settings.out / "tokenizer"
     if not (folder / TOKENIZER).is_file():
-        if given is None:
+        if settings.tokenizer is None:
             tokenizer = train_tokenizer(Corpus([settings.data]), TokenizerSettings())
         else:
-            tokenizer = read_vocabulary(given)
+            tokenizer = read_vocabulary(settings.tokenizer)
         save_tokenizer(tokenizer, folder)
     prepare([settings.data], shards, folder)
 
 
 def check_overlap(settings: SpeedrunSettings, plans: Mapping[str, Plan], shards: Path) -> dict[str, Any]:
     path = settings.out / "overlap.json"
-    found = read_shaped_or_set_aside(path, OVERLAPS) or {}
-    if found.keys() != plans.keys():
+    overlaps = read_shaped_or_set_aside(path, OVERLAPS) or {}
+    if overlaps.keys() != plans.keys():
         texts = {name: [row_texts(plan, row) for row in plan.splits["dev"]] for name, plan in plans.items()}
-        found = find_overlap(texts, shards)
-        write_json(path, {name: asdict(overlap) for name, overlap in found.items()})
-    return {name: asdict(overlap) for name, overlap in found.items()}
+        overlaps = find_overlap(texts, shards)
+        write_json(path, {name: asdict(overlap) for name, overlap in overlaps.items()})
+    return {name: asdict(overlap) for name, overlap in overlaps.items()}
 
 
 def row_texts(plan: Plan, row: Mapping[str, Any]) -> list[str]:
@@ -297,14 +299,11 @@ def measurements(settings: PretrainSettings, heldout: Mapping[str, float]) -> di
 # speedrun.json for people, beside what the paper and its code report of ELECTRA-Small
 
 
-def write_report(out: Path, result: Mapping[str, Any], records: Sequence[Record]) -> None:
-    plot(out / "report.png", result, records)
-    write_atomically(out / "report.md", page(result).encode())
-
-
 def page(result: Mapping[str, Any]) -> str:
     five, device = result["glue5_median"], result["environment"]["gpu"] or f"{result['environment']['cpu_count']} cores"
     headline = f"**{five:.1f}**" if five is not None else "not known, since tasks are missing"
+    keys = ("optimizer", "schedule", "warmup", "batch", "bias_correction", "keep")
+    method = ", ".join(f"{key} {result['method'][key]}" for key in keys)
     paragraphs = [
         f"# {result['minutes']:g} minutes on {device}",
         f"Mean of CoLA, SST-2, MRPC, STS-B and RTE, dev, median of {result['seeds']} fine-tuning seeds: {headline}.",
@@ -312,7 +311,7 @@ def page(result: Mapping[str, Any]) -> str:
         "## Scores",
         tasks_table(result).markdown(),
         "\\* not the official files: their sizes are below. `±` is the standard deviation over seeds. Weights are those of the last "
-        "step of each run; nothing was selected on dev." + changed_method(result["method"]),
+        f"step of each run; nothing was selected on dev. One method for all tasks: {method}.",
         "\n".join(f"- {line}" for line in file_lines(result)),
         "## Beside ELECTRA-Small",
         beside_table(result).markdown(),
@@ -337,11 +336,6 @@ def page(result: Mapping[str, Any]) -> str:
     return "\n\n".join(paragraph.strip() for paragraph in paragraphs) + "\n"
 
 
-def changed_method(method: Mapping[str, Any]) -> str:
-    shown = {key: method[key] for key in ("optimizer", "schedule", "warmup", "batch", "bias_correction", "keep")}
-    return " One method for all tasks: " + ", ".join(f"{key} {value}" for key, value in shown.items()) + "."
-
-
 def tasks_table(result: Mapping[str, Any]) -> Table:
     rows = []
     for name, task in result["tasks"].items():
@@ -351,7 +345,7 @@ def tasks_table(result: Mapping[str, Any]) -> Table:
         title = TITLES.get(name, name) + "*" * wrong
         rows.append((title, task["metric"], f"{task['median']:.1f}", spread, original))
     if result["glue5_median"] is not None:
-        rows.append(("mean of the five", "", f"{result['glue5_median']:.1f}", "", "77.6"))
+        rows.append(("mean of the five", "", f"{result['glue5_median']:.1f}", "", f"{FULLY_TRAINED_FIVE}"))
     return Table(("task", "metric", "median", "spread", "ELECTRA-Small, 100 %"), rows)
 
 
@@ -378,7 +372,7 @@ def beside_table(result: Mapping[str, Any]) -> Table:
     ]
     for share, (mean, operations) in CURVE.items():
         hours, tokens = f"{share * V100_HOURS:g} h, V100", f"{share * TOKENS / 1e6:,.0f} M"
-        full = "77.6" if share == 1 else "–"
+        full = f"{FULLY_TRAINED_FIVE}" if share == 1 else "–"
         rows.append((f"ELECTRA-Small, {100 * share:g} %", hours, tokens, f"{operations:.2g}", full, f"{mean:.1f}"))
     return Table(("", "training", "tokens", "FLOPs", "five", "eight"), rows)
 
@@ -425,7 +419,7 @@ def overlap_table(overlap: Mapping[str, Mapping[str, Any]]) -> Table:
 def plot(out: Path, result: Mapping[str, Any], records: Sequence[Record]) -> None:
     five = result["glue5_median"]
     title = f"{result['minutes']:g} minutes, {result['tokens'] / 1e6:,.0f} M tokens"
-    title += "" if five is None else f", mean of five {five:.1f} (fully trained: 77.6)"
+    title += "" if five is None else f", mean of five {five:.1f} (fully trained: {FULLY_TRAINED_FIVE})"
     with picture(out, title, [range(3)], (16, 4.6), width_ratios=(1.4, 1, 1)) as (scores, losses, detection):
         draw_scores(scores, result["tasks"])
         curves = {kind: [it for it in records if it["kind"] == kind] for kind in ("train", "heldout")}

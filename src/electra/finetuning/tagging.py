@@ -285,12 +285,12 @@ class Tagging(Task):
 
     def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
         """Sentences with a wrong tag; the surest of those."""
-        found = []
-        for row, (true, said) in enumerate(zip(*self._tags(rows, predictions), strict=True)):
-            shares = predictions[row].get("probabilities", [{}] * len(said))
-            sure = [own.get(tag, 0.0) for own, tag, gold in zip(shares, said, true, strict=True) if tag != gold]
-            found += [Mistake(row, true, said, max(sure))] if sure else []
-        return found
+        wrong = []
+        for row, (true, answer) in enumerate(zip(*self._tags(rows, predictions), strict=True)):
+            shares = predictions[row].get("probabilities", [{}] * len(answer))
+            sure = [own.get(tag, 0.0) for own, tag, gold in zip(shares, answer, true, strict=True) if tag != gold]
+            wrong += [Mistake(row, true, answer, max(sure))] if sure else []
+        return wrong
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
         """Always the most frequent tag; and of every word the tag that it has most often, where train has the word."""

@@ -17,10 +17,9 @@ function of the seed.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,8 +29,8 @@ from electra.base.batch import Batch
 from electra.base.jobs import Signals
 from electra.base.randomness import mix, permute
 from electra.data.tables import Row
-from electra.finetuning import Example, Outputs, Task, merit
-from electra.finetuning.plan import DecayKind, MethodSettings
+from electra.finetuning import Example, Outputs, Task, in_chunks, merit
+from electra.finetuning.plan import DecayKind, MethodSettings, PlannedTask
 from electra.model import Encoder
 from electra.objectives import Trainable
 from electra.objectives.losses import Loss
@@ -43,7 +42,6 @@ from electra.train.optimizers import ParameterGroup, build_optimizer
 from electra.train.settings import ScheduleSettings, TrainSettings
 from electra.train.step import Execution, Step
 
-Item = TypeVar("Item")
 CHUNK_BATCHES = 64
 LOG_LINES = 100
 """In the metrics of a run; people see one in ten seconds."""
@@ -62,18 +60,6 @@ class Finetuned(nn.Module):
         hidden = self.encoder(batch.ids, batch.segments, is_real, self.first_only)
         outputs: dict[str, Tensor] = self.head(hidden, batch)
         return outputs
-
-
-class Encoding(Protocol):
-    """A network with an encoder below one head or several, as layer-wise rates and kept weights see it: an nn.Module."""
-
-    encoder: Encoder
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-    def state_dict(self) -> dict[str, Tensor]: ...
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> object: ...
-    def to(self, device: torch.device) -> object: ...
-    def eval(self) -> object: ...
 
 
 class TaskObjective(nn.Module):
@@ -118,12 +104,23 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A task with its rows as examples; `others` are the splits that are not trained on, dev the first."""
+    """A planned task with its rows as examples; `others` are the splits that are not trained on, dev the first."""
 
-    task: Task
+    planned: PlannedTask
     train: Encoded
     others: Mapping[str, Encoded]
-    pad: int
+
+    @property
+    def name(self) -> str:
+        return self.planned.plan.name
+
+    @property
+    def task(self) -> Task:
+        return self.planned.task
+
+    @property
+    def method(self) -> MethodSettings:
+        return self.planned.plan.method
 
 
 @dataclass(frozen=True)
@@ -138,12 +135,10 @@ class History:
     stopped_early: bool
 
 
-def train_task(
-    model: Finetuned, prepared: Prepared, method: MethodSettings, epochs: int, seed: int, run: Run, signals: Signals
-) -> History:
+def train_task(model: Finetuned, prepared: Prepared, seed: int, run: Run, signals: Signals) -> History:
     """Trains `model` in place, from the run's newest checkpoint where there is one."""
-    data = ExampleBatches(prepared, method.batch, epochs, seed, method.min_steps)
-    evaluation = DevScores(model, method, data.steps, lambda: dev_scores(model, prepared, method))
+    data = ExampleBatches(prepared, seed)
+    evaluation = DevScores(model, prepared.method, data.steps, lambda: dev_scores(model, prepared))
     state = train_by(TaskObjective(model, prepared.task), data, evaluation, seed, run, signals)
     curve = state.log.of_kind("dev")
     losses = [(record["step"], record["loss"]) for record in read_metrics(run.folder, "train")]
@@ -179,7 +174,7 @@ class DevScores:
     """`scores` on dev, the headline first, `method.evaluations` times in a run. Where the best weights of `model` are asked
     for, they are kept."""
 
-    model: Encoding
+    model: "Finetuned | JointObjective"
     method: MethodSettings
     steps: int
     scores: Callable[[], dict[str, float]]
@@ -208,9 +203,9 @@ class DevScores:
         return 0 < self.method.patience <= since_best
 
 
-def dev_scores(model: Finetuned, prepared: Prepared, method: MethodSettings) -> dict[str, float]:
+def dev_scores(model: Finetuned, prepared: Prepared) -> dict[str, float]:
     task, dev = prepared.task, prepared.others["dev"]
-    outputs = infer(model, task, dev.examples, method, prepared.pad)
+    outputs = infer(model, task, dev.examples, prepared.method)
     return task.scores(dev.rows, task.predict(dev.rows, dev.examples, outputs))
 
 
@@ -238,7 +233,7 @@ def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float
     return decay ** (depth + (kind == "original"))
 
 
-def layerwise_group(model: Encoding, method: MethodSettings) -> ParameterGroup:
+def layerwise_group(model: "Finetuned | JointObjective", method: MethodSettings) -> ParameterGroup:
     """Clipped together, each depth at its own rate."""
     parameters = dict(model.named_parameters())
     layers = model.encoder.settings.layers
@@ -247,14 +242,15 @@ def layerwise_group(model: Encoding, method: MethodSettings) -> ParameterGroup:
 
 
 class ExampleBatches:
-    """The batches of a seed, in the order of its epochs: as many as are asked for, or as `min_steps` needs."""
+    """The batches of a seed, in the order of its epochs: as many as are asked for, or as `min_steps` and `at_least` need."""
 
-    def __init__(self, prepared: Prepared, batch: int, epochs: int, seed: int, min_steps: int = 0):
-        self.prepared, self.batch, self.seed = prepared, batch, seed
+    def __init__(self, prepared: Prepared, seed: int, at_least: int = 0):
+        self.prepared, self.batch, self.seed = prepared, prepared.method.batch, seed
         self.examples = prepared.train.examples
         self.lengths = lengths_of(self.examples)
-        self.steps_per_epoch = math.ceil(len(self.examples) / batch)
-        self.epochs = max(epochs, math.ceil(min_steps / self.steps_per_epoch))
+        self.steps_per_epoch = math.ceil(len(self.examples) / self.batch)
+        needed = math.ceil(max(prepared.method.min_steps, at_least) / self.steps_per_epoch)
+        self.epochs = max(prepared.task.settings.epochs, needed)
         self.steps = self.steps_per_epoch * self.epochs
 
     def batches(self, first_step: int) -> Iterator[Batch]:
@@ -263,7 +259,7 @@ class ExampleBatches:
             order = epoch_order(self.lengths, self.batch, self.seed, epoch)
             for chosen in order[skipped if epoch == first_epoch else 0 :]:
                 examples = [self.examples[index] for index in chosen]
-                yield collate(self.prepared.task, examples, self.prepared.pad, with_targets=True)
+                yield collate(self.prepared.task, examples, with_targets=True)
 
 
 def lengths_of(examples: Sequence[Example]) -> np.ndarray:
@@ -294,10 +290,10 @@ def sorted_order(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
-def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: bool) -> Batch:
+def collate(task: Task, examples: Sequence[Example], with_targets: bool) -> Batch:
     lengths = lengths_of(examples)
     width = int(lengths.max())
-    ids = np.full((len(examples), width), pad, np.int64)
+    ids = np.full((len(examples), width), task.special.pad, np.int64)
     segments = np.zeros((len(examples), width), np.int64)
     for index, example in enumerate(examples):
         ids[index, : lengths[index]] = example.ids
@@ -307,7 +303,7 @@ def collate(task: Task, examples: Sequence[Example], pad: int, with_targets: boo
     return Batch.of_rows(torch.from_numpy(ids), torch.from_numpy(segments), is_real, targets)
 
 
-def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: MethodSettings, pad: int) -> list[Outputs]:
+def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: MethodSettings) -> list[Outputs]:
     """What the head says of every example, in their order. Batches go to a GPU through pinned memory, so that the copy waits
     for nobody, and the answers come back once for a group of them."""
     device = choose_device(method)
@@ -315,9 +311,7 @@ def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: Met
     answers: list[Outputs] = [{} for _ in examples]
     with torch.inference_mode(), autocast(method.precision, device):
         for group in in_chunks(sorted_order(lengths_of(examples), 2 * method.batch), CHUNK_BATCHES):
-            batches = (
-                collate(task, [examples[index] for index in chosen], pad, with_targets=False) for chosen in group
-            )
+            batches = (collate(task, [examples[index] for index in chosen], with_targets=False) for chosen in group)
             outputs = [model(it if device.type == "cpu" else it.pinned().to(device)) for it in batches]
             for chosen, tensors in zip(group, outputs, strict=True):
                 arrays = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}
@@ -326,58 +320,35 @@ def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: Met
     return answers
 
 
-def in_chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    source = iter(items)
-    while chunk := list(islice(source, size)):
-        yield chunk
-
-
 # Several tasks, one encoder
 
 
-@dataclass(frozen=True)
-class JointTask:
-    """One of the tasks; the models of all share their encoder."""
-
-    name: str
-    model: Finetuned
-    prepared: Prepared
-    method: MethodSettings
-    epochs: int
-
-
 class JointObjective(nn.Module):
+    """The models of all tasks share their encoder."""
+
     headline = ("loss",)
     muted_alarms: tuple[str, ...] = ()
     corruptor = None
 
-    def __init__(self, parts: Sequence[JointTask]):
+    def __init__(self, models: Sequence[Finetuned], parts: Sequence[Prepared]):
         super().__init__()
-        self.encoder, self.heads = parts[0].model.encoder, nn.ModuleList(part.model.head for part in parts)
-        self.parts = tuple(parts)
-        self.extra_metrics = tuple(Ratio(loss_of(it), loss_of(it), batches_of(it)) for it in parts)
+        self.encoder, self.heads = models[0].encoder, nn.ModuleList(model.head for model in models)
+        self.models, self.parts = tuple(models), tuple(parts)
+        self.extra_metrics = tuple(Ratio(f"{it.name}/loss", f"{it.name}/loss", f"{it.name}/batches") for it in parts)
 
     def forward(self, batch: Batch) -> Loss:
-        part = self.parts[batch.task]
-        total = part.prepared.task.loss(part.model(batch), batch.targets)
-        return Loss(total, {loss_of(part): total.detach(), batches_of(part): torch.ones_like(total)})
-
-
-def loss_of(part: JointTask) -> str:
-    return f"{part.name}/loss"
-
-
-def batches_of(part: JointTask) -> str:
-    return f"{part.name}/batches"
+        model, part = self.models[batch.task], self.parts[batch.task]
+        total = part.task.loss(model(batch), batch.targets)
+        return Loss(total, {f"{part.name}/loss": total.detach(), f"{part.name}/batches": torch.ones_like(total)})
 
 
 class JointBatches:
-    def __init__(self, parts: Sequence[JointTask], how: Literal["size", "even"], seed: int):
-        alone = [batches_alone(part, seed) for part in parts]
+    def __init__(self, parts: Sequence[Prepared], how: Literal["size", "even"], seed: int):
+        alone = [ExampleBatches(part, seed) for part in parts]
         steps = [it.steps for it in alone]
         if how == "even":
             steps = [-(-sum(steps) // len(parts))] * len(parts)
-            alone = [batches_alone(part, seed, at_least) for part, at_least in zip(parts, steps, strict=True)]
+            alone = [ExampleBatches(part, seed, steps[0]) for part in parts]
         self.alone, self.steps = alone, sum(steps)
         places = permute(np.arange(self.steps), self.steps, mix(seed, "tasks"))
         self.order = np.repeat(np.arange(len(parts)), steps)[places]
@@ -389,33 +360,29 @@ class JointBatches:
             yield replace(next(sources[task]), task=int(task))
 
 
-def batches_alone(part: JointTask, seed: int, at_least: int = 0) -> ExampleBatches:
-    least = max(part.method.min_steps, at_least)
-    return ExampleBatches(part.prepared, part.method.batch, part.epochs, seed, least)
-
-
-def train_jointly(parts: Sequence[JointTask], seed: int, run: Run, signals: Signals) -> list[History]:
+def train_jointly(
+    models: Sequence[Finetuned], parts: Sequence[Prepared], seed: int, run: Run, signals: Signals
+) -> list[History]:
     """Trains the models in place, from the run's newest checkpoint where there is one. The method is that of the first; its
     headline, by which the best weights would be kept, the mean of those of the tasks."""
     method = parts[0].method
 
     def all_scores() -> dict[str, float]:
-        scores = [dev_scores(part.model, part.prepared, method) for part in parts]
+        scores = list(map(dev_scores, models, parts))
         mean = sum(merit(*headline(it)) for it in scores) / len(parts)
         named = {f"{part.name}/{key}": it[key] for part, it in zip(parts, scores, strict=True) for key in it}
         return {"mean": mean, **named}
 
-    objective, data = JointObjective(parts), JointBatches(parts, method.mix, seed)
+    objective, data = JointObjective(models, parts), JointBatches(parts, method.mix, seed)
     state = train_by(objective, data, DevScores(objective, method, data.steps, all_scores), seed, run, signals)
     records, logged = state.log.of_kind("dev"), read_metrics(run.folder, "train")
     histories = []
     for part in parts:
-        curve = []
+        curve, prefix = [], f"{part.name}/"
         for record in records:
-            split = {key.rpartition("/")[::2]: value for key, value in record.items()}
-            own = {metric: value for (name, metric), value in split.items() if name == part.name}
+            own = {key.removeprefix(prefix): value for key, value in record.items() if key.startswith(prefix)}
             curve.append({"step": record["step"], **own})
-        losses = [(it["step"], it[loss_of(part)]) for it in logged if it.get(loss_of(part)) is not None]
+        losses = [(it["step"], it[f"{prefix}loss"]) for it in logged if it.get(f"{prefix}loss") is not None]
         best, is_early = best_of(records)[0], state.step < data.steps
         histories.append(History(data.steps, round(state.seconds, 3), curve, losses, best, is_early))
     return histories

@@ -5,16 +5,17 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 import electra
@@ -22,17 +23,16 @@ from electra.base.errors import DataError, ElectraError, MachineError, SettingsE
 from electra.base.files import json_text
 from electra.inspector import Model
 from electra.inspector.batching import Batcher, BusyError, characters_of
+from electra.inspector.detect import Scored
 from electra.inspector.gallery import Gallery, describe_model, is_finetuned
 from electra.inspector.guard import HEAD_SECONDS, MOST_HEAD, Guard, GuardedProtocol, listen, token_for
-from electra.inspector.results import result_view, wrong_rows
-from electra.inspector.watch import follow, last_records, run_state, run_view
+from electra.inspector.results import result_view, results_view, wrong_rows
+from electra.inspector.watch import follow, run_view, runs_view
 
 MOST_TEXTS, LONGEST_QUESTION = 256, 100_000
 MOST_LISTENERS, MOST_FOLLOWED = 32, 8  # pages, and runs on each
-MOST_READERS, MOST_PLACES = (
-    2,
-    256,
-)  # folders at a time; masked tokens of a request, each of which is a pass of the generator
+MOST_READERS = 2  # folders at a time
+MOST_PLACES = 256  # masked tokens of a request, each of which is a pass of the generator
 ANSWER_SECONDS = 120.0
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -88,7 +88,17 @@ class ReplaceQuestion(BaseModel):
 
 
 def as_json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(json_text(content).encode(), status, headers, "application/json")
+    return Response(json_text(content, default=plain_data).encode(), status, headers, "application/json")
+
+
+def plain_data(answer: object) -> object:
+    """What a model answers, as JSON has it."""
+    match answer:
+        case np.ndarray():
+            return answer.tolist()
+        case Scored():
+            return {"score": answer.score, **vars(answer)}
+    return vars(answer)
 
 
 def failure(status: int, reason: object, headers: dict[str, str] | None = None) -> Response:
@@ -148,8 +158,8 @@ def build_app(desk: Desk) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
+        exception_handlers=dict.fromkeys(ANSWERED_ERRORS, answer_error),
     )
-    answer_errors(app)
 
     # the page
 
@@ -187,24 +197,13 @@ def build_app(desk: Desk) -> FastAPI:
     async def detect(question: TextsQuestion) -> Response:
         """P(replaced) of every token, with its place in the text."""
         return await desk.ask(
-            question.model,
-            question.texts,
-            ("detect",),
-            lambda model, texts: [[vars(token) for token in tokens] for tokens in model.detect(list(texts))],
+            question.model, question.texts, ("detect",), lambda model, texts: model.detect(list(texts))
         )
 
     @app.post("/api/score")
     async def score(question: TextsQuestion) -> Response:
         """Electric models: the pseudo-log-likelihood of each text and of each of its tokens."""
-        return await desk.ask(
-            question.model,
-            question.texts,
-            ("score",),
-            lambda model, texts: [
-                {"score": it.score, "tokens": it.tokens, "token_scores": it.token_scores.tolist()}
-                for it in model.score(list(texts))
-            ],
-        )
+        return await desk.ask(question.model, question.texts, ("score",), lambda model, texts: model.score(list(texts)))
 
     @app.post("/api/embed")
     async def embed(question: EmbedQuestion) -> Response:
@@ -213,7 +212,7 @@ def build_app(desk: Desk) -> FastAPI:
             question.model,
             question.texts,
             ("embed", question.pooling),
-            lambda model, texts: model.embed(list(texts), question.pooling).tolist(),
+            lambda model, texts: model.embed(list(texts), question.pooling),
         )
 
     @app.post("/api/predict")
@@ -233,11 +232,7 @@ def build_app(desk: Desk) -> FastAPI:
             [item.model_dump() for item in question.items],
             ("fill", question.top),
             lambda model, items: [
-                [
-                    [asdict(proposal) for proposal in proposals]
-                    for proposals in model.fill(it["text"], it["places"], question.top, it["replacements"])
-                ]
-                for it in items
+                model.fill(it["text"], it["places"], question.top, it["replacements"]) for it in items
             ],
         )
 
@@ -248,9 +243,7 @@ def build_app(desk: Desk) -> FastAPI:
             question.model,
             question.texts,
             ("corrupt", question.share, question.seed),
-            lambda model, texts: [
-                [asdict(token) for token in model.corrupt(text, question.share, question.seed)] for text in texts
-            ],
+            lambda model, texts: [model.corrupt(text, question.share, question.seed) for text in texts],
         )
 
     @app.post("/api/replace")
@@ -260,9 +253,7 @@ def build_app(desk: Desk) -> FastAPI:
             question.model,
             [item.model_dump() for item in question.items],
             ("replace",),
-            lambda model, items: [
-                [asdict(token) for token in model.replace(it["text"], it["replacements"])] for it in items
-            ],
+            lambda model, items: [model.replace(it["text"], it["replacements"]) for it in items],
         )
 
     # runs and results
@@ -270,13 +261,7 @@ def build_app(desk: Desk) -> FastAPI:
     @app.get("/api/runs")
     async def runs() -> Response:
         """Every pre-training run with its number and how far it is."""
-
-        def entries() -> dict[str, Any]:
-            gallery.look()
-            states = [{"name": it.name, **run_state(it.path, last_records(it.path))} for it in gallery.runs]
-            return {"runs": [{"number": number, **state} for number, state in enumerate(states)]}
-
-        return await desk.read(entries)
+        return await desk.read(lambda: runs_view(gallery))
 
     @app.get("/api/runs/{number}")
     async def run(number: Number) -> Response:
@@ -304,12 +289,7 @@ def build_app(desk: Desk) -> FastAPI:
     @app.get("/api/results")
     async def results() -> Response:
         """Every finished fine-tuning, comparison and speed-run with its number."""
-
-        def entries() -> dict[str, Any]:
-            gallery.look()
-            return {"results": [{"number": n, "name": it.name} for n, it in enumerate(gallery.results)]}
-
-        return await desk.read(entries)
+        return await desk.read(lambda: results_view(gallery))
 
     @app.get("/api/results/{number}")
     async def result(number: Number) -> Response:
@@ -336,39 +316,30 @@ def build_app(desk: Desk) -> FastAPI:
     return app
 
 
-def answer_errors(app: FastAPI) -> None:
+ANSWERED_ERRORS = (ElectraError, LookupError, BusyError, TimeoutError, RequestValidationError, HTTPException, Exception)
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
     """One line each, whatever went wrong; what was sent is not sent back."""
-
-    @app.exception_handler(ElectraError)
-    async def of_people(request: Request, error: ElectraError) -> Response:
-        return failure(400 if isinstance(error, DataError | SettingsError) else 500, error)
-
-    @app.exception_handler(LookupError)
-    async def of_numbers(request: Request, error: LookupError) -> Response:
-        return failure(404, error.args[0] if error.args else error)
-
-    @app.exception_handler(BusyError)
-    async def of_queues(request: Request, error: BusyError) -> Response:
-        return failure(503, error, {"retry-after": str(error.seconds)})
-
-    @app.exception_handler(TimeoutError)
-    async def of_time(request: Request, error: TimeoutError) -> Response:
-        return failure(503, f"no answer within {ANSWER_SECONDS:.0f} s. Send less text.", {"retry-after": "30"})
-
-    @app.exception_handler(RequestValidationError)
-    async def of_questions(request: Request, error: RequestValidationError) -> Response:
-        return failure(422, validation_line(error))
-
-    @app.exception_handler(HTTPException)
-    async def of_http(request: Request, error: HTTPException) -> Response:
-        return failure(error.status_code, error.detail)
-
-    @app.exception_handler(Exception)
-    async def of_us(request: Request, error: Exception) -> Response:
-        return failure(500, f"{type(error).__name__}: a bug of ours.")
+    match error:
+        case DataError() | SettingsError():
+            return failure(400, error)
+        case ElectraError():
+            return failure(500, error)
+        case LookupError():
+            return failure(404, error.args[0] if error.args else error)
+        case BusyError():
+            return failure(503, error, {"retry-after": str(error.seconds)})
+        case TimeoutError():
+            return failure(503, f"no answer within {ANSWER_SECONDS:.0f} s. Send less text.", {"retry-after": "30"})
+        case RequestValidationError():
+            return failure(422, validation_line(error))
+        case HTTPException():
+            return failure(error.status_code, error.detail)
+    return failure(500, f"{type(error).__name__}: a bug of ours.")
 
 
-def validation_line(error: RequestValidationError | ValidationError) -> str:
+def validation_line(error: RequestValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part)[:40] for part in first["loc"] if part != "body")
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""

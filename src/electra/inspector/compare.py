@@ -18,7 +18,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -121,9 +121,9 @@ class Budget(NamedTuple):
 
 
 def parse_budget(text: str) -> Budget:
-    match = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*(s|m|h|steps|flops|paper flops)", text.strip())
-    with suppress(ValueError):  # 1.2.3
-        amount, unit = (float(match[1]), match[2]) if match else (0.0, "steps")
+    form = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(s|m|h|steps|flops|paper flops)"
+    if match := re.fullmatch(form, text.strip()):
+        amount, unit = float(match[1]), match[2]
         budget = Budget("seconds", amount * SECONDS[unit]) if unit in SECONDS else Budget(unit, amount)  # type: ignore[arg-type]
         if 0 < budget.amount <= MOST[budget.unit]:
             return budget
@@ -148,10 +148,10 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
     key, equals, values = vary.partition("=")
     if vary and not equals:
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
-    given = {*config.flatten(config.parse_overrides(overrides)), key.strip()}
-    for name in given.intersection(OF_RUNS):
+    keys = {*config.flatten(config.parse_overrides(overrides)), key.strip()}
+    for name in keys.intersection(OF_RUNS):
         raise SettingsError(f"{name} is the comparison's own, another for each run: seeds from 0 on, folders in out.")
-    for name in given.intersection(OF_BUDGET):
+    for name in keys.intersection(OF_BUDGET):
         raise SettingsError(f"{name} is the comparison's own: it follows from the budget. Take it out.")
     outside_brackets = r",(?![^\[]*\])"
     added = [(f"{key}={value}",) for value in re.split(outside_brackets, values)] if vary else [()]
@@ -205,12 +205,7 @@ class ComparedRun:
         return self.figures.get(name)
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    steps: Steps
-
-
-STORED_RUN, STORED_PLAN = TypeAdapter(ComparedRun), TypeAdapter(StepPlan)
+STORED_RUN = TypeAdapter(ComparedRun)
 
 
 @dataclass(frozen=True)
@@ -356,7 +351,7 @@ def train_job(job: Job) -> ComparedRun:
     settings, _ = resolve(job.variant.recipe, [*job.variant.overrides, *own])
     vocab_size = read_manifest(Path(settings.data)).vocab_size
     flops, paper = step_flops(settings, vocab_size), paper_flops(with_steps(settings, 1), vocab_size)
-    settings = with_steps(settings, plan_steps(job, settings, flops, paper))
+    settings = with_steps(settings, plan_steps(job.variant.budget, settings, flops, paper))
 
     # train and measure
     started = time.monotonic()
@@ -370,9 +365,16 @@ def train_job(job: Job) -> ComparedRun:
     except DivergedError:  # a result, and the others go on
         diverged = True
     steps, seconds = settings.train.steps, time.monotonic() - started
-    figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
     return ComparedRun(
-        *(job.variant.name, job.seed, steps, flops * steps, seconds, figures, probe, diverged, job.variant.series),
+        variant=job.variant.name,
+        seed=job.seed,
+        steps=steps,
+        flops=flops * steps,
+        seconds=seconds,
+        figures={key: value for key, value in metrics.items() if isinstance(value, float)},
+        probe=probe,
+        diverged=diverged,
+        series=job.variant.series,
         paper_flops=paper * steps,
         tokens=settings.train.batch * settings.rows.length * steps,
         learning_rate=settings.optimizer.lr,
@@ -398,25 +400,21 @@ def finetuned_scores(job: Job, known: Mapping[str, Sequence[float]]) -> dict[str
     return scores
 
 
-def plan_steps(job: Job, settings: PretrainSettings, flops: float, paper: float) -> int:
-    """Kept with the run: a time that was measured again would be another, and the run could not go on."""
-    path, begun = job.folder / "plan.json", job.folder / "run" / CONFIG
-    if begun.is_file():
-        return load_settings(begun.parent).train.steps
-    planned = read_shaped_or_set_aside(path, STORED_PLAN)
-    if planned is None:
-        match job.variant.budget.unit:
-            case "steps":
-                cost = 1.0
-            case "flops":
-                cost = flops
-            case "paper flops":
-                cost = paper
-            case "seconds":
-                cost = step_seconds(settings)
-        planned = StepPlan(max(1, round(job.variant.budget.amount / cost)))
-        write_json(path, asdict(planned))
-    return planned.steps
+def plan_steps(budget: Budget, settings: PretrainSettings, flops: float, paper: float) -> int:
+    """Of a run that was begun its own: a time that was measured again would be another, and the run could not go on."""
+    run = Path(settings.run)
+    if (run / CONFIG).is_file():
+        return load_settings(run).train.steps
+    match budget.unit:
+        case "steps":
+            cost = 1.0
+        case "flops":
+            cost = flops
+        case "paper flops":
+            cost = paper
+        case "seconds":
+            cost = step_seconds(settings)
+    return max(1, round(budget.amount / cost))
 
 
 def step_seconds(settings: PretrainSettings) -> float:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from electra.base.errors import DataError, SettingsError
 from electra.base.files import parse_json
 from electra.base.randomness import mix
 from electra.data.tokenizer import TokenIds, continuing_tokens, encode_texts, special_ids
+from electra.finetuning import in_chunks
 from electra.interop.read import Pretrained, warn_beyond
 from electra.model import encode
 from electra.model.generators import TransformerGenerator
@@ -151,7 +152,7 @@ def rerank(
     """Each line is a list of hypotheses, {"hypotheses": [{"text": …, "score": …}, …], …}; `score` may be missing and is
     then 0. Gives the same with "pll" and "total" = score + weight * pll in each hypothesis, the best first."""
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    while part := list(islice(numbered, LISTS_AT_ONCE)):
+    for part in in_chunks(numbered, LISTS_AT_ONCE):
         records = [read_hypotheses(number, line) for number, line in part]
         scores = iter(score([hypothesis["text"] for record in records for hypothesis in record["hypotheses"]]))
         for record in records:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +21,14 @@ from electra.data import tables
 from electra.data.files import STANDARD_INPUT, OpenSource, decoded_lines, open_parquet, opened, whole_file
 from electra.data.tables import Row
 from electra.data.tokenizer import encode_ids
+from electra.finetuning import in_chunks
+from electra.finetuning.predict import refuse_overwriting
 from electra.inspector.detect import read_windows
 from electra.interop.read import Pretrained
 from electra.model.heads import Pooling
 from electra.train.device import autocast, choose_device
 
 log = logging.getLogger(__name__)
-Piece = TypeVar("Piece")
 MOST_TEXTS, MOST_CHARACTERS = 2048, 1 << 20
 """Texts that are in memory and sorted by length at a time: the tokenizer needs 150 bytes for each character."""
 VECTOR = "embedding"
@@ -93,7 +94,7 @@ def first_vectors(network: Pretrained, texts: Sequence[str], length: int | None 
 
 def embed_texts(network: Pretrained, texts: Iterable[str], settings: EmbedSettings) -> Iterator[np.ndarray]:
     """Arrays with a row for each text, in their order; a few thousand texts at a time are in memory."""
-    for chunk in in_chunks_of_text(texts, len):
+    for chunk in in_chunks(texts, MOST_TEXTS, len, MOST_CHARACTERS):
         yield vectors_of(network, chunk, settings)
 
 
@@ -102,18 +103,6 @@ def vectors_of(network: Pretrained, texts: Sequence[str], settings: EmbedSetting
         if settings.pooling == "cls":
             return first_vectors(network, texts, settings.length)
         return text_vectors(network, texts, settings.length)[0]
-
-
-def in_chunks_of_text(items: Iterable[Piece], characters: Callable[[Piece], int]) -> Iterator[list[Piece]]:
-    chunk, total = list[Piece](), 0
-    for item in items:
-        chunk.append(item)
-        total += characters(item)
-        if len(chunk) == MOST_TEXTS or total > MOST_CHARACTERS:
-            yield chunk
-            chunk, total = [], 0
-    if chunk:
-        yield chunk
 
 
 # Files
@@ -138,15 +127,22 @@ def embed_files(
     """The texts of all files, in their order, as one .npy array or one parquet table. `column` holds the text in tables, `keep` are
     columns for the parquet table, else the text. Only with `force` is a file that is there already overwritten."""
     target = out or default_out(files)
-    require_new(target, files, force)
+    if target.suffix not in (".npy", ".parquet"):
+        raise SettingsError(f"{target.name}: vectors are written as .npy or .parquet. Choose another out.")
+    for path in files:
+        if path != STANDARD_INPUT and not path.exists():
+            raise DataError(f"{path} does not exist. Check the path.")
+        if path.is_dir():
+            raise DataError(f"{path} is a folder. Give its files.")
+    refuse_overwriting([target], files, force)
     network.encoder.to(choose_device(settings))
     width, texts = network.encoder.settings.hidden, 0
-    source = TextSource(files, column, keep if target.suffix == ".parquet" else ())
     if keep and target.suffix != ".parquet":
         raise SettingsError(f"{target.name} has vectors alone: to keep {keep[0]!r} beside them choose a .parquet out.")
+    source = TextSource(files, column, keep)
     writer = parquet_file(target, width) if target.suffix == ".parquet" else npy_file(target, width)
     with writer as write, Progress("embed", source.size, unit="bytes", seconds_between_lines=5.0) as progress:
-        for rows in in_chunks_of_text(source.rows(), lambda row: len(row.text)):
+        for rows in in_chunks(source.rows(), MOST_TEXTS, lambda row: len(row.text), MOST_CHARACTERS):
             write([row.kept for row in rows], vectors_of(network, [row.text for row in rows], settings))
             texts += len(rows)
             progress.advance(source.position)
@@ -161,20 +157,6 @@ def default_out(files: Sequence[Path]) -> Path:
     if len(files) != 1 or files[0] == STANDARD_INPUT:
         raise SettingsError("where should the vectors go? Name a .parquet or .npy file.", ("out",))
     return files[0].with_name(f"{files[0].name.partition('.')[0]}.embeddings.parquet")
-
-
-def require_new(target: Path, files: Sequence[Path], force: bool) -> None:
-    if target.suffix not in (".npy", ".parquet"):
-        raise SettingsError(f"{target.name}: vectors are written as .npy or .parquet. Choose another out.")
-    for path in files:
-        if path != STANDARD_INPUT and not path.exists():
-            raise DataError(f"{path} does not exist. Check the path.")
-        if path.is_dir():
-            raise DataError(f"{path} is a folder. Give its files.")
-        if target.exists() and path.exists() and target.samefile(path):
-            raise SettingsError(f"{target} is the input itself. Choose another out.")
-    if target.exists() and not force:
-        raise SettingsError(f"{target} is there already. Choose another out, or force it to be overwritten.")
 
 
 class TextSource:

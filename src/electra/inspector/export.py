@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.errors import SettingsError
-from electra.data.tokenizer import special_ids
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder, task_folder, write_task_folder
-from electra.finetuning.plan import refuse, table_problems
+from electra.finetuning.plan import read_answered
 from electra.finetuning.question_heads import JointHead
 from electra.finetuning.training import infer
 from electra.inspector.embed import EmbedSettings, vectors_of
@@ -146,15 +145,13 @@ def write_onnx(
 
 def scores_of_graphs(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortest: int) -> dict[str, Any]:
     """The task's metrics on a file with answers: of the network, and of both graphs in its place."""
-    task, pad = trained.task, special_ids(trained.tokenizer).pad
-    rows, malformed = task.settings.read(file)
-    refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
+    task = trained.task
+    rows = read_answered(task, file)
     examples, _ = task.encode(rows)
     scores = {}
     method = trained.method.model_copy(update={"device": "cpu"})
-    sessions = {"float32": graphs.files[GRAPH], "int8": graphs.files[INT8_GRAPH]}
-    for name, graph in sessions.items():
-        outputs = infer(OnnxSession(graph, shortest), task, examples, method, pad)
+    for name, graph in {"float32": graphs.files[GRAPH], "int8": graphs.files[INT8_GRAPH]}.items():
+        outputs = infer(OnnxSession(graph, shortest), task, examples, method)
         scores[name] = task.scores(rows, task.predict(rows, examples, outputs))
     return {"rows": len(rows), **scores}
 

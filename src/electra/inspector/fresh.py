@@ -100,8 +100,8 @@ class FreshProcess:
             return dict(json.loads(answer))
         code = self.process.wait()
         self.errors.seek(0)
-        said = self.errors.read().strip().splitlines()
-        return {"error": f"it ended with exit code {code}{f' ({said[-1][:300]})' if said else ''}"}
+        lines = self.errors.read().strip().splitlines()
+        return {"error": f"it ended with exit code {code}{f' ({lines[-1][:300]})' if lines else ''}"}
 
 
 def look(folder: Path, architecture: str, expected: Mapping[str, Tensor]) -> str:
@@ -131,8 +131,8 @@ def look_with_sentence_transformers(folder: Path, vectors: Tensor) -> None:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    found = model.encode(list(VECTOR_PROBE), show_progress_bar=False)
-    difference = float(np.abs(found - vectors.numpy()).max())
+    theirs = model.encode(list(VECTOR_PROBE), show_progress_bar=False)
+    difference = float(np.abs(theirs - vectors.numpy()).max())
     if not difference <= TOLERANCE:
         raise CorruptError(f"sentence-transformers gets other vectors (largest difference {difference:.2g}).")
 

@@ -138,22 +138,18 @@ def describe_model(model: Model) -> dict[str, Any]:
     """What a page or a program must know to ask it something. `columns`: what a row of a fine-tuned model has."""
     task = model.finetuned.task if model.finetuned else None
     network = model.network
-    parameters = sum(it.numel() for it in network.encoder.parameters())
-    plays = False
-    if task is None:
-        try:
-            plays = bool(model.generator)
-        except DataError:
-            plays = False
+    has_generator = False
+    with suppress(DataError):
+        has_generator = task is None and bool(model.generator)
     return {
         "kind": model.kind,
         "objective": None if task else network.objective,
         "encoder": network.encoder.settings.kind,
-        "parameters": parameters,
+        "parameters": sum(it.numel() for it in network.encoder.parameters()),
         "positions": network.encoder.settings.positions,
         "vocabulary": vocabulary_size(model.tokenizer),
         "tokenizer": tokenizer_hash(model.tokenizer)[:16],
-        "has_generator": plays,
+        "has_generator": has_generator,
         "task": task.settings.name if task else None,
         "columns": [name.split("|")[0] for name in task.settings.input_columns] if task else [],
         "labels": list(task.labels) if task else [],

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -53,13 +54,17 @@ HEADERS = {
 NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-def is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
+def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """What a name in digits stands for."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
+        return None
+
+
+def is_local(host: str) -> bool:
+    address = address_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def token_for(host: str, token: str | None) -> str:
@@ -73,8 +78,7 @@ def token_for(host: str, token: str | None) -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """The application behind all checks. `names` are the hosts that a request may be for. An address in digits is always one of
-    them where the server listens on all: nobody can rebind that."""
+    """The application behind all checks."""
 
     application: Application
     host: str
@@ -83,11 +87,12 @@ class Guard:
     """Another site whose pages may ask; "" means none."""
     counted: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Answers by route and status."""
-    names: frozenset[str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        own = {socket.gethostname().lower(), socket.getfqdn().lower()} if not is_local(self.host) else set[str]()
-        object.__setattr__(self, "names", frozenset({*LOCAL_NAMES, self.host.lower(), *own}))
+    @cached_property
+    def names(self) -> set[str]:
+        """Hosts that a request may be for."""
+        own = [] if is_local(self.host) else [socket.gethostname(), socket.getfqdn()]
+        return {*LOCAL_NAMES, *map(str.lower, [self.host, *own])}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -127,24 +132,23 @@ class Guard:
                 await unless_gone(self.application(scope, replayed(body), send), receive)
 
     def is_name(self, host: str) -> bool:
+        """An address in digits too, where the server listens on all: nobody can rebind that."""
         name = name_of(host)
-        if name in self.names:
-            return True
-        return self.host in ("0.0.0.0", "::") and is_address(name)
+        return name in self.names or (self.host in ("0.0.0.0", "::") and address_of(name) is not None)
 
     def is_known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
         """By a header, by the cookie that the first visit set, or by the link that was printed."""
         if not self.token or scope["path"] == "/health":
             return True
-        given = [headers.get("authorization", "").removeprefix("Bearer ")]
+        tokens = [headers.get("authorization", "").removeprefix("Bearer ")]
         try:
             cookies = SimpleCookie(headers.get("cookie", ""))
-            given += [cookies[COOKIE].value] if COOKIE in cookies else []
+            tokens += [cookies[COOKIE].value] if COOKIE in cookies else []
         except CookieError:
             pass
         if scope["path"] == "/":
-            given += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])[:1]
-        return any(hmac.compare_digest(it.encode(), self.token.encode()) for it in given)
+            tokens += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])[:1]
+        return any(hmac.compare_digest(it.encode(), self.token.encode()) for it in tokens)
 
     async def keep_token(self, send: Send) -> None:
         """The token leaves the address bar: it becomes a cookie that only this server is sent."""
@@ -186,21 +190,14 @@ def name_of(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
-def is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 async def read_body(headers: Mapping[str, str], receive: Receive, send: Send) -> bytes | None:
     """The whole body in time, or None once it was refused."""
-    said = headers.get("content-length", "0")
+    length = headers.get("content-length", "0")
+    is_small = not length.isdigit() or int(length[:20]) <= MOST_BODY
     body, more = bytearray(), True
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while more and len(body) <= MOST_BODY and (not said.isdigit() or int(said[:20]) <= MOST_BODY):
+            while is_small and more and len(body) <= MOST_BODY:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return None

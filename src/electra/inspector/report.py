@@ -3,6 +3,7 @@ server for inside. Nothing in it can load anything from anywhere."""
 
 import base64
 import hashlib
+import html
 import re
 from importlib import resources
 from pathlib import Path
@@ -13,8 +14,8 @@ from electra.base.files import json_text
 from electra.base.progress import visible
 from electra.data.files import whole_file
 from electra.inspector.gallery import Gallery
-from electra.inspector.results import result_view, wrong_rows
-from electra.inspector.watch import run_records, run_state, run_view
+from electra.inspector.results import result_view, results_view, wrong_rows
+from electra.inspector.watch import run_view, runs_view
 
 MODULES = ("dom", "api", "tokens", "plot", "try", "watch", "compare", "docs", "main")
 """Each after those that it imports."""
@@ -39,13 +40,10 @@ def write_html(path: Path, out: Path) -> Path:
 
 def report_content(gallery: Gallery) -> dict[str, Any]:
     """What the server would answer, by the path of the question."""
-    content: dict[str, Any] = {"/api/runs": {"runs": []}, "/api/results": {"results": []}}
+    content: dict[str, Any] = {"/api/runs": runs_view(gallery), "/api/results": results_view(gallery)}
     for number, found in enumerate(gallery.runs):
-        state = run_state(found.path, run_records(found.path))
-        content["/api/runs"]["runs"].append({"number": number, "name": found.name, **state})
         content[f"/api/runs/{number}"] = {"name": found.name, **run_view(found.path)}
     for number, found in enumerate(gallery.results):
-        content["/api/results"]["results"].append({"number": number, "name": found.name})
         view = content[f"/api/results/{number}"] = {"name": found.name, **result_view(found.path)}
         for place, group in enumerate(view["groups"]):
             if group.get("has_wrong"):
@@ -58,7 +56,7 @@ def report_page(name: str, content: dict[str, Any]) -> str:
     policy = f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:"
     page = page_text("index.html")
     head = page[page.index("<meta charset") : page.index("<link")].replace(
-        "<title>electra", f"<title>{escaped(name)} · electra"
+        "<title>electra", f"<title>{html.escape(name)} · electra"
     )
     body = page[page.index("<body>") :].replace('href="#try"', 'href="#watch"')
     data = json_text(content).replace("<", "\\u003c")
@@ -84,7 +82,3 @@ def page_text(name: str) -> str:
 
 def digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

@@ -9,8 +9,15 @@ from electra.base.files import is_plain_name, read_json, read_json_lines, read_o
 from electra.finetuning import LOWER_IS_BETTER
 from electra.finetuning.report import MOST_WRONG, WRONG, baselines_of, is_result
 from electra.inspector.compare import MEASURES
+from electra.inspector.gallery import Gallery
 
 LOSSES = ("mlm_loss", "rtd_loss", "loss")
+
+
+def results_view(gallery: Gallery) -> dict[str, Any]:
+    """Every finished fine-tuning, comparison and speed-run with its number."""
+    gallery.look()
+    return {"results": [{"number": number, "name": it.name} for number, it in enumerate(gallery.results)]}
 
 
 def result_view(folder: Path) -> dict[str, Any]:

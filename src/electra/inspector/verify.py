@@ -38,7 +38,7 @@ def problems_of(folder: Path, kind: str) -> Iterator[str]:
                     yield f"{it}: {problem}"
             if damaged := len(read_records(folder)[1]):
                 yield f"{folder / METRICS}: {damaged} damaged lines"
-            yield from attempt(lambda: load_run(folder))
+            yield from reading_problems(lambda: load_run(folder))
         case "shards":
             yield from verify_shards(folder)
         case "model":
@@ -49,12 +49,12 @@ def problems_of(folder: Path, kind: str) -> Iterator[str]:
                 (folder / WEIGHTS).exists() or (folder / INDEX).exists() or not (folder / FOLDER_MANIFEST).exists()
             )
             if not differing and is_ours:
-                yield from attempt(
+                yield from reading_problems(
                     lambda: load_task_folder(folder) if (folder / TASK_FILE).exists() else read_network(folder)
                 )
 
 
-def attempt(read: Callable[[], object]) -> Iterator[str]:
+def reading_problems(read: Callable[[], object]) -> Iterator[str]:
     try:
         read()
     except ElectraError as error:

@@ -14,6 +14,7 @@ from typing import Any
 from electra.base import config
 from electra.base.errors import ElectraError
 from electra.base.files import is_running, json_text, parse_json, read_object
+from electra.inspector.gallery import Gallery
 from electra.pretraining.load import load_settings
 from electra.pretraining.samples import SAMPLES, read_samples
 from electra.train.log import METRICS, RUN_STATE, Record, is_record
@@ -85,10 +86,6 @@ def last_records(folder: Path) -> list[Record]:
     return Tail(folder, LAST_BYTES).read()[0]
 
 
-def run_records(folder: Path) -> list[Record]:
-    return thinned(Tail(folder).read()[0])
-
-
 def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     """How far it is and whether it still goes on. A process that was killed cannot say so: where it ran on this machine we look for
     it; elsewhere people see how old the news are."""
@@ -137,13 +134,20 @@ def run_settings(folder: Path) -> dict[str, str]:
 
 def run_view(folder: Path) -> dict[str, Any]:
     """All that a page shows of a run."""
-    records = run_records(folder)
+    records = thinned(Tail(folder).read()[0])
     return {
         "state": run_state(folder, records),
         "records": records,
         "settings": run_settings(folder),
         "samples": read_samples(folder),
     }
+
+
+def runs_view(gallery: Gallery) -> dict[str, Any]:
+    """Every run with its number and how far it is."""
+    gallery.look()
+    states = [{"name": it.name, **run_state(it.path, last_records(it.path))} for it in gallery.runs]
+    return {"runs": [{"number": number, **state} for number, state in enumerate(states)]}
 
 
 class News:
