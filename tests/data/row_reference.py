@@ -1,5 +1,7 @@
 """Batches built row by row, as the definition of a row reads: for the vectorised ones to agree with."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -50,6 +52,13 @@ class RowByRow:
         return real
 
     def batch(self, loader: Loader, step: int) -> Batch:
+        """`padded` is that of the batch of all processes."""
+        if loader.world > 1:
+            whole = self.batch(replace(loader, rank=0, world=1), step)
+            return replace(self.batch_alone(loader, step), padded=whole.padded)
+        return self.batch_alone(loader, step)
+
+    def batch_alone(self, loader: Loader, step: int) -> Batch:
         samples = loader.samples(step)
         ids = np.full((len(samples), self.rows.length), self.special.pad, np.int64)
         segments = np.zeros_like(ids)
