@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from electra.base.errors import SettingsError
+from electra.base.errors import SettingsError, counted
 from electra.commands.console import FINETUNE, Jobs, is_recipe, print_table, say
 
 
@@ -58,7 +58,7 @@ def compare_command(
     results = electra.compare(
         recipes, overrides, vary=vary, seeds=seeds, budget=budget, yardsticks=yardsticks, jobs=jobs, out=out
     )
-    title = f"{budget} per run, median (least–greatest) of {seeds} seeds"
+    title = f"{budget} per run, median (least–greatest) of {counted(seeds, 'seed')}"
     print_table(comparison_table(results, title, is_wide=False))
     files = (out / name for name in ("comparison.md", "comparison.png", "results.json"))
     say(" · ".join(str(file) for file in files if file.exists()))  # no picture where every run diverged

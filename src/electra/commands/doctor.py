@@ -42,7 +42,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
     from electra.base.jobs import cpu_count
     from electra.base.progress import duration
     from electra.data.shards import read_manifest, verify_shards
-    from electra.pretraining.run import build_parts, fingerprint_of, refuse_others, refuse_uneven
+    from electra.pretraining.run import FSDP_ALONE, build_parts, fingerprint_of, refuse_others, refuse_uneven
     from electra.pretraining.settings import resolve
     from electra.pretraining.trial import try_checkpoint, try_group, try_step
     from electra.train.checkpoint import checkpoint_folders
@@ -67,8 +67,8 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         device = ranks.everyone(lambda: ranks.device(choose_device(train)))
         processes = ranks.world if ranks.together else train.processes
         ranks.everyone(lambda: refuse_uneven(train.batch, train.accumulate, processes))
-        if train.parallel == "fsdp" and processes == 1:
-            raise common(SettingsError("train.parallel=fsdp is for several processes: add train.processes."))
+        if train.parallel == "fsdp" and processes == 1 and not ranks.together:
+            raise SettingsError(FSDP_ALONE)
         length = f"{train.minutes:g} minutes" if train.minutes else f"{train.steps:,} steps"
         notes.append(f"{recipe}, {length} of {train.batch} rows of {settings.rows.length} tokens")
         if not train.minutes and (warning := schedule_warning(settings.schedule, train.steps)):

@@ -31,7 +31,7 @@ from electra.base.randomness import mix, permute
 from electra.data.tables import Row
 from electra.finetuning import Example, Outputs, Task, in_chunks, merit
 from electra.finetuning.plan import DecayKind, MethodSettings, PlannedTask
-from electra.model import Encoder
+from electra.model import Encoder, encode
 from electra.objectives import Trainable
 from electra.objectives.losses import Loss
 from electra.objectives.metrics import Ratio
@@ -56,9 +56,7 @@ class Finetuned(nn.Module):
         self.first_only = bool(head.reads_first_only)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        is_real = batch.is_real if batch.padded else None
-        hidden = self.encoder(batch.ids, batch.segments, is_real, self.first_only)
-        outputs: dict[str, Tensor] = self.head(hidden, batch)
+        outputs: dict[str, Tensor] = self.head(encode(self.encoder, batch, self.first_only), batch)
         return outputs
 
 

@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 
 BEFORE_AFTER = "before-after.md"
 SAVED = "Everything up to the newest checkpoint is saved: run the same command again."
+FSDP_ALONE = "train.parallel=fsdp is for several processes: add train.processes, or start with torchrun."
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         if settings.train.processes > 1 and not ranks.together:
             raise SettingsError("train.processes is for a single pre-training run. Take it out here.")
         if settings.train.parallel == "fsdp" and not ranks.together:
-            raise SettingsError(
-                "train.parallel=fsdp is for several processes: add train.processes, or start with torchrun."
-            )
+            raise SettingsError(FSDP_ALONE)
         ranks.wait_at_most(settings.train.timeout)
         metrics = pretrain_together(settings, command, ranks)
     free_memory()
