@@ -255,7 +255,7 @@ def test_a_damaged_checkpoint_that_was_set_aside_is_no_problem_of_the_run(finish
     assert done.returncode == 0, done.stderr
 
 
-AUTO = ("optimizer.weight_decay=auto", "optimizer.total_decay=2.0", "train.device=cpu")
+AUTO, CPU = ("optimizer.weight_decay=auto", "optimizer.total_decay=2.0"), "train.device=cpu"
 
 
 @pytest.mark.parametrize("budget", ["train.steps=60", "train.minutes=0.05"])
@@ -275,7 +275,7 @@ def test_weights_without_a_gradient_shrink_by_the_total(budget, recipe, prepared
         clock = itertools.count(step=0.01)
         monkeypatch.setattr("electra.train.loop.time", SimpleNamespace(monotonic=lambda: next(clock)))
     rare = ("train.save_every=100000", "train.evaluate_every=100000", "train.log_every=100000")
-    triangle = ("schedule.kind=linear", "schedule.warmup=0.1")
+    triangle = ("schedule.kind=linear", "schedule.warmup=0.1", CPU)
     done = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", budget, *rare, *triangle, *AUTO)
     assert done.returncode == 0, done.stderr
     if "steps" in budget:  # weight decay is a number: what the rates add up to is the triangle's area
@@ -287,7 +287,7 @@ def test_weights_without_a_gradient_shrink_by_the_total(budget, recipe, prepared
 
 
 def test_a_run_with_a_total_decay_goes_on_to_the_same_bits(recipe, prepared, tmp_path):
-    run, words = tmp_path / "run", ("pretrain", recipe, f"data={prepared}", "train.steps=8")
+    run, words = tmp_path / "run", ("pretrain", recipe, f"data={prepared}", "train.steps=8", CPU)
     assert electra(*words, f"run={run}", *AUTO).returncode == 0
     whole = final_weights(run)
     shutil.rmtree(run / "checkpoints" / "step-000000008")
@@ -297,7 +297,7 @@ def test_a_run_with_a_total_decay_goes_on_to_the_same_bits(recipe, prepared, tmp
 
 def test_a_run_of_a_recipe_that_had_a_number_goes_on_with_it(recipe, prepared, tmp_path):
     """Twice, since the folder's settings are written anew; another number is another run."""
-    run, words = tmp_path / "run", ("pretrain", recipe, f"data={prepared}", "train.steps=8")
+    run, words = tmp_path / "run", ("pretrain", recipe, f"data={prepared}", "train.steps=8", CPU)
     assert electra(*words, f"run={run}", "optimizer.weight_decay=0.5").returncode == 0
     whole, config = final_weights(run), run / "config.toml"
     lines = config.read_text().splitlines(keepends=True)
