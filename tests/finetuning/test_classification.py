@@ -173,6 +173,39 @@ def test_regression_learns_scaled_targets_and_answers_in_the_labels_unit(tokeniz
     assert task.predict([], [], [{"logits": np.array([0.8])}])[0]["prediction"] == pytest.approx(4.0)
 
 
+def test_a_regression_on_large_numbers_learns_deviations_from_their_mean(tokenizer):
+    """Prices would never be reached by outputs that begin near zero. Learned like that, an output of 0 is the mean."""
+    train = [{"a": "x", "label": value} for value in (30_000, 90_000, "150000")]
+    task = ClassificationSettings(kind="regression", text=("a",), scale="auto").build(tokenizer, 24, {"train": train})
+    assert (task.settings.offset, task.settings.scale) == pytest.approx((90_000, np.std([30e3, 90e3, 150e3])))
+    targets = task.targets(task.encode(train)[0], 3)["labels"]
+    assert targets.mean().item() == pytest.approx(0, abs=1e-6) and targets.std(correction=0).item() == pytest.approx(1)
+    outputs = [{"logits": np.array([float(value)])} for value in targets]
+    predictions = task.predict([], [], outputs)
+    assert [it["prediction"] for it in predictions] == pytest.approx([30_000, 90_000, 150_000])
+    assert task.scores(train, predictions)["mse"] == pytest.approx(0, abs=1e-2)
+    again = type(task.settings).model_validate(task.settings.model_dump()).build(tokenizer, 24, {})
+    assert again.predict([], [], outputs) == predictions
+
+
+def test_classes_have_no_scale():
+    """So that folders of classifiers that an earlier version began are of the same settings."""
+    assert ClassificationSettings(scale="auto") == ClassificationSettings()
+
+
+def test_one_label_for_all_is_its_own_mean(tokenizer):
+    train = [{"a": "x", "label": 7}] * 3
+    task = ClassificationSettings(kind="regression", text=("a",), scale="auto").build(tokenizer, 24, {"train": train})
+    assert task.target(train[0]) == 0 and task.answer(0) == 7
+
+
+@pytest.mark.parametrize("scale", [0, -1, "wide"])
+def test_a_scale_is_refused_in_one_line(scale):
+    with pytest.raises(ValueError, match='must be a number above 0, or "auto"') as error:
+        ClassificationSettings(kind="regression", scale=scale)
+    assert error.value.error_count() == 1
+
+
 def test_several_labels_of_a_row(tokenizer):
     settings = ClassificationSettings(kind="multilabel", text=("a",))
     rows = [{"a": "x", "label": ["p", "q"]}, {"a": "y", "label": []}, {"a": "z", "label": "q"}]

@@ -255,7 +255,7 @@ def test_other_logits_in_a_fresh_process_name_who_and_how_much(toy_model, tmp_pa
     model = finetuned(toy_model, tmp_path, table)
     again = shutil.copytree(model, tmp_path / "again")
     trained = load_task_folder(model)
-    words = again, json.loads((model / "task.json").read_text())["architecture"], trained.tokenizer
+    words = again, json.loads((model / "task.json").read_text())["architecture"], trained.task.tokenizer
     with FreshProcess() as fresh:
         assert fresh.check(*words, answers_of(trained.model)) == "electra and transformers in a process of its own"
         process = fresh.process.pid

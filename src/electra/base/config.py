@@ -10,14 +10,15 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, time
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import annotated_types
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from electra.base.errors import CorruptError, MachineError, SettingsError
 from electra.base.files import read_bytes
@@ -27,6 +28,18 @@ _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 GREATEST = 1e300
 """Of what was measured: beyond it neither a difference nor an axis can be computed."""
 Figure = Annotated[float, Field(ge=-GREATEST, le=GREATEST, allow_inf_nan=False)]
+
+
+def auto_or(what: str, holds: Callable[[float], bool]) -> BeforeValidator:
+    """A number for which something holds, or "auto": one error, where pydantic would have one for each kind."""
+
+    def check(value: Any) -> Any:
+        with suppress(ValueError, TypeError):
+            if value == "auto" or holds(float(value)):
+                return value
+        raise ValueError(f'must be {what}, or "auto"')
+
+    return BeforeValidator(check)
 
 
 class Settings(BaseModel):

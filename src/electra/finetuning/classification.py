@@ -8,7 +8,7 @@ not always, makes the same.
 
 from array import array
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.batch import Batch
-from electra.base.config import LARGEST
+from electra.base.config import LARGEST, auto_or
 from electra.data.tables import Row, column_of, label_list, label_name, number, read_label
 from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
@@ -60,7 +60,8 @@ PROBLEM_TYPES = {
 class ClassificationSettings(TaskSettings):
     """`text` is one column or two; `a|b` means a, or b where there is no a. `labels` fixes the classes and their order;
     empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
-    orders of a pair. Targets of a regression are divided by `scale` and predictions multiplied. A multi-label cell that
+    orders of a pair. A regression learns (label - `offset`) / `scale`; with `scale=auto` both are those of the
+    training rows, mean and standard deviation, and answers are in the labels' unit either way. A multi-label cell that
     is not a list is cut at `separator`. Some public sets have rows in train and in dev (`shared_rows`), or with too few or
     too many cells (`broken_rows`). `pooling`: the head reads the vector of [CLS] or the mean over all tokens. `long`: text
     beyond the length is cut, or read in windows that overlap by half, of which each learns the row's label and the mean of
@@ -77,7 +78,8 @@ class ClassificationSettings(TaskSettings):
     pooling: Pooling = "cls"
     long: Literal["cut", "windows"] = "cut"
     double_unordered: bool = False
-    scale: float = Field(1.0, gt=0)
+    scale: Annotated[float | Literal["auto"], auto_or("a number above 0", lambda it: it > 0)] = 1.0
+    offset: float = 0.0
     separator: str = Field("|", min_length=1)
     shared_rows: Literal["refuse", "allow"] = "refuse"
     broken_rows: Literal["refuse", "drop"] = "refuse"
@@ -89,6 +91,13 @@ class ClassificationSettings(TaskSettings):
     @classmethod
     def one_is_a_list_of_one(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def classes_have_no_scale(cls, tree: Any) -> Any:
+        """What a method says of numbers is nothing to classes."""
+        is_ours = isinstance(tree, dict) and tree.get("scale") == "auto" and tree.get("kind") != "regression"
+        return {key: value for key, value in tree.items() if key != "scale"} if is_ours else tree
 
     @model_validator(mode="after")
     def parts_agree(self) -> "ClassificationSettings":
@@ -104,13 +113,23 @@ class ClassificationSettings(TaskSettings):
         return self
 
     def build(self, tokenizer: Tokenizer, length: int, splits: Splits) -> "Classification":
-        if self.kind == "regression" or self.labels:
+        if self.kind == "regression":
+            return Classification(self.standardised(splits.get("train", ())), tokenizer, length)
+        if self.labels:
             return Classification(self, tokenizer, length)
         names = {name for row in splits.get("train", ()) for name in self.label_names(row)}
         ordered = sorted(names, key=lambda name: (number(name) is None, number(name) or 0.0, name))
         # a copy without validation: too few labels is a problem of the data, which `problems` reports
         filled = self.model_copy(update={"labels": tuple(ordered)})
         return Classification(filled, tokenizer, length, guessed=True)
+
+    def standardised(self, train: Rows) -> "ClassificationSettings":
+        """With numbers for scale and offset. What is no number is a problem of the data, and so is a label for all."""
+        if self.scale != "auto":
+            return self
+        values = [value for row in train if (value := number(read_label(row, column_of(self.label, row)))) is not None]
+        spread = float(np.std(values)) if values else 0.0
+        return self.model_copy(update={"scale": spread or 1.0, "offset": float(np.mean(values)) if values else 0.0})
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -174,6 +193,7 @@ class Classification(Task):
         self.guessed = guessed
         self.architecture = "ForSequenceClassification" if settings.head == "transformers" else ""
         self.pooling = settings.pooling
+        self.scale = 1.0 if settings.scale == "auto" else settings.scale
 
     # What can be wrong with rows
 
@@ -256,7 +276,7 @@ class Classification(Task):
         match self.settings.kind:
             case "regression":
                 value = number(read_label(row, column))
-                return None if value is None else value / self.settings.scale
+                return None if value is None else (value - self.settings.offset) / self.scale
             case "multilabel":
                 return [float(name in names) for name in self.labels] if column in row else None
             case "classification":
@@ -295,7 +315,7 @@ class Classification(Task):
             logits = sums / np.bincount(numbers, minlength=len(rows))[:, None]
         match self.settings.kind:
             case "regression":
-                return [{"prediction": float(value)} for value in logits[:, 0] * self.settings.scale]
+                return [{"prediction": self.answer(value)} for value in logits[:, 0]]
             case "classification":
                 shares = softmax(logits)
                 answers: list[Any] = [self.labels[index] for index in logits.argmax(1)]
@@ -318,8 +338,9 @@ class Classification(Task):
         """Numbers of classes, rows x labels of 0 and 1, or quantities."""
         answers = [{self.settings.label: prediction["prediction"]} for prediction in predictions]
         gold, predicted = (np.array([self.target(row) for row in table]) for table in (rows, answers))
-        scale = self.settings.scale
-        return (gold * scale, predicted * scale) if self.settings.kind == "regression" else (gold, predicted)
+        if self.settings.kind == "regression":
+            gold, predicted = (values * self.scale + self.settings.offset for values in (gold, predicted))
+        return gold, predicted
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
         """Always the most frequent class, every label that most rows have, or the mean; and the words."""
@@ -357,7 +378,7 @@ class Classification(Task):
         """The inverse of `target`."""
         match self.settings.kind:
             case "regression":
-                return float(target) * self.settings.scale
+                return float(target) * self.scale + self.settings.offset
             case "multilabel":
                 return [name for name, value in zip(self.labels, target, strict=True) if value]
             case "classification":

@@ -126,7 +126,7 @@ def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
     """What is not set, by the name of the method. "paper" is table 7, by the hidden size (small 256, base 768, large 1024).
     "robust" is for encoders that were trained for minutes and for small tables: rates that grow as networks get narrower, the
     same for all layers of a narrow one and with corrected Adam, and enough steps. Such encoders hold little that would be lost, and
-    weights that were trained at high rates hardly move at the paper's. Nothing in detection trains [CLS], so the mean of
+    weights that were trained at high rates hardly move at the paper's. Detection teaches [CLS] one answer, so the mean of
     the tokens is read, where transformers has a class that does. Dropout is the model's own: one that was trained without
     loses by it (docs/evidence/speedrun.md)."""
     lr = 5e-5 if encoder.hidden >= 1024 else 1e-4 if encoder.hidden >= 768 else 3e-4
@@ -141,6 +141,7 @@ def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
         "bias_correction": narrow > 1,
         "min_steps": 250,
         "pooling": "mean" if encoder.kind == "modernbert" else "cls",
+        "scale": "auto",
     }
     return {"paper": paper, "robust": robust}
 

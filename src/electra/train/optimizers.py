@@ -19,16 +19,15 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
-from electra.base.config import Settings
+from electra.base.config import Settings, auto_or
 from electra.model.electra import Linear
 from electra.objectives import Trainable
 from electra.train.distributed import is_piece, own, piece_like, whole
@@ -64,18 +63,10 @@ class AdamSettings(Settings):
     lr: float = Field(5e-4, gt=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(1e-6, gt=0)
-    weight_decay: Annotated[float, Field(ge=0)] | Literal["auto"] = 0.01
+    weight_decay: Annotated[float | Literal["auto"], auto_or("a number of at least 0", lambda it: it >= 0)] = 0.01
     total_decay: float = Field(0.0, ge=0)
     bias_correction: bool = False
     clip: float = Field(1.0, gt=0)
-
-    @field_validator("weight_decay", mode="before")
-    @classmethod
-    def one_error_of_two_kinds(cls, value: object) -> object:
-        with suppress(ValueError):
-            if value == "auto" or (isinstance(value, int | float | str) and float(value) >= 0):
-                return value
-        raise ValueError('must be a number of at least 0, or "auto"')
 
     @model_validator(mode="after")
     def auto_needs_a_total(self) -> "AdamSettings":
