@@ -231,6 +231,11 @@ def task_card(planned: PlannedTask, run: Mapping[str, Any], result: Mapping[str,
     chosen = "; its weights were chosen by them, so expect less elsewhere." if plan.method.keep == "best" else "."
     limits = [LIMITS, f"- Scores on dev are of rows that were not trained on{chosen}"]
     limits.append(f"- {reading_limit(task)}")
+    match task.settings:
+        case ClassificationSettings(kind="regression", scale=float(scale), offset=offset) if (scale, offset) != (1, 0):
+            limits.append(
+                f"- The network's output x means {scale:.6g} x + {offset:.6g}; `electra predict` answers with that."
+            )
     about_training = [("steps", f"{run['steps']:,} of {plan.method.batch} rows")] if "steps" in run else []
     if isinstance(machine := run.get("machine"), dict):  # older runs did not say it
         about_training += hardware(machine, plan.method.device, run["seconds"], duration(run["seconds"]))
