@@ -157,6 +157,8 @@ def test_a_classifier_keeps_its_answers_and_int8_says_what_it_costs(
     assert (
         f"accuracy on 40 dev rows {dev['float32']['accuracy']:.4f}, int8 {dev['int8']['accuracy']:.4f}" in done.stdout
     )
+    whole, quantized = (dev[name]["accuracy"] for name in ("float32", "int8"))
+    assert ("int8 costs much" in done.stderr) == (whole - quantized > 0.03 * whole)
     assert (tmp_path / "out" / "task.json").is_file() and notes["outputs"] == ["logits"]
     card = ModelCard.load(tmp_path / "out" / "README.md", ignore_metadata_errors=False)
     assert (card.data.library_name, card.data.license, len(card.data.eval_results)) == ("onnx", "mit", 5)
@@ -247,6 +249,16 @@ def test_what_a_fresh_process_reads_otherwise_is_said_and_nothing_is_kept(finish
     assert done.returncode == 4 and "in a process of its own: tokenizer.json gives other ids" in done.stderr
     assert len(asked) == 2 and len(set(asked)) == 1, "one process for all folders"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_int8_that_costs_much_is_a_warning(toy_model, tmp_path, believing, monkeypatch):
+    table = write_rows(tmp_path / "table.jsonl")
+    model = finetuned(toy_model, tmp_path, table)
+    scores = iter([{"accuracy": 0.9}, {"accuracy": 0.8}])
+    monkeypatch.setattr("electra.finetuning.classification.Classification.scores", lambda *_: next(scores))
+    done = electra("export", model, tmp_path / "out", "--format", "onnx", "--int8", "--dev", table)
+    assert done.returncode == 0, done.stderr
+    assert "int8 costs much: accuracy 0.8000 where float32 has 0.9000. Use the graph in float32." in done.stderr
 
 
 @pytest.mark.slow

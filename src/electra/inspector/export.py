@@ -2,6 +2,7 @@
 does not read with the same ids and the same numbers (fresh.py)."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from electra.base.batch import Batch
 from electra.base.config import Settings
 from electra.base.errors import SettingsError
+from electra.finetuning import merit
 from electra.finetuning.folder import TASK_FILE, TaskModel, load_task_folder, task_folder, write_task_folder
 from electra.finetuning.plan import read_answered
 from electra.finetuning.question_heads import JointHead
@@ -46,7 +48,11 @@ from electra.pretraining.load import (
     run_card,
 )
 
+log = logging.getLogger(__name__)
+
 POOLING_FOLDER = "1_Pooling"
+INT8_LOSS = 0.03
+"""The share of a score beyond which a quantized copy is not what was asked for."""
 
 
 class ExportSettings(Settings):
@@ -153,6 +159,12 @@ def scores_of_graphs(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortes
     for name, graph in {"float32": graphs.files[GRAPH], "int8": graphs.files[INT8_GRAPH]}.items():
         outputs = infer(OnnxSession(graph, shortest), task, examples, method)
         scores[name] = task.scores(rows, task.predict(rows, examples, outputs))
+    metric, whole = next(iter(scores["float32"].items()))
+    quantized = scores["int8"][metric]
+    if merit(metric, whole) - merit(metric, quantized) > INT8_LOSS * abs(whole):
+        log.warning(
+            "int8 costs much: %s %.4f where float32 has %.4f. Use the graph in float32.", metric, quantized, whole
+        )
     return {"rows": len(rows), **scores}
 
 
