@@ -206,6 +206,13 @@ def test_predictions_do_not_depend_on_chunks_and_other_columns_can_be_named(fini
     assert missing.returncode == 3 and "no column 'review' (there are words)" in missing.stderr
 
 
+def test_lines_of_text_are_no_table_and_are_sent_to_standard_input(finished, tmp_path):
+    (tmp_path / "lines.txt").write_text("one text\nanother text\n")
+    done = electra("predict", finished / "my" / "seed-0", "lines.txt", cwd=tmp_path)
+    assert done.returncode == 2 and "lines.txt is no table by its name" in done.stderr
+    assert "standard input" in done.stderr and not list(tmp_path.glob("*predictions*"))
+
+
 def test_predictions_lie_beside_the_file_and_are_overwritten_by_force_alone(finished, tmp_path):
     model = finished / "my" / "seed-0"
     file = write_table(tmp_path / "deep" / "new.csv", rows(5, seed=3))

@@ -101,6 +101,10 @@ def predict_file(
     that is there already overwritten."""
     predictor = load_predictor(model, columns)
     layout = predictor.task.settings.layout(file)
+    if layout == "table" and out is None and not tables.is_table(file):
+        raise SettingsError(
+            f"{file} is no table by its name (.csv, .tsv, .jsonl, .json, .parquet). Lines of text go to standard input."
+        )
     target = out or default_name(file)
     if layout == "mrqa" and out is None:
         target = file.with_name(f"{tables.stem(file)}.predictions.json")
