@@ -203,3 +203,8 @@ def test_an_export_of_before_lengths_were_written_is_read(finished_run, tmp_path
     assert model.network.length is None and model.detect(TEXT)
     done = electra("detect", folder, TEXT, "--json")
     assert done.returncode == 0 and len(json.loads(done.stdout)["tokens"]) == len(model.detect(TEXT))
+
+
+def test_a_folder_of_seeds_names_them(finetuned):
+    with pytest.raises(DataError, match=r"has several models \(seed-0.*\). Load one of them"):
+        load(finetuned.parent)

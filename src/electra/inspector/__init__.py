@@ -14,7 +14,14 @@ from electra.base import config
 from electra.base.errors import DataError, ElectraError
 from electra.data.tables import Row
 from electra.data.tokenizer import TokenIds, is_same_tokenizer
-from electra.finetuning.folder import TASK_FILE, TaskModel, adopt_classifier, is_classifier, load_task_folder
+from electra.finetuning.folder import (
+    TASK_FILE,
+    TaskModel,
+    adopt_classifier,
+    is_classifier,
+    load_task_folder,
+    seed_folders,
+)
 from electra.finetuning.predict import Predictor
 from electra.inspector.detect import (
     PlayedToken,
@@ -165,6 +172,11 @@ def load(path: str | Path) -> Model:
     if (path / TASK_FILE).is_file():
         finetuned = load_task_folder(path)
         return Model(path, finetuned.pretrained, finetuned)
+    if seeds := seed_folders(path):
+        names = ", ".join(folder.name for folder in seeds.values())
+        raise DataError(
+            f"{path} has several models ({names}). Load one of them; electra.predict takes the mean of all."
+        )
     network = load_network(path)
     if network.kind == "encoder" and is_classifier(path):
         finetuned = adopt_classifier(path, {})
