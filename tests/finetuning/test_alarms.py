@@ -107,6 +107,13 @@ def result(median, sd=None, cut=0, metric="accuracy", of=100, losses=(math.nan, 
         (result(0.60, 0.02, majority=0.5, words=0.7, untrained=0.65), ["words 0.7000 and untrained 0.6500: pre-train"]),
         (result(0.60, 0.10, majority=0.5, words=0.5, untrained=0.65), []),  # within one spread
         (result(0.80, majority=0.5, words=0.7), []),
+        (
+            result(0.995, majority=0.5, words=0.99),
+            ["words 0.9900: it looks as if dev were in train, or as if one word"],
+        ),
+        (result(0.80, majority=0.5, words=0.995), ["a count of words does better", "as if one word gave"]),
+        (result(0.995, majority=0.99, words=0.99), []),  # nearly all rows have one answer
+        (result(0.2, metric="mse", majority=3.0, words=1.2), []),
         (result(0.80, cut=1), []),
         (result(0.80, cut=2), ["2 of 100 dev rows cut. Raise length."]),
         (result(0.80, of=99), ["dev has 99 rows only"]),

@@ -1,5 +1,6 @@
 """Tables as people have them: many classes, rare ones, few rows, columns that come and go."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,24 @@ def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
         "train: one class only",
         "dev row 1 is also train row 1",
     ]
+
+
+def test_rows_that_differ_in_case_and_blanks_alone_are_the_same(toy_model):
+    tokenizer = load_tokenizer(toy_model)
+    train = [{"text": "The  barak walks", "label": "a"}, {"text": "sele", "label": "b"}]
+    splits = {"train": train, "dev": [{"text": "the Barak\twalks ", "label": "a"}, {"text": "se le", "label": "b"}]}
+    task = ClassificationSettings().build(tokenizer, 24, splits)
+    assert list(map(str, task.problems(splits))) == ["dev row 1 is also train row 1"]
+    kept = ClassificationSettings(shared_rows="allow").build(tokenizer, 24, splits)
+    assert kept.problems(splits) == []
+
+
+def test_copies_in_other_case_stay_on_one_side_of_the_split_and_other_tables_are_split_as_ever(problems, tmp_path):
+    rows = [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(60)]
+    raw = sorted(rows, key=lambda row: hashlib.blake2b(row["text"].encode(), digest_size=8).digest())
+    dev = make_plan(str(write(tmp_path / "u.jsonl", rows)), {}, {}).splits["dev"]
+    assert sorted(map(str, dev)) == sorted(map(str, raw[:6]))
+    assert problems([*rows, *({**row, "text": row["text"].upper() + " "} for row in rows)]) == []
 
 
 def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path):

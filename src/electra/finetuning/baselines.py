@@ -10,7 +10,6 @@ not, as pre-training has them (objectives.metrics).
 import math
 import re
 import statistics
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from pydantic import TypeAdapter
 
 from electra.base.config import Figure
 from electra.base.files import read_shaped_or_set_aside, write_json
+from electra.data.filters import normalised
 from electra.finetuning import LOWER_IS_BETTER, Prediction, Rows, Splits, Task, merit
 
 MAJORITY, WORDS, UNTRAINED = "majority", "words", "untrained"
@@ -49,6 +49,8 @@ FALLS = 0.97
 BY_HEART = 0.25
 """A loss that ends below this share of its start, where nothing was learned that holds for dev."""
 CUT_SHARE = 0.01
+TOO_GOOD = 0.99
+"""What a count of words reaches on rows that it has seen, or where a word is the label itself."""
 ENOUGH_ROWS = 100
 """Of dev. With fewer, chance moves an accuracy by five points or more."""
 LONGER = "Train longer (epochs, min_steps), try other rates (lr), or give it more rows."
@@ -149,7 +151,7 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
     will have no score for the sake of some rows."""
     alike: dict[str, list[str]] = {}
     for label in task.labels:
-        alike.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
+        alike.setdefault(normalised(label), []).append(label)
     texts = [
         f"the labels {' and '.join(map(repr, names))} look like one: they are learned as {len(names)} classes. If they are "
         "the same, spell them alike in the table."
@@ -216,6 +218,10 @@ def result_alarms(result: Mapping[str, Any]) -> list[str]:
         )
     elif ahead.get(WORDS, 0) > 0:
         texts.append(f"worse than {' and '.join(better)}: a count of words does better. {TRY} Or pre-train longer.")
+    if metric not in LOWER_IS_BETTER and levels.get(MAJORITY, 0) < TOO_GOOD <= levels.get(WORDS, 0):
+        texts.append(
+            f"{WORDS} {levels[WORDS]:.4f}: it looks as if dev were in train, or as if one word gave the answer away. Look at rows of both."
+        )
     cut, of = result["cut"].get("dev", (0, 0))
     if 0 < of < ENOUGH_ROWS:
         texts.append(f"dev has {of} rows only: differences of a few points are chance. Score it on more rows.")

@@ -36,6 +36,7 @@ from electra.finetuning import (
     TaskSettings,
     softmax,
     text_problem,
+    wording,
 )
 from electra.finetuning.question_heads import window_places
 from electra.model import EncoderSettings, sequence_label_head
@@ -134,11 +135,13 @@ class ClassificationSettings(TaskSettings):
     def row_key(self, row: Row) -> str:
         return "\x1f".join(self.texts(row))
 
+    def family(self, row: Row) -> Hashable:
+        return wording(*self.texts(row))
+
     def identity(self, row: Row, split: str) -> Hashable | None:
         """Rows without text, which are refused for that, are not the same as each other."""
-        texts = self.texts(row)
         refused = self.shared_rows == "refuse" and not split.startswith("test")
-        return texts if refused and all(map(str.strip, texts)) else None
+        return self.family(row) if refused and all(map(str.strip, self.texts(row))) else None
 
     @property
     def shared_rows_remedy(self) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -435,10 +435,14 @@ def find_file(split: str, prefixes: Sequence[str], places: Sequence[Path], table
 
 def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Row]], dict[str, list[int]]]:
     """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
-    there twice ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
+    there twice, in whatever case, ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
     rows = splits["train"]
     keys = (task.row_key(row).encode("utf-8", "replace") for row in rows)
-    places = [hashlib.blake2b(key, digest_size=8).digest() for key in keys]
+    families, first = [task.family(row) for row in rows], dict[Hashable, bytes]()
+    for family, key in zip(families, keys, strict=True):
+        place = hashlib.blake2b(key, digest_size=8).digest()
+        first[family] = min(place, first.get(family, place))
+    places = [first[family] for family in families]
     if len(set(places)) < 2:  # all alike, or their columns are missing, which is said with all other problems
         places = [number.to_bytes(8) for number in range(len(places))]
     classes: dict[bytes, set[str]] = {place: set() for place in sorted(set(places))}

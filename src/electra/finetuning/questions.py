@@ -49,6 +49,7 @@ from electra.finetuning import (
     in_chunks,
     question_heads,
     text_problem,
+    wording,
 )
 from electra.finetuning.question_heads import ContextWindow, JointHead, PlainHead, span_loss
 from electra.model import EncoderSettings, question_head
@@ -131,9 +132,12 @@ class SpanSettings(TaskSettings):
         """Questions about one paragraph stay together: their answers are in the same text."""
         return str(row.get("context"))
 
+    def family(self, row: Row) -> Hashable:
+        return wording(self.row_key(row))
+
     def identity(self, row: Row, split: str) -> Hashable | None:
         question, context = row.get("question"), row.get("context")
-        return (question, context) if isinstance(question, str) and isinstance(context, str) else None
+        return wording(question, context) if isinstance(question, str) and isinstance(context, str) else None
 
     def cut_words(self, length: int) -> str:
         return f"with a question of more than {self.max_query_length} tokens, of which the rest is not read"
