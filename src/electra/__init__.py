@@ -232,7 +232,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metrics of a run on held-out documents, beside those of the untrained network ("trained", "untrained"); `data` are other
     shards than the run's, `rows` how many, `generator` another run whose generator corrupts the text for all runs alike. Of
-    a fine-tuned model on a file with answers: "scores", and per class; `long` as for `predict`.
+    a fine-tuned model on a file with answers: "scores", "baselines" of the majority, and per class; `long` as for `predict`.
 
     >>> sorted(electra.evaluate("my-run", rows=32))
     ['trained', 'untrained']

@@ -8,7 +8,7 @@ import pytest
 
 from electra.base.progress import literal
 from electra.data.tokenizer import load_tokenizer
-from electra.finetuning.baselines import label_alarms, result_alarms, run_alarms
+from electra.finetuning.baselines import label_alarms, majority_alarms, result_alarms, run_alarms
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.tagging import TaggingSettings
 from helpers import electra
@@ -67,6 +67,26 @@ def test_one_class_for_everything_is_an_alarm_unless_it_is_right(tokenizer):
     (text,) = alarms_of(task, rows, "aaaa")
     assert "every row is 'a'" in text
     assert not alarms_of(task, rows, "aaab") and not alarms_of(task, rows_of("aa"), "aa")
+
+
+def test_nearly_one_class_for_everything_is_an_alarm_where_the_labels_are_others(tokenizer):
+    rows = rows_of("aaabb" * 60)
+    task = ClassificationSettings().build(tokenizer, 24, {"train": rows})
+    (text,) = alarms_of(task, rows, "a" * 298 + "bb")
+    assert "the answer to 298 of 300 rows is 'a'" in text
+    assert not alarms_of(task, rows, "a" * 290 + "b" * 10) and not alarms_of(task, rows[:50], "a" * 49 + "b")
+    rare = rows_of("a" * 280 + "b" * 20)
+    assert not alarms_of(task, rare, "a" * 298 + "bb")
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "level", "is_said"),
+    [("accuracy", 0.57, 0.58, True), ("accuracy", 0.58, 0.58, True), ("accuracy", 0.59, 0.58, False),
+     ("accuracy", 1.0, 1.0, False), ("mse", 2.0, 1.5, True), ("mse", 1.0, 1.5, False), ("mcc", 0.0, 0.0, True)],
+)  # fmt: skip
+def test_a_score_that_is_not_above_the_majority_of_its_file_is_an_alarm(metric, score, level, is_said):
+    texts = majority_alarms({metric: score, "other": 0.0}, {metric: level, "other": 1.0})
+    assert len(texts) == is_said and all(f"{score:.4f}" in text and f"{level:.4f}" in text for text in texts)
 
 
 def test_numbers_that_hardly_vary_and_one_tag_for_every_word_are_that_too(tokenizer):

@@ -264,7 +264,11 @@ def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, table, tmp_path
     figures = json.loads(done.stdout)
     matrix = figures["confusion"]
     assert figures["scores"]["accuracy"] == pytest.approx((matrix[0][0] + matrix[1][1]) / 60)
+    majority = max(map(sum, matrix)) / 60
+    assert figures["baselines"]["majority"]["accuracy"] == pytest.approx(majority)
+    assert figures["baselines"]["majority"].keys() == figures["scores"].keys()
     shown = electra("evaluate", finished / "my" / "seed-0", file)
+    assert f"{figures['scores']['accuracy']:.4f} │ {majority:.4f} │" in " ".join(shown.stdout.split())
     assert "each class" in shown.stdout and "true class (down)" in shown.stdout and "trained on" not in shown.stderr
     assert "is the table it was trained on" in electra("evaluate", finished / "my" / "seed-0", table).stderr
     assert electra("evaluate", finished / "my" / "seed-0").returncode == 2

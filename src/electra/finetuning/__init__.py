@@ -281,10 +281,14 @@ class Task(Protocol):
         """What a network must be better than, by the names in `baselines`."""
         return {}
 
+    def majority(self, rows: Rows) -> Answering | None:
+        """Always the most frequent answer of these; None where there is nothing of the sort."""
+        return None
+
     def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
-        """What all rows are answered with, where that is one thing; "" where it is not."""
+        """What all rows are answered with, where that is one thing ("every row is 'a'"); "" where it is not."""
         answers = {repr(it["prediction"]) for it in predictions}
-        return answers.pop() if len(predictions) > 1 and len(answers) == 1 else ""
+        return f"every row is {answers.pop()}" if len(predictions) > 1 and len(answers) == 1 else ""
 
     def unlearnable(self, shown: Collection[str]) -> list[str]:
         """Labels that no row of train shows."""

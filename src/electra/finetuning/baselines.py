@@ -180,13 +180,25 @@ def run_alarms(
     """After one seed: its answers on dev with their scores, and its losses in their order."""
     texts = []
     answer = task.one_answer(rows, predictions)
-    metric, score = next(iter(scores.items()))
-    if answer and score != (0 if metric in LOWER_IS_BETTER else 1):
-        texts.append(f"the answer to every row is {answer}: nothing was learned that tells rows apart. {LONGER}")
+    if answer and not is_perfect(*next(iter(scores.items()))):
+        texts.append(f"the answer to {answer}: nothing was learned that tells rows apart. {LONGER}")
     first, last = first_and_last(losses)
     if last > FALLS * first:
         texts.append(f"the loss does not fall ({first:.3f} at first, {last:.3f} at last). {LONGER}")
     return texts
+
+
+def is_perfect(metric: str, score: float) -> bool:
+    return score == (0 if metric in LOWER_IS_BETTER else 1)
+
+
+def majority_alarms(scores: Mapping[str, float], majority: Mapping[str, float]) -> list[str]:
+    """Of the headline on a file, beside that of the file's own most frequent answer."""
+    metric, score = next(iter(scores.items()))
+    if is_perfect(metric, score) or merit(metric, score) > merit(metric, majority[metric]):
+        return []
+    levels = f"{metric} {score:.4f}, {MAJORITY} {majority[metric]:.4f}"
+    return [f"not better than the most frequent answer of this file for every row ({levels}). {TRY}"]
 
 
 def first_and_last(losses: Sequence[float]) -> tuple[float, float]:

@@ -7,7 +7,8 @@ not always, makes the same.
 """
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -56,6 +57,8 @@ PROBLEM_TYPES = {
     "regression": "regression",
 }
 """transformers' words for the kinds."""
+MANY_ROWS, NEARLY_ALL, MOSTLY = 100, 0.99, 0.9
+"""One answer to nearly all of many rows is an alarm, unless it mostly is the right one: a class may be rare."""
 
 
 class ClassificationSettings(TaskSettings):
@@ -324,11 +327,9 @@ class Classification(Task):
         scale = self.settings.scale
         return (gold * scale, predicted * scale) if self.settings.kind == "regression" else (gold, predicted)
 
-    def baselines(self, train: Rows) -> dict[str, Answering]:
-        """Always the most frequent class, every label that most rows have, or the mean; and the words."""
-        from electra.finetuning.baselines import MAJORITY, WORDS, WordModel
-
-        texts, targets = list(map(self.settings.texts, train)), np.array([self.target(row) for row in train])
+    def majority(self, rows: Rows) -> Answering:
+        """Always the most frequent class, every label that most rows have, or the mean."""
+        targets = np.array([self.target(row) for row in rows])
         match self.settings.kind:
             case "classification":
                 constant = np.bincount(targets).argmax()
@@ -336,25 +337,32 @@ class Classification(Task):
                 constant = (targets.mean(0) > 0.5).astype(float)
             case "regression":
                 constant = targets.mean()
-        words = WordModel(self.settings.kind, texts, targets) if len(np.unique(targets, axis=0)) > 1 else None
+        answer = self.answer(constant)
+        return lambda asked: [{"prediction": answer} for _ in asked]
 
-        def answers(values: Iterable[Any]) -> list[Prediction]:
-            return [{"prediction": self.answer(value)} for value in values]
+    def baselines(self, train: Rows) -> dict[str, Answering]:
+        from electra.finetuning.baselines import MAJORITY, WORDS, WordModel
 
-        def constants(rows: Rows) -> list[Prediction]:
-            return answers([constant] * len(rows))
+        majority, targets = self.majority(train), np.array([self.target(row) for row in train])
+        if len(np.unique(targets, axis=0)) == 1:
+            return {MAJORITY: majority, WORDS: majority}
+        words = WordModel(self.settings.kind, list(map(self.settings.texts, train)), targets)
 
         def by_words(rows: Rows) -> list[Prediction]:
-            return answers(words.predict(list(map(self.settings.texts, rows)))) if words else constants(rows)
+            return [{"prediction": self.answer(it)} for it in words.predict(list(map(self.settings.texts, rows)))]
 
-        return {MAJORITY: constants, WORDS: by_words}
+        return {MAJORITY: majority, WORDS: by_words}
 
     def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
-        """Numbers are one where they hardly vary beside the true ones."""
-        if self.settings.kind != "regression":
-            return super().one_answer(rows, predictions)
-        gold, predicted = self.gold_and_predicted(rows, predictions)
-        return f"about {predicted.mean():.3g}" if np.std(predicted) < 0.05 * np.std(gold) else ""
+        """Numbers are one where they hardly vary beside the true ones. Of many rows nearly all will do, where the labels are others."""
+        if self.settings.kind == "regression":
+            gold, predicted = self.gold_and_predicted(rows, predictions)
+            return f"every row is about {predicted.mean():.3g}" if np.std(predicted) < 0.05 * np.std(gold) else ""
+        ((answer, count),) = Counter(repr(it["prediction"]) for it in predictions).most_common(1)
+        right = sum(repr(self.answer(self.target(row))) == answer for row in rows)
+        if NEARLY_ALL * len(rows) <= count < len(rows) and len(rows) >= MANY_ROWS and right < MOSTLY * len(rows):
+            return f"{count:,} of {len(rows):,} rows is {answer}"
+        return super().one_answer(rows, predictions)
 
     def answer(self, target: Any) -> Any:
         """The inverse of `target`."""

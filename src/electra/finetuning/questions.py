@@ -296,8 +296,13 @@ class SpanTask(Task):
                 wrong.append(Mistake(number, truths, it["prediction"], float(it.get("score", 0.0))))
         return wrong
 
+    def majority(self, rows: Rows) -> Answering | None:
+        """No answer to any question, where that can be right."""
+        nothing = {"prediction": "", "span": "", "null_score_difference": question_heads.NOTHING_FOUND}
+        return (lambda asked: [nothing for _ in asked]) if self.settings.has_unanswerable else None
+
     def baselines(self, train: Rows) -> dict[str, Answering]:
-        """No answer to any question, where that can be right; and the likest sentence, the less sure the less it shares."""
+        """The majority, and the likest sentence, the less sure the less it shares."""
         from electra.finetuning.baselines import MAJORITY, WORDS, LikestSentence
 
         likest = LikestSentence(row["context"] for row in train)
@@ -306,11 +311,8 @@ class SpanTask(Task):
             text, share = likest.answer(row["question"], row["context"])
             return {"prediction": text, "span": text, "null_score_difference": -share}
 
-        nothing = {"prediction": "", "span": "", "null_score_difference": question_heads.NOTHING_FOUND}
-        majority: dict[str, Answering] = {MAJORITY: lambda rows: [nothing for _ in rows]}
-        return (majority if self.settings.has_unanswerable else {}) | {
-            WORDS: lambda rows: [sentence(row) for row in rows]
-        }
+        majority = self.majority(train)
+        return ({MAJORITY: majority} if majority else {}) | {WORDS: lambda rows: [sentence(row) for row in rows]}
 
     @property
     def threshold(self) -> float:
