@@ -56,6 +56,20 @@ def test_a_type_of_span_without_a_row_in_train_is_named_and_a_missing_tag_is_not
     assert "'Y'" in text and "'X'" not in text
 
 
+def test_texts_with_several_answers_in_train_are_counted(tokenizer):
+    once = rows_of("ab" * 100)
+    twice = [{**row, "label": "ab"[row["label"] == "a"]} for row in once]
+    task = ClassificationSettings().build(tokenizer, 24, {"train": once})
+    (text,) = label_alarms(task, {"train": [*once, *twice[:5]]})
+    assert "5 texts of train have several answers" in text and "'the barak walks 0'" in text
+    assert not label_alarms(task, {"train": [*once, *twice[:1]]})  # a slip
+    assert not label_alarms(task, {"train": [*once, *once]})
+    several = ClassificationSettings(kind="multilabel").build(tokenizer, 24, {"train": once})
+    assert "5 texts" in label_alarms(several, {"train": [*once, *twice[:5]]})[0]
+    numbers = ClassificationSettings(kind="regression").build(tokenizer, 24, {})
+    assert not label_alarms(numbers, {"train": rows_of([1, 2]) + rows_of([2, 1])})
+
+
 def alarms_of(task, rows, answers, losses=FALLING):
     predictions = [{"prediction": answer} for answer in answers]
     return run_alarms(task, rows, predictions, task.scores(rows, predictions), losses)

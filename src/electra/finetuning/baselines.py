@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from electra.base.config import Figure
+from electra.base.config import Figure, short
 from electra.base.files import read_shaped_or_set_aside, write_json
 from electra.data.filters import normalised
 from electra.finetuning import LOWER_IS_BETTER, Prediction, Rows, Splits, Task, merit
@@ -48,7 +48,7 @@ FALLS = 0.97
 """A loss that ends above this share of its start does not fall."""
 BY_HEART = 0.25
 """A loss that ends below this share of its start, where nothing was learned that holds for dev."""
-CUT_SHARE = 0.01
+CUT_SHARE = SLIPS = 0.01
 TOO_GOOD = 0.99
 """What a count of words reaches on rows that it has seen, or where a word is the label itself."""
 ENOUGH_ROWS = 100
@@ -147,8 +147,8 @@ def words_of(text: str) -> set[str]:
 
 
 def label_alarms(task: Task, splits: Splits) -> list[str]:
-    """Before anything is trained: names that are one label in two spellings, labels of which train has no row, and a test that
-    will have no score for the sake of some rows."""
+    """Before anything is trained: names that are one label in two spellings, labels of which train has no row, texts that have several, and
+    a test that will have no score for the sake of some rows."""
     alike: dict[str, list[str]] = {}
     for label in task.labels:
         alike.setdefault(normalised(label), []).append(label)
@@ -164,6 +164,7 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
         texts.append(
             f"train has no row of {names}: it will never be answered. Add such rows, or leave it out of labels."
         )
+    texts += several_answers(task, splits["train"]) if task.settings.kind in ("classification", "multilabel") else []
     for split in splits if task.settings.kind == "classification" else ():
         unknown = [
             n for n, row in enumerate(splits[split], 1) if not {*task.settings.row_classes(row)} & {*task.labels}
@@ -172,6 +173,19 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
             rows = f"{len(unknown)} of {len(splits[split]):,} rows have no label that train knows"
             texts.append(f"{split} is not scored: {rows} (the first is row {unknown[0]}). Correct them.")
     return texts
+
+
+def several_answers(task: Task, train: Rows) -> list[str]:
+    """The same text with other labels: more than a slip, it can be learned by no network."""
+    answers: dict[str, set[frozenset[str]]] = {}
+    for row in train:
+        answers.setdefault(task.settings.row_key(row), set()).add(frozenset(task.settings.row_classes(row)))
+    texts = [text for text, labels in answers.items() if len(labels) > 1]
+    if len(texts) <= max(1, SLIPS * len(answers)):
+        return []
+    first = short(texts[0].split("\x1f")[0])
+    remedy = "Decide on one for each, or join those that hold together in one row (kind=multilabel)."
+    return [f"{len(texts):,} texts of train have several answers, {first} among them: not all can be learned. {remedy}"]
 
 
 def run_alarms(
