@@ -144,6 +144,17 @@ def test_columns_are_guessed_by_name_and_then_by_what_they_hold():
         guess_columns([{"a": 1}])
 
 
+def test_columns_that_are_as_likely_the_label_are_named_and_none_is_taken():
+    rows = [{"nr": n, "note": f"text of row {n}", "town": "xy"[n % 2], "result": "ab"[n // 10]} for n in range(20)]
+    with pytest.raises(DataError, match="label\\? town and result have 2 different values each. Name one") as error:
+        guess_columns(rows)
+    assert error.value.parameters == ("label",)
+    assert guess_columns(rows, label="result") == (("note",), "result")
+    assert guess_columns(rows, texts=["town"]) == (("town",), "result")
+    assert guess_columns([{**row, "town": "xyz"[row["nr"] % 3]} for row in rows]) == (("note",), "result")
+    assert guess_columns([{"text": row["town"], "result": row["result"]} for row in rows]) == (("text",), "result")
+
+
 def test_kinds_are_guessed_from_the_labels():
     assert guess_kind(["1", "0", "1"]) == "classification"
     assert guess_kind([1, 2.5]) == "regression"

@@ -426,9 +426,9 @@ def column_of(name: str, row: Row) -> str:
     return pick(list(row), name) or name
 
 
-def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
-    """(text columns, label column) of a table of which nothing is known. Known names first; then the label is the
-    column with the fewest values, the text the one with the longest."""
+def guess_columns(rows: Sequence[Row], texts: Sequence[str] = (), label: str = "") -> tuple[tuple[str, ...], str]:
+    """(text columns, label column) of a table of which nothing, or one of the two, is known. Known names first; then the
+    label is the column with the fewest values, the text the one with the longest. Of several labels none is chosen."""
     columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
     low = {name.lower(): name for name in columns}
     sample = rows[:2000]
@@ -436,19 +436,23 @@ def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
     def mean_length(name: str) -> float:
         return sum(len(str(row.get(name) or "")) for row in sample) / max(1, len(sample))
 
-    label = next((low[name] for name in LABELS if name in low), None)
-    if label is None:
-        counts = {name: len({str(row.get(name)) for row in sample}) for name in columns}
-        few = [name for name in columns if 2 <= counts[name] <= min(MOST_CLASSES, len(sample) // 2)]
-        label = min(few, key=lambda name: counts[name], default=None)
     pairs = [[low[first], low[second]] for first, second in PAIRS if {first, second} <= low.keys()]
-    named = [low[name] for name in TEXTS if name in low and low[name] != label]
+    label = label or next((low[name] for name in LABELS if name in low and low[name] not in texts), "")
+    named = texts or (pairs[0] if pairs else [low[name] for name in TEXTS if name in low and low[name] != label][:1])
+    if not label:
+        counts = {name: len({str(row.get(name)) for row in sample}) for name in columns if name not in named}
+        few = {name: count for name, count in counts.items() if 2 <= count <= min(MOST_CLASSES, len(sample) // 2)}
+        likely = [name for name, count in few.items() if count == min(few.values())]
+        if len(likely) > 1:
+            listed = f"{', '.join(likely[:-1])} and {likely[-1]} have {few[likely[0]]} different values each"
+            raise DataError(f"which column is the label? {listed}. Name one with label.", ("label",))
+        label = "".join(likely)
     strings = [name for name in columns if name != label and any(isinstance(row.get(name), str) for row in sample)]
-    texts = pairs[0] if pairs else named[:1] or sorted(strings, key=mean_length)[-1:]
-    if label is None or not texts:
+    chosen = named or sorted(strings, key=mean_length)[-1:]
+    if not label or not chosen:
         remedy = f"Name them with text and label (there are {', '.join(columns) or 'none'})"
         raise DataError(f"which column is the text and which the label? {remedy}.")
-    return tuple(texts), label
+    return tuple(chosen), label
 
 
 def guess_kind(values: Sequence[Any], separator: str = "|") -> str:

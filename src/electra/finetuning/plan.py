@@ -365,9 +365,11 @@ def guess(tree: dict[str, Any], file: Path, rows: Sequence[Row]) -> list[str]:
         raise DataError(f"{file} has no rows. At least two different ones are needed.")
     notes: list[str] = []
     if not {"text", "label"} <= tree.keys():
-        texts, label = guess_columns(rows)
+        names = tree.get("text", ())
+        named = [part for name in ([names] if isinstance(names, str) else names) for part in str(name).split("|")]
+        texts, label = guess_columns(rows, named, str(tree.get("label") or ""))
         if "text" not in tree:
-            tree["text"] = [name for name in texts if name != tree.get("label")]
+            tree["text"] = list(texts)
             notes.append(f"text column{'s' * (len(texts) > 1)} (guessed): {', '.join(tree['text'])}")
         if "label" not in tree:
             tree["label"] = label
