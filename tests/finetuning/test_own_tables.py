@@ -115,3 +115,12 @@ def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path)
     assert finetune("two", 1) == {"two": 1, "one": 2}
     assert finetune("one", 1) == {"one": 2, "two": 1}
     assert "## two" in (tmp_path / "out" / "results.md").read_text()
+
+
+def test_the_terminal_has_the_alarms_of_this_command_and_the_results_all(toy_model, tmp_path):
+    for name in ("one", "two"):
+        write(tmp_path / f"{name}.jsonl", [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(20)])
+        done = electra("finetune", toy_model, f"{name}.jsonl", "epochs=1", "length=24", "--out", "out", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "look out: two: " in done.stdout and "look out: one: " not in done.stdout
+    assert (tmp_path / "out" / "results.md").read_text().count("dev has 2 rows only") == 2
