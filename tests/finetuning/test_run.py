@@ -119,7 +119,7 @@ def test_a_folder_with_other_settings_is_refused_with_the_difference(finished, t
 def test_other_data_under_the_same_name_is_refused(finished, toy_model, tmp_path):
     other = write_table(tmp_path / "my.csv", rows(seed=9))
     done = electra("finetune", toy_model, other, *FAST, "--out", finished)
-    assert done.returncode == 2 and "files.train.sha256" in done.stderr
+    assert done.returncode == 2 and "with another file for train (my.csv)" in done.stderr
 
 
 def test_a_killed_command_loses_the_run_in_progress_and_no_other(finished, toy_model, table, tmp_path):
