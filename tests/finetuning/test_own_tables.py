@@ -99,6 +99,22 @@ def test_copies_in_other_case_stay_on_one_side_of_the_split_and_other_tables_are
     assert problems([*rows, *({**row, "text": row["text"].upper() + " "} for row in rows)]) == []
 
 
+def test_a_label_that_train_does_not_have_is_called_that_whether_labels_are_numbers_or_names(toy_model):
+    def told(train: str, dev: str, **settings: Any) -> str:
+        splits = {
+            name: [{"text": f"{name} {it}", "label": it} for it in its]
+            for name, its in [("train", train), ("dev", dev)]
+        }
+        task = ClassificationSettings(**settings).build(load_tokenizer(toy_model), 24, splits)
+        (problem,) = task.problems(splits)
+        return problem.text
+
+    assert told("12345", "0").startswith("label '0' was not seen in train (known: 1, 2, 3, 4, 5). Give train rows")
+    assert told("ab", "c").startswith("label 'c' was not seen in train (known: a, b). Give train rows")
+    assert told("ab", "0").startswith("label '0' is a number where a name was expected (known: a, b)")
+    assert told("123", "0", labels=("1", "2", "3")) == "label '0' is unknown (known: 1, 2, 3)."
+
+
 def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path):
     """Other tasks, and seeds beyond those asked for this time."""
     for name in ("one", "two"):

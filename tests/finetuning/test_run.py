@@ -434,7 +434,7 @@ def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
             ("one class only (a)",),
         ),
         (GOOD, GOOD[:3], (), ("dev row 1 is also train row 1", "dev row 3 is also train row 3", "shared_rows=allow")),
-        (GOOD, [{"text": "new", "label": "c"}], (), ("dev row 1: label 'c' is unknown (known: a, b)",)),
+        (GOOD, [{"text": "new", "label": "c"}], (), ("dev row 1: label 'c' was not seen in train (known: a, b)",)),
         (
             spoiled((2, "label", "1")),
             None,

@@ -207,10 +207,12 @@ class Classification(Task):
         else:
             for name in settings.label_names(row):
                 if name not in self.numbers:
-                    what = "unknown" if number(name) is None else "a number where a name was expected"
+                    what = "was not seen in train" if self.guessed else "is unknown"
+                    if number(name) is not None and all(number(label) is None for label in self.labels):
+                        what = "is a number where a name was expected"
                     known = ", ".join([*self.labels[:8], "…"][: len(self.labels)])
                     remedy = " Give train rows of it, or remove such rows." * self.guessed
-                    yield f"label {name!r} is {what} (known: {known}).{remedy}"
+                    yield f"label {name!r} {what} (known: {known}).{remedy}"
 
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
         classes, rows = len(self.labels), len(splits.get("train", ()))
