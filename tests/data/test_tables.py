@@ -13,6 +13,7 @@ import pytest
 from electra.base.errors import DataError, SettingsError
 from electra.data.tables import (
     TableWriter,
+    comma_number,
     guess_columns,
     guess_kind,
     label_list,
@@ -219,6 +220,17 @@ def test_names_with_a_separator_between_them_are_several_labels():
     assert guess_kind(["a|b", "a", None]) == "multilabel"
     assert guess_kind(["a;b", "a"]) == guess_kind(["|", "a|"]) == "classification"
     assert guess_kind(["a;b", "a"], ";") == "multilabel"
+    assert guess_kind(["rent|lease", *["rent", "lease"] * 200]) == "classification"  # a slip, or a name
+    assert guess_kind(["a|b", *["a", "b"] * 10]) == "classification" != guess_kind(["a|b", *["a", "b"] * 4])
+    assert guess_kind([*["a|b"] * 4, *["a", "b"] * 150]) == "multilabel"
+    assert guess_kind([*["a|b"] * 3, *["a", "b"] * 200]) == "classification"
+
+
+def test_numbers_with_a_comma_are_noticed_where_they_are_the_rule():
+    assert comma_number(["3,40", "12,5", "1.234,50", "7", "", None]) == "3,40"
+    assert comma_number(["1,234", "2,000"]) == "1,234"
+    for others in (["3.40", "1"], ["3,40", "1", "2"], ["3,40", "a", "5,10"], ["a,b", "1,b"], [["3,40"]], []):
+        assert comma_number(others) == ""
 
 
 NER = """-DOCSTART- -X- -X- O

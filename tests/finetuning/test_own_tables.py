@@ -115,6 +115,26 @@ def test_a_label_that_train_does_not_have_is_called_that_whether_labels_are_numb
     assert told("123", "0", labels=("1", "2", "3")) == "label '0' is unknown (known: 1, 2, 3)."
 
 
+@pytest.mark.parametrize("words", [{}, {"kind": "regression"}])
+def test_numbers_with_a_comma_are_one_problem_and_no_classes(problems, words):
+    lines = problems([{"text": f"row {n}", "label": f"{n % 30},{n % 10}0"} for n in range(400)], **words)
+    assert [line.partition(":")[0] for line in lines] == ["train", "dev"]
+    assert all("numbers with a comma ('" in line and "Write decimals with a point" in line for line in lines)
+
+
+def test_the_number_of_classes_stands_beside_the_kind_that_was_guessed(tmp_path):
+    def note(labels: list[Any]) -> str:
+        table = write(tmp_path / "t.jsonl", [{"text": f"row {n}", "label": it} for n, it in enumerate(labels)])
+        return next(line for line in make_plan(str(table), {}, {}).notes if "kind" in line)
+
+    assert note(["a", "b"] * 20) == "kind (guessed from the labels): classification, 2 classes"
+    assert note(["a|b", "a", "c"] * 20) == "kind (guessed from the labels): multilabel, 3 classes"
+    assert note([1.5, 2.5] * 20) == "kind (guessed from the labels): regression"
+    slip = note(["a|b", *["a", "b"] * 20])
+    assert slip.startswith("kind (guessed from the labels): classification, 3 classes; 'a|b' is one of them, ")
+    assert "kind=multilabel" in slip
+
+
 def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path):
     """Other tasks, and seeds beyond those asked for this time."""
     for name in ("one", "two"):

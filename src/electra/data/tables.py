@@ -415,6 +415,8 @@ PAIRS += [("text_a", "text_b"), ("text1", "text2")]
 TEXTS = ["text", "sentence", "review", "document", "content", "comment", "body", "message", "tweet", "title"]
 LABELS = ["label", "labels", "class", "category", "target", "gold_label", "sentiment", "stars", "rating", "score"]
 MOST_CLASSES = 200
+SEPARATED_SHARE, FEW_LABELS = 0.01, 20
+COMMA_NUMBER, NEARLY_ALL = re.compile(r"[+-]?\d+(\.\d{3})*(,\d+)+"), 0.95
 
 
 def pick(columns: Sequence[str], name: str) -> str | None:
@@ -456,16 +458,31 @@ def guess_columns(rows: Sequence[Row], texts: Sequence[str] = (), label: str = "
 
 
 def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
-    """Lists are several labels, and so are names with a separator between them; many different numbers, or numbers with a
-    fraction, are a quantity; the rest is names."""
-    joined = (value.split(separator) for value in values if isinstance(value, str) and separator in value)
-    lists = (isinstance(value, list) or written_list(value) is not None for value in values)
-    if any(lists) or any(all(map(str.strip, names)) for names in joined):
+    """Lists are several labels, and so are names with a separator between them, unless hardly any label has one: then it is a slip or
+    part of a name. Many different numbers, or numbers with a fraction, are a quantity; the rest is names."""
+    labels = [value for value in values if not is_missing(value)]
+    joined = len(separated(labels, separator))
+    is_common = joined >= SEPARATED_SHARE * len(labels) and (joined > 1 or len(labels) < FEW_LABELS)
+    if any(isinstance(value, list) or written_list(value) is not None for value in values) or (joined and is_common):
         return "multilabel"
     numbers = [number(value) for value in values if value is not None and value != ""]
     real = {value for value in numbers if value is not None}
     is_quantity = None not in numbers and (len(real) > 20 or any(value % 1 for value in real))
     return "regression" if is_quantity else "classification"
+
+
+def separated(labels: Sequence[Any], separator: str) -> list[str]:
+    """Those that are several names with a separator between them."""
+    return [it for it in labels if isinstance(it, str) and separator in it and all(map(str.strip, it.split(separator)))]
+
+
+def comma_number(values: Sequence[Any]) -> str:
+    """The first number with a comma (3,40 or 1,234), where nearly all values are numbers and most have one; "" elsewhere."""
+    texts = [str(value).strip() for value in values if not is_missing(value)]
+    commas = [text for text in texts if COMMA_NUMBER.fullmatch(text)]
+    others = sum(number(text) is not None for text in texts)
+    is_rule = 2 * len(commas) > len(texts) and len(commas) + others >= NEARLY_ALL * len(texts)
+    return commas[0] if is_rule else ""
 
 
 def number(value: Any) -> float | None:

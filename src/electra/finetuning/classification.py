@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.base.config import LARGEST
-from electra.data.tables import Row, column_of, label_list, label_name, number, read_label
+from electra.data.tables import Row, column_of, comma_number, label_list, label_name, number, read_label
 from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
     Answering,
@@ -184,11 +184,21 @@ class Classification(Task):
     # What can be wrong with rows
 
     def column_problems(self, split: str, rows: Rows, answered: bool) -> list[Problem]:
-        return super().column_problems(split, rows, answered) or [
+        problems = super().column_problems(split, rows, answered) or [
             Problem(split, 0, f"column {name!r} holds numbers, not text")
             for name in self.settings.text
             if all(number(row.get(column_of(name, row))) is not None for row in rows)
         ]
+        return problems or ([Problem(split, 0, text)] if answered and (text := self.comma_problem(rows)) else [])
+
+    def comma_problem(self, rows: Rows) -> str:
+        """Before each of them is a class of its own."""
+        settings = self.settings
+        if settings.kind == "multilabel" or not (self.guessed or settings.kind == "regression"):
+            return ""
+        text = comma_number([read_label(row, column_of(settings.label, row)) for row in rows])
+        remedy = "Write decimals with a point and thousands without a mark, or say separator=, for several labels"
+        return f"column {settings.label!r} holds numbers with a comma ({text!r}). {remedy}." if text else ""
 
     def row_problems(self, row: Row, answered: bool) -> Iterator[str]:
         settings = self.settings
@@ -223,7 +233,8 @@ class Classification(Task):
             twice = next((name, stripped[name.strip()]) for name in self.labels if stripped[name.strip()] != name)
             text = f"labels {twice[0]!r} and {twice[1]!r} differ by spaces alone: make them one, or say labels=[…]"
             yield Problem("train", 0, text)
-        if self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2):
+        is_doubtful = self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2)
+        if is_doubtful and not self.comma_problem(splits["train"]):
             remedy = "use kind=regression for quantities, labels=[…] for classes all the same, or another label column"
             yield Problem("train", 0, f"{classes} different labels in {rows} rows: {remedy}")
         if self.settings.metric == "f1" and classes > 2:

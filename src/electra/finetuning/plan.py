@@ -20,7 +20,18 @@ from torch import Tensor
 from electra.base import config
 from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import is_plain_name
-from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
+from electra.data.tables import (
+    Row,
+    guess_columns,
+    guess_kind,
+    is_table,
+    label_list,
+    label_name,
+    read_label,
+    read_rows,
+    separated,
+    stem,
+)
 from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, nested_layout
@@ -376,9 +387,24 @@ def guess(tree: dict[str, Any], file: Path, rows: Sequence[Row]) -> list[str]:
             notes.append(f"label column (guessed): {label}")
     if "kind" not in tree and "labels" not in tree:
         values = [read_label(row, tree["label"]) for row in rows]
-        tree["kind"] = guess_kind(values, str(tree.get("separator") or "|"))
-        notes.append(f"kind (guessed from the labels): {tree['kind']}")
+        separator = str(tree.get("separator") or "|")
+        tree["kind"] = guess_kind(values, separator)
+        notes.append(
+            f"kind (guessed from the labels): {tree['kind']}{classes_in_words(tree['kind'], values, separator)}"
+        )
     return notes
+
+
+def classes_in_words(kind: str, values: Sequence[Any], separator: str) -> str:
+    """How many, and which may have been meant as several."""
+    if kind == "regression":
+        return ""
+    labels = [value for value in values if value is not None]
+    split = kind == "multilabel"
+    names = {name for it in labels for name in (label_list(it, separator) if split else [label_name(it)])}
+    joined = [] if split else separated(labels, separator)[:1]
+    slip = f"; {config.short(joined[0])} is one of them, with kind=multilabel it would be several" if joined else ""
+    return f", {len(names):,} class{'es' * (len(names) != 1)}{slip}"
 
 
 def find_files(
