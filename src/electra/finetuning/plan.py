@@ -542,11 +542,11 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
 
 
 def refuse(problems: Sequence[Problem], remedies: Collection[str] = ()) -> None:
-    """Nothing where there are none. What is wrong with many rows alike is one line. `remedies` are for many of them at once."""
+    """Nothing where there are none. What is wrong with many rows alike is one line, with all of them the first. `remedies` are for many of them at once."""
     if not problems:
         return
     alike: dict[object, list[Problem]] = {}
-    for it in problems:
+    for it in sorted(problems, key=lambda it: it.row > 0):
         alike.setdefault((it.split, it.text) if it.row and not it.other else it, []).append(it)
     lines: list[str] = []
     for group in alike.values():
