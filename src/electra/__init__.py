@@ -41,7 +41,7 @@ class PretrainResult(NamedTuple):
 
 
 class FinetuneResult(NamedTuple):
-    """Where everything is, the fine-tuned folders of each task (one per seed), and what results.json holds."""
+    """Where everything is, the fine-tuned folders of each task (one per seed), and what results.json holds, with earlier tasks of the folder."""
 
     out: Path
     models: dict[str, list[Path]]
@@ -190,7 +190,7 @@ def finetune(
     if "dev" in overrides:
         overrides["files.dev"] = overrides.pop("dev")
     results = train(Path(model), [str(item) for item in items], overrides, out, seeds, jobs, untrained, trials)
-    models = {name: [run_folder(out, name, seed) for seed in range(seeds)] for name in results["tasks"]}
+    models = {name: [run_folder(out, name, seed) for seed in range(seeds)] for name in results.pop("done")}
     return FinetuneResult(out, models, results)
 
 
@@ -232,7 +232,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metrics of a run on held-out documents, beside those of the untrained network ("trained", "untrained"); `data` are other
     shards than the run's, `rows` how many, `generator` another run whose generator corrupts the text for all runs alike. Of
-    a fine-tuned model on a file with answers: "scores", and per class; `long` as for `predict`.
+    a fine-tuned model on a file with answers: "scores", "baselines" of the majority, and per class; `long` as for `predict`.
 
     >>> sorted(electra.evaluate("my-run", rows=32))
     ['trained', 'untrained']

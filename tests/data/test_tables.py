@@ -13,6 +13,7 @@ import pytest
 from electra.base.errors import DataError, SettingsError
 from electra.data.tables import (
     TableWriter,
+    comma_number,
     guess_columns,
     guess_kind,
     label_list,
@@ -144,6 +145,17 @@ def test_columns_are_guessed_by_name_and_then_by_what_they_hold():
         guess_columns([{"a": 1}])
 
 
+def test_columns_that_are_as_likely_the_label_are_named_and_none_is_taken():
+    rows = [{"nr": n, "note": f"text of row {n}", "town": "xy"[n % 2], "result": "ab"[n // 10]} for n in range(20)]
+    with pytest.raises(DataError, match="label\\? town and result have 2 different values each. Name one") as error:
+        guess_columns(rows)
+    assert error.value.parameters == ("label",)
+    assert guess_columns(rows, label="result") == (("note",), "result")
+    assert guess_columns(rows, texts=["town"]) == (("town",), "result")
+    assert guess_columns([{**row, "town": "xyz"[row["nr"] % 3]} for row in rows]) == (("note",), "result")
+    assert guess_columns([{"text": row["town"], "result": row["result"]} for row in rows]) == (("text",), "result")
+
+
 def test_kinds_are_guessed_from_the_labels():
     assert guess_kind(["1", "0", "1"]) == "classification"
     assert guess_kind([1, 2.5]) == "regression"
@@ -208,6 +220,17 @@ def test_names_with_a_separator_between_them_are_several_labels():
     assert guess_kind(["a|b", "a", None]) == "multilabel"
     assert guess_kind(["a;b", "a"]) == guess_kind(["|", "a|"]) == "classification"
     assert guess_kind(["a;b", "a"], ";") == "multilabel"
+    assert guess_kind(["rent|lease", *["rent", "lease"] * 200]) == "classification"  # a slip, or a name
+    assert guess_kind(["a|b", *["a", "b"] * 10]) == "classification" != guess_kind(["a|b", *["a", "b"] * 4])
+    assert guess_kind([*["a|b"] * 4, *["a", "b"] * 150]) == "multilabel"
+    assert guess_kind([*["a|b"] * 3, *["a", "b"] * 200]) == "classification"
+
+
+def test_numbers_with_a_comma_are_noticed_where_they_are_the_rule():
+    assert comma_number(["3,40", "12,5", "1.234,50", "7", "", None]) == "3,40"
+    assert comma_number(["1,234", "2,000"]) == "1,234"
+    for others in (["3.40", "1"], ["3,40", "1", "2"], ["3,40", "a", "5,10"], ["a,b", "1,b"], [["3,40"]], []):
+        assert comma_number(others) == ""
 
 
 NER = """-DOCSTART- -X- -X- O

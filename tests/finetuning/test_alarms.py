@@ -8,7 +8,7 @@ import pytest
 
 from electra.base.progress import literal
 from electra.data.tokenizer import load_tokenizer
-from electra.finetuning.baselines import label_alarms, result_alarms, run_alarms
+from electra.finetuning.baselines import label_alarms, majority_alarms, result_alarms, run_alarms
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.tagging import TaggingSettings
 from helpers import electra
@@ -56,6 +56,20 @@ def test_a_type_of_span_without_a_row_in_train_is_named_and_a_missing_tag_is_not
     assert "'Y'" in text and "'X'" not in text
 
 
+def test_texts_with_several_answers_in_train_are_counted(tokenizer):
+    once = rows_of("ab" * 100)
+    twice = [{**row, "label": "ab"[row["label"] == "a"]} for row in once]
+    task = ClassificationSettings().build(tokenizer, 24, {"train": once})
+    (text,) = label_alarms(task, {"train": [*once, *twice[:5]]})
+    assert "5 texts of train have several answers" in text and "'the barak walks 0'" in text
+    assert not label_alarms(task, {"train": [*once, *twice[:1]]})  # a slip
+    assert not label_alarms(task, {"train": [*once, *once]})
+    several = ClassificationSettings(kind="multilabel").build(tokenizer, 24, {"train": once})
+    assert "5 texts" in label_alarms(several, {"train": [*once, *twice[:5]]})[0]
+    numbers = ClassificationSettings(kind="regression").build(tokenizer, 24, {})
+    assert not label_alarms(numbers, {"train": rows_of([1, 2]) + rows_of([2, 1])})
+
+
 def alarms_of(task, rows, answers, losses=FALLING):
     predictions = [{"prediction": answer} for answer in answers]
     return run_alarms(task, rows, predictions, task.scores(rows, predictions), losses)
@@ -67,6 +81,26 @@ def test_one_class_for_everything_is_an_alarm_unless_it_is_right(tokenizer):
     (text,) = alarms_of(task, rows, "aaaa")
     assert "every row is 'a'" in text
     assert not alarms_of(task, rows, "aaab") and not alarms_of(task, rows_of("aa"), "aa")
+
+
+def test_nearly_one_class_for_everything_is_an_alarm_where_the_labels_are_others(tokenizer):
+    rows = rows_of("aaabb" * 60)
+    task = ClassificationSettings().build(tokenizer, 24, {"train": rows})
+    (text,) = alarms_of(task, rows, "a" * 298 + "bb")
+    assert "the answer to 298 of 300 rows is 'a'" in text
+    assert not alarms_of(task, rows, "a" * 290 + "b" * 10) and not alarms_of(task, rows[:50], "a" * 49 + "b")
+    rare = rows_of("a" * 280 + "b" * 20)
+    assert not alarms_of(task, rare, "a" * 298 + "bb")
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "level", "is_said"),
+    [("accuracy", 0.57, 0.58, True), ("accuracy", 0.58, 0.58, True), ("accuracy", 0.59, 0.58, False),
+     ("accuracy", 1.0, 1.0, False), ("mse", 2.0, 1.5, True), ("mse", 1.0, 1.5, False), ("mcc", 0.0, 0.0, True)],
+)  # fmt: skip
+def test_a_score_that_is_not_above_the_majority_of_its_file_is_an_alarm(metric, score, level, is_said):
+    texts = majority_alarms({metric: score, "other": 0.0}, {metric: level, "other": 1.0})
+    assert len(texts) == is_said and all(f"{score:.4f}" in text and f"{level:.4f}" in text for text in texts)
 
 
 def test_numbers_that_hardly_vary_and_one_tag_for_every_word_are_that_too(tokenizer):
@@ -107,6 +141,13 @@ def result(median, sd=None, cut=0, metric="accuracy", of=100, losses=(math.nan, 
         (result(0.60, 0.02, majority=0.5, words=0.7, untrained=0.65), ["words 0.7000 and untrained 0.6500: pre-train"]),
         (result(0.60, 0.10, majority=0.5, words=0.5, untrained=0.65), []),  # within one spread
         (result(0.80, majority=0.5, words=0.7), []),
+        (
+            result(0.995, majority=0.5, words=0.99),
+            ["words 0.9900: it looks as if dev were in train, or as if one word"],
+        ),
+        (result(0.80, majority=0.5, words=0.995), ["a count of words does better", "as if one word gave"]),
+        (result(0.995, majority=0.99, words=0.99), []),  # nearly all rows have one answer
+        (result(0.2, metric="mse", majority=3.0, words=1.2), []),
         (result(0.80, cut=1), []),
         (result(0.80, cut=2), ["2 of 100 dev rows cut. Raise length."]),
         (result(0.80, of=99), ["dev has 99 rows only"]),

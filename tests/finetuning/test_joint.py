@@ -117,7 +117,7 @@ def test_the_same_command_keeps_it_and_another_company_is_refused(joint, toy_mod
     again = electra("finetune", toy_model, "+".join(map(str, tables)), *FAST, "--out", joint)
     assert again.returncode == 0 and "1 finished run kept" in again.stderr
     alone = electra("finetune", toy_model, tables[0], *FAST, "--out", joint)
-    assert alone.returncode == 2 and "together.two" in alone.stderr
+    assert alone.returncode == 2 and "holds runs trained together with two. " in alone.stderr
 
 
 def test_an_interrupted_joint_run_ends_with_the_same_weights(joint, toy_model, tables, tmp_path):

@@ -1,5 +1,6 @@
 """Tables as people have them: many classes, rare ones, few rows, columns that come and go."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,60 @@ def test_what_rows_say_together_is_told_with_what_is_wrong_with_one(toy_model):
     ]
 
 
+def test_rows_that_differ_in_case_and_blanks_alone_are_the_same(toy_model):
+    tokenizer = load_tokenizer(toy_model)
+    train = [{"text": "The  barak walks", "label": "a"}, {"text": "sele", "label": "b"}]
+    splits = {"train": train, "dev": [{"text": "the Barak\twalks ", "label": "a"}, {"text": "se le", "label": "b"}]}
+    task = ClassificationSettings().build(tokenizer, 24, splits)
+    assert list(map(str, task.problems(splits))) == ["dev row 1 is also train row 1"]
+    kept = ClassificationSettings(shared_rows="allow").build(tokenizer, 24, splits)
+    assert kept.problems(splits) == []
+
+
+def test_copies_in_other_case_stay_on_one_side_of_the_split_and_other_tables_are_split_as_ever(problems, tmp_path):
+    rows = [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(60)]
+    raw = sorted(rows, key=lambda row: hashlib.blake2b(row["text"].encode(), digest_size=8).digest())
+    dev = make_plan(str(write(tmp_path / "u.jsonl", rows)), {}, {}).splits["dev"]
+    assert sorted(map(str, dev)) == sorted(map(str, raw[:6]))
+    assert problems([*rows, *({**row, "text": row["text"].upper() + " "} for row in rows)]) == []
+
+
+def test_a_label_that_train_does_not_have_is_called_that_whether_labels_are_numbers_or_names(toy_model):
+    def told(train: str, dev: str, **settings: Any) -> str:
+        splits = {
+            name: [{"text": f"{name} {it}", "label": it} for it in its]
+            for name, its in [("train", train), ("dev", dev)]
+        }
+        task = ClassificationSettings(**settings).build(load_tokenizer(toy_model), 24, splits)
+        (problem,) = task.problems(splits)
+        return problem.text
+
+    assert told("12345", "0").startswith("label '0' was not seen in train (known: 1, 2, 3, 4, 5). Give train rows")
+    assert told("ab", "c").startswith("label 'c' was not seen in train (known: a, b). Give train rows")
+    assert told("ab", "0").startswith("label '0' is a number where a name was expected (known: a, b)")
+    assert told("123", "0", labels=("1", "2", "3")) == "label '0' is unknown (known: 1, 2, 3)."
+
+
+@pytest.mark.parametrize("words", [{}, {"kind": "regression"}])
+def test_numbers_with_a_comma_are_one_problem_and_no_classes(problems, words):
+    lines = problems([{"text": f"row {n}", "label": f"{n % 30},{n % 10}0"} for n in range(400)], **words)
+    assert [line.partition(":")[0] for line in lines] == ["train", "dev"]
+    assert all("numbers with a comma ('" in line and "Write decimals with a point" in line for line in lines)
+
+
+def test_the_number_of_classes_stands_beside_the_kind_that_was_guessed(tmp_path):
+    def note(labels: list[Any]) -> str:
+        table = write(tmp_path / "t.jsonl", [{"text": f"row {n}", "label": it} for n, it in enumerate(labels)])
+        return next(line for line in make_plan(str(table), {}, {}).notes if "kind" in line)
+
+    assert note(["a", "b"] * 20) == "kind (guessed from the labels): classification, 2 classes"
+    assert note(["a|b", "a", "c"] * 20) == "kind (guessed from the labels): multilabel, 3 classes"
+    assert note([1.5, 2.5] * 20) == "kind (guessed from the labels): regression"
+    slip = note(["a|b", *["a", "b"] * 20])
+    assert slip.startswith("kind (guessed from the labels): classification, 3 classes; 'a|b' is one of them, ")
+    assert "kind=multilabel" in slip
+
+
 def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path):
     """Other tasks, and seeds beyond those asked for this time."""
     for name in ("one", "two"):
@@ -96,3 +151,12 @@ def test_results_hold_the_finished_runs_of_earlier_commands(toy_model, tmp_path)
     assert finetune("two", 1) == {"two": 1, "one": 2}
     assert finetune("one", 1) == {"one": 2, "two": 1}
     assert "## two" in (tmp_path / "out" / "results.md").read_text()
+
+
+def test_the_terminal_has_the_alarms_of_this_command_and_the_results_all(toy_model, tmp_path):
+    for name in ("one", "two"):
+        write(tmp_path / f"{name}.jsonl", [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(20)])
+        done = electra("finetune", toy_model, f"{name}.jsonl", "epochs=1", "length=24", "--out", "out", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "look out: two: " in done.stdout and "look out: one: " not in done.stdout
+    assert (tmp_path / "out" / "results.md").read_text().count("dev has 2 rows only") == 2

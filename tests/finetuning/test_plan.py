@@ -9,7 +9,7 @@ from electra.base.errors import DataError
 from electra.data.tables import stem
 from electra.data.tokenizer import load_tokenizer
 from electra.finetuning import Problem
-from electra.finetuning.plan import find_files, make_plan, plan_problems
+from electra.finetuning.plan import find_files, make_plan, plan_problems, refuse
 
 SENTENCES = [{"text": f"the barak walks {number}", "label": "ab"[number % 2]} for number in range(6)]
 
@@ -36,6 +36,12 @@ def test_rows_that_were_split_off_are_numbered_as_in_their_file():
     whole = Problem("dev", 0, "no column 'text'").renumbered(numbers)
     assert str(whole) == "dev: no column 'text'"
     assert str(Problem("test", 2, "no text").renumbered(numbers)) == "test row 2: no text"
+
+
+def test_what_is_wrong_with_a_whole_split_is_told_before_its_rows():
+    rows = [Problem("dev", number, f"label 'c{number}' was not seen in train") for number in range(1, 40)]
+    with pytest.raises(DataError, match=r"problems\):\n  train: 300 different labels in 310 rows\n  dev row 1: "):
+        refuse([*rows, Problem("train", 0, "300 different labels in 310 rows")])
 
 
 @pytest.mark.parametrize("ending", ["conll", "conll.gz", "iob2", "txt", "conllu"])

@@ -158,9 +158,11 @@ def test_each_problem_is_told_with_row_value_and_remedy(problems, change, messag
 
 def test_ids_given_twice_and_rows_in_both_splits_are_found(problems):
     again = {**GOOD, "question": "Who?"}
-    assert problems({"train": [GOOD], "dev": [GOOD, again]}, False) == [
+    lower = {**GOOD, "id": "2", "question": GOOD["question"].lower() + " "}
+    assert problems({"train": [GOOD], "dev": [GOOD, again, lower]}, False) == [
         "dev row 2 has the id '1' of dev row 1",
         "dev row 1 is also train row 1",
+        "dev row 3 is also train row 1",
     ]
 
 

@@ -119,7 +119,7 @@ def test_a_folder_with_other_settings_is_refused_with_the_difference(finished, t
 def test_other_data_under_the_same_name_is_refused(finished, toy_model, tmp_path):
     other = write_table(tmp_path / "my.csv", rows(seed=9))
     done = electra("finetune", toy_model, other, *FAST, "--out", finished)
-    assert done.returncode == 2 and "files.train.sha256" in done.stderr
+    assert done.returncode == 2 and "with another file for train (my.csv)" in done.stderr
 
 
 def test_a_killed_command_loses_the_run_in_progress_and_no_other(finished, toy_model, table, tmp_path):
@@ -271,7 +271,11 @@ def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, table, tmp_path
     figures = json.loads(done.stdout)
     matrix = figures["confusion"]
     assert figures["scores"]["accuracy"] == pytest.approx((matrix[0][0] + matrix[1][1]) / 60)
+    majority = max(map(sum, matrix)) / 60
+    assert figures["baselines"]["majority"]["accuracy"] == pytest.approx(majority)
+    assert figures["baselines"]["majority"].keys() == figures["scores"].keys()
     shown = electra("evaluate", finished / "my" / "seed-0", file)
+    assert f"{figures['scores']['accuracy']:.4f} │ {majority:.4f} │" in " ".join(shown.stdout.split())
     assert "each class" in shown.stdout and "true class (down)" in shown.stdout and "trained on" not in shown.stderr
     assert "is the table it was trained on" in electra("evaluate", finished / "my" / "seed-0", table).stderr
     assert electra("evaluate", finished / "my" / "seed-0").returncode == 2
@@ -439,7 +443,7 @@ def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
             ("one class only (a)",),
         ),
         (GOOD, GOOD[:3], (), ("dev row 1 is also train row 1", "dev row 3 is also train row 3", "shared_rows=allow")),
-        (GOOD, [{"text": "new", "label": "c"}], (), ("dev row 1: label 'c' is unknown (known: a, b)",)),
+        (GOOD, [{"text": "new", "label": "c"}], (), ("dev row 1: label 'c' was not seen in train (known: a, b)",)),
         (
             spoiled((2, "label", "1")),
             None,

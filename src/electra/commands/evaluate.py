@@ -69,8 +69,15 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
 
 
 def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> None:
-    scores = [(name, f"{value:.4f}") for name, value in result["scores"].items()]
-    print_table(Table(("metric", "value"), scores, title=f"{model} on {file}, {counted(result['rows'], 'row')}"))
+    from electra.finetuning.report import shown
+
+    levels = result["baselines"].items()
+    scores = [
+        (name, shown(value), *(shown(level.get(name)) for _, level in levels))
+        for name, value in result["scores"].items()
+    ]
+    head = ("metric", "value", *(name for name, _ in levels))
+    print_table(Table(head, scores, title=f"{model} on {file}, {counted(result['rows'], 'row')}"))
     for text in result["alarms"]:
         say(f"look out: {text}")
     if result["cut"]:

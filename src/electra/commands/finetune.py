@@ -1,6 +1,7 @@
 """electra finetune: tasks and tables, over seeds."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,14 +68,15 @@ def finetune_command(
         raise SettingsError(f"--trials {trials} is for a search. Add --search, or leave it out.")
     count = (trials or TRIALS) if search else 0
     with resume_hint(context.obj):
-        results = electra.finetune(model, tasks, out, seeds, jobs, untrained, count, **overrides).results
-    print_results(results)
-    first = out / next(iter(results["tasks"])) / "seed-0"
+        result = electra.finetune(model, tasks, out, seeds, jobs, untrained, count, **overrides)
+    print_results(result.results, result.models)
+    first = out / next(iter(result.results["tasks"])) / "seed-0"
     say(f"{out / 'results.md'} · {out / 'results.json'}")
     say(f"next: electra predict {first} FILE   or   electra evaluate {first} FILE")
 
 
-def print_results(results: dict[str, Any]) -> None:
+def print_results(results: dict[str, Any], done: Collection[str]) -> None:
+    """Of all tasks in the folder the scores, of those that were `done` now the alarms too."""
     from electra.finetuning.plan import file_line
     from electra.finetuning.report import baseline_cell, baseline_lines, baseline_names, search_table, shown
 
@@ -95,7 +97,7 @@ def print_results(results: dict[str, Any]) -> None:
         if "search" in result:
             table = search_table(result["search"])
             print_table(Table(table.columns, table.rows, f"{name}: {table.title}"))
-        for text in result.get("alarms", ()):
+        for text in result.get("alarms", ()) if name in done else ():
             say(f"look out: {name}: {text}")
         lines = [file_line(entry) for entry in result["files"]]
         lines += [f"started from {result['model']}"] if result["model"] != results["model"] else []

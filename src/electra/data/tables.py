@@ -415,6 +415,8 @@ PAIRS += [("text_a", "text_b"), ("text1", "text2")]
 TEXTS = ["text", "sentence", "review", "document", "content", "comment", "body", "message", "tweet", "title"]
 LABELS = ["label", "labels", "class", "category", "target", "gold_label", "sentiment", "stars", "rating", "score"]
 MOST_CLASSES = 200
+SEPARATED_SHARE, FEW_LABELS = 0.01, 20
+COMMA_NUMBER, NEARLY_ALL = re.compile(r"[+-]?\d+(\.\d{3})*(,\d+)+"), 0.95
 
 
 def pick(columns: Sequence[str], name: str) -> str | None:
@@ -426,9 +428,9 @@ def column_of(name: str, row: Row) -> str:
     return pick(list(row), name) or name
 
 
-def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
-    """(text columns, label column) of a table of which nothing is known. Known names first; then the label is the
-    column with the fewest values, the text the one with the longest."""
+def guess_columns(rows: Sequence[Row], texts: Sequence[str] = (), label: str = "") -> tuple[tuple[str, ...], str]:
+    """(text columns, label column) of a table of which nothing, or one of the two, is known. Known names first; then the
+    label is the column with the fewest values, the text the one with the longest. Of several labels none is chosen."""
     columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
     low = {name.lower(): name for name in columns}
     sample = rows[:2000]
@@ -436,32 +438,51 @@ def guess_columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], str]:
     def mean_length(name: str) -> float:
         return sum(len(str(row.get(name) or "")) for row in sample) / max(1, len(sample))
 
-    label = next((low[name] for name in LABELS if name in low), None)
-    if label is None:
-        counts = {name: len({str(row.get(name)) for row in sample}) for name in columns}
-        few = [name for name in columns if 2 <= counts[name] <= min(MOST_CLASSES, len(sample) // 2)]
-        label = min(few, key=lambda name: counts[name], default=None)
     pairs = [[low[first], low[second]] for first, second in PAIRS if {first, second} <= low.keys()]
-    named = [low[name] for name in TEXTS if name in low and low[name] != label]
+    label = label or next((low[name] for name in LABELS if name in low and low[name] not in texts), "")
+    named = texts or (pairs[0] if pairs else [low[name] for name in TEXTS if name in low and low[name] != label][:1])
+    if not label:
+        counts = {name: len({str(row.get(name)) for row in sample}) for name in columns if name not in named}
+        few = {name: count for name, count in counts.items() if 2 <= count <= min(MOST_CLASSES, len(sample) // 2)}
+        likely = [name for name, count in few.items() if count == min(few.values())]
+        if len(likely) > 1:
+            listed = f"{', '.join(likely[:-1])} and {likely[-1]} have {few[likely[0]]} different values each"
+            raise DataError(f"which column is the label? {listed}. Name one with label.", ("label",))
+        label = "".join(likely)
     strings = [name for name in columns if name != label and any(isinstance(row.get(name), str) for row in sample)]
-    texts = pairs[0] if pairs else named[:1] or sorted(strings, key=mean_length)[-1:]
-    if label is None or not texts:
+    chosen = named or sorted(strings, key=mean_length)[-1:]
+    if not label or not chosen:
         remedy = f"Name them with text and label (there are {', '.join(columns) or 'none'})"
         raise DataError(f"which column is the text and which the label? {remedy}.")
-    return tuple(texts), label
+    return tuple(chosen), label
 
 
 def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
-    """Lists are several labels, and so are names with a separator between them; many different numbers, or numbers with a
-    fraction, are a quantity; the rest is names."""
-    joined = (value.split(separator) for value in values if isinstance(value, str) and separator in value)
-    lists = (isinstance(value, list) or written_list(value) is not None for value in values)
-    if any(lists) or any(all(map(str.strip, names)) for names in joined):
+    """Lists are several labels, and so are names with a separator between them, unless hardly any label has one: then it is a slip or
+    part of a name. Many different numbers, or numbers with a fraction, are a quantity; the rest is names."""
+    labels = [value for value in values if not is_missing(value)]
+    joined = len(separated(labels, separator))
+    is_common = joined >= SEPARATED_SHARE * len(labels) and (joined > 1 or len(labels) < FEW_LABELS)
+    if any(isinstance(value, list) or written_list(value) is not None for value in values) or (joined and is_common):
         return "multilabel"
     numbers = [number(value) for value in values if value is not None and value != ""]
     real = {value for value in numbers if value is not None}
     is_quantity = None not in numbers and (len(real) > 20 or any(value % 1 for value in real))
     return "regression" if is_quantity else "classification"
+
+
+def separated(labels: Sequence[Any], separator: str) -> list[str]:
+    """Those that are several names with a separator between them."""
+    return [it for it in labels if isinstance(it, str) and separator in it and all(map(str.strip, it.split(separator)))]
+
+
+def comma_number(values: Sequence[Any]) -> str:
+    """The first number with a comma (3,40 or 1,234), where nearly all values are numbers and most have one; "" elsewhere."""
+    texts = [str(value).strip() for value in values if not is_missing(value)]
+    commas = [text for text in texts if COMMA_NUMBER.fullmatch(text)]
+    others = sum(number(text) is not None for text in texts)
+    is_rule = 2 * len(commas) > len(texts) and len(commas) + others >= NEARLY_ALL * len(texts)
+    return commas[0] if is_rule else ""
 
 
 def number(value: Any) -> float | None:

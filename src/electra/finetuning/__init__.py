@@ -24,6 +24,7 @@ from electra.base.batch import Batch, SpecialIds
 from electra.base.config import Settings, dump, short, validate
 from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import is_plain_name
+from electra.data.filters import normalised
 from electra.data.tables import Row, is_missing, pick, read_rows
 from electra.data.tokenizer import special_ids
 from electra.model import EncoderSettings
@@ -143,7 +144,11 @@ class TaskSettings(Settings):
 
     @abstractmethod
     def row_key(self, row: Row) -> str:
-        """What makes two rows the same when a part of a table is split off for dev."""
+        """What chooses the rows that are split off for dev: equal rows go together, and so do those of one `family`."""
+
+    def family(self, row: Row) -> Hashable:
+        """Rows of which none may be in train and another in dev, though they are not written alike."""
+        return self.row_key(row)
 
     @abstractmethod
     def cut_words(self, length: int) -> str:
@@ -276,10 +281,14 @@ class Task(Protocol):
         """What a network must be better than, by the names in `baselines`."""
         return {}
 
+    def majority(self, rows: Rows) -> Answering | None:
+        """Always the most frequent answer of these; None where there is nothing of the sort."""
+        return None
+
     def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
-        """What all rows are answered with, where that is one thing; "" where it is not."""
+        """What all rows are answered with, where that is one thing ("every row is 'a'"); "" where it is not."""
         answers = {repr(it["prediction"]) for it in predictions}
-        return answers.pop() if len(predictions) > 1 and len(answers) == 1 else ""
+        return f"every row is {answers.pop()}" if len(predictions) > 1 and len(answers) == 1 else ""
 
     def unlearnable(self, shown: Collection[str]) -> list[str]:
         """Labels that no row of train shows."""
@@ -375,6 +384,12 @@ class LabelOutputs(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"logits": self.label(pool(hidden, batch.is_real, self.pooling) if self.pooling else hidden)}
+
+
+def wording(*texts: str) -> int:
+    """Equal for texts that differ in case, white space and width of characters alone. A hash: of a million rows the texts would
+    be held twice."""
+    return hash(tuple(map(normalised, texts)))
 
 
 def merit(metric: str, value: float) -> float:

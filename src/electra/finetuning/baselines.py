@@ -10,7 +10,6 @@ not, as pre-training has them (objectives.metrics).
 import math
 import re
 import statistics
-import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +20,9 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from electra.base.config import Figure
+from electra.base.config import Figure, short
 from electra.base.files import read_shaped_or_set_aside, write_json
+from electra.data.filters import normalised
 from electra.finetuning import LOWER_IS_BETTER, Prediction, Rows, Splits, Task, merit
 
 MAJORITY, WORDS, UNTRAINED = "majority", "words", "untrained"
@@ -48,7 +48,9 @@ FALLS = 0.97
 """A loss that ends above this share of its start does not fall."""
 BY_HEART = 0.25
 """A loss that ends below this share of its start, where nothing was learned that holds for dev."""
-CUT_SHARE = 0.01
+CUT_SHARE = SLIPS = 0.01
+TOO_GOOD = 0.99
+"""What a count of words reaches on rows that it has seen, or where a word is the label itself."""
 ENOUGH_ROWS = 100
 """Of dev. With fewer, chance moves an accuracy by five points or more."""
 LONGER = "Train longer (epochs, min_steps), try other rates (lr), or give it more rows."
@@ -145,11 +147,11 @@ def words_of(text: str) -> set[str]:
 
 
 def label_alarms(task: Task, splits: Splits) -> list[str]:
-    """Before anything is trained: names that are one label in two spellings, labels of which train has no row, and a test that
-    will have no score for the sake of some rows."""
+    """Before anything is trained: names that are one label in two spellings, labels of which train has no row, texts that have several, and
+    a test that will have no score for the sake of some rows."""
     alike: dict[str, list[str]] = {}
     for label in task.labels:
-        alike.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
+        alike.setdefault(normalised(label), []).append(label)
     texts = [
         f"the labels {' and '.join(map(repr, names))} look like one: they are learned as {len(names)} classes. If they are "
         "the same, spell them alike in the table."
@@ -162,6 +164,7 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
         texts.append(
             f"train has no row of {names}: it will never be answered. Add such rows, or leave it out of labels."
         )
+    texts += several_answers(task, splits["train"]) if task.settings.kind in ("classification", "multilabel") else []
     for split in splits if task.settings.kind == "classification" else ():
         unknown = [
             n for n, row in enumerate(splits[split], 1) if not {*task.settings.row_classes(row)} & {*task.labels}
@@ -172,19 +175,44 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
     return texts
 
 
+def several_answers(task: Task, train: Rows) -> list[str]:
+    """The same text with other labels: more than a slip, it can be learned by no network."""
+    answers: dict[str, set[frozenset[str]]] = {}
+    for row in train:
+        answers.setdefault(task.settings.row_key(row), set()).add(frozenset(task.settings.row_classes(row)))
+    texts = [text for text, labels in answers.items() if len(labels) > 1]
+    if len(texts) <= max(1, SLIPS * len(answers)):
+        return []
+    first = short(texts[0].split("\x1f")[0])
+    remedy = "Decide on one for each, or join those that hold together in one row (kind=multilabel)."
+    return [f"{len(texts):,} texts of train have several answers, {first} among them: not all can be learned. {remedy}"]
+
+
 def run_alarms(
     task: Task, rows: Rows, predictions: Sequence[Prediction], scores: Mapping[str, float], losses: Sequence[float]
 ) -> list[str]:
     """After one seed: its answers on dev with their scores, and its losses in their order."""
     texts = []
     answer = task.one_answer(rows, predictions)
-    metric, score = next(iter(scores.items()))
-    if answer and score != (0 if metric in LOWER_IS_BETTER else 1):
-        texts.append(f"the answer to every row is {answer}: nothing was learned that tells rows apart. {LONGER}")
+    if answer and not is_perfect(*next(iter(scores.items()))):
+        texts.append(f"the answer to {answer}: nothing was learned that tells rows apart. {LONGER}")
     first, last = first_and_last(losses)
     if last > FALLS * first:
         texts.append(f"the loss does not fall ({first:.3f} at first, {last:.3f} at last). {LONGER}")
     return texts
+
+
+def is_perfect(metric: str, score: float) -> bool:
+    return score == (0 if metric in LOWER_IS_BETTER else 1)
+
+
+def majority_alarms(scores: Mapping[str, float], majority: Mapping[str, float]) -> list[str]:
+    """Of the headline on a file, beside that of the file's own most frequent answer."""
+    metric, score = next(iter(scores.items()))
+    if is_perfect(metric, score) or merit(metric, score) > merit(metric, majority[metric]):
+        return []
+    levels = f"{metric} {score:.4f}, {MAJORITY} {majority[metric]:.4f}"
+    return [f"not better than the most frequent answer of this file for every row ({levels}). {TRY}"]
 
 
 def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
@@ -216,6 +244,10 @@ def result_alarms(result: Mapping[str, Any]) -> list[str]:
         )
     elif ahead.get(WORDS, 0) > 0:
         texts.append(f"worse than {' and '.join(better)}: a count of words does better. {TRY} Or pre-train longer.")
+    if metric not in LOWER_IS_BETTER and levels.get(MAJORITY, 0) < TOO_GOOD <= levels.get(WORDS, 0):
+        texts.append(
+            f"{WORDS} {levels[WORDS]:.4f}: it looks as if dev were in train, or as if one word gave the answer away. Look at rows of both."
+        )
     cut, of = result["cut"].get("dev", (0, 0))
     if 0 < of < ENOUGH_ROWS:
         texts.append(f"dev has {of} rows only: differences of a few points are chance. Score it on more rows.")

@@ -7,7 +7,8 @@ not always, makes the same.
 """
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.base.config import LARGEST, auto_or
-from electra.data.tables import Row, column_of, label_list, label_name, number, read_label
+from electra.data.tables import Row, column_of, comma_number, label_list, label_name, number, read_label
 from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
     Answering,
@@ -36,6 +37,7 @@ from electra.finetuning import (
     TaskSettings,
     softmax,
     text_problem,
+    wording,
 )
 from electra.finetuning.question_heads import window_places
 from electra.model import EncoderSettings, sequence_label_head
@@ -55,6 +57,8 @@ PROBLEM_TYPES = {
     "regression": "regression",
 }
 """transformers' words for the kinds."""
+MANY_ROWS, NEARLY_ALL, MOSTLY = 100, 0.99, 0.9
+"""One answer to nearly all of many rows is an alarm, unless it mostly is the right one: a class may be rare."""
 
 
 class ClassificationSettings(TaskSettings):
@@ -153,11 +157,13 @@ class ClassificationSettings(TaskSettings):
     def row_key(self, row: Row) -> str:
         return "\x1f".join(self.texts(row))
 
+    def family(self, row: Row) -> Hashable:
+        return wording(*self.texts(row))
+
     def identity(self, row: Row, split: str) -> Hashable | None:
         """Rows without text, which are refused for that, are not the same as each other."""
-        texts = self.texts(row)
         refused = self.shared_rows == "refuse" and not split.startswith("test")
-        return texts if refused and all(map(str.strip, texts)) else None
+        return self.family(row) if refused and all(map(str.strip, self.texts(row))) else None
 
     @property
     def shared_rows_remedy(self) -> str:
@@ -198,11 +204,21 @@ class Classification(Task):
     # What can be wrong with rows
 
     def column_problems(self, split: str, rows: Rows, answered: bool) -> list[Problem]:
-        return super().column_problems(split, rows, answered) or [
+        problems = super().column_problems(split, rows, answered) or [
             Problem(split, 0, f"column {name!r} holds numbers, not text")
             for name in self.settings.text
             if all(number(row.get(column_of(name, row))) is not None for row in rows)
         ]
+        return problems or ([Problem(split, 0, text)] if answered and (text := self.comma_problem(rows)) else [])
+
+    def comma_problem(self, rows: Rows) -> str:
+        """Before each of them is a class of its own."""
+        settings = self.settings
+        if settings.kind == "multilabel" or not (self.guessed or settings.kind == "regression"):
+            return ""
+        text = comma_number([read_label(row, column_of(settings.label, row)) for row in rows])
+        remedy = "Write decimals with a point and thousands without a mark, or say separator=, for several labels"
+        return f"column {settings.label!r} holds numbers with a comma ({text!r}). {remedy}." if text else ""
 
     def row_problems(self, row: Row, answered: bool) -> Iterator[str]:
         settings = self.settings
@@ -221,10 +237,12 @@ class Classification(Task):
         else:
             for name in settings.label_names(row):
                 if name not in self.numbers:
-                    what = "unknown" if number(name) is None else "a number where a name was expected"
+                    what = "was not seen in train" if self.guessed else "is unknown"
+                    if number(name) is not None and all(number(label) is None for label in self.labels):
+                        what = "is a number where a name was expected"
                     known = ", ".join([*self.labels[:8], "…"][: len(self.labels)])
                     remedy = " Give train rows of it, or remove such rows." * self.guessed
-                    yield f"label {name!r} is {what} (known: {known}).{remedy}"
+                    yield f"label {name!r} {what} (known: {known}).{remedy}"
 
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
         classes, rows = len(self.labels), len(splits.get("train", ()))
@@ -235,7 +253,8 @@ class Classification(Task):
             twice = next((name, stripped[name.strip()]) for name in self.labels if stripped[name.strip()] != name)
             text = f"labels {twice[0]!r} and {twice[1]!r} differ by spaces alone: make them one, or say labels=[…]"
             yield Problem("train", 0, text)
-        if self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2):
+        is_doubtful = self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2)
+        if is_doubtful and not self.comma_problem(splits["train"]):
             remedy = "use kind=regression for quantities, labels=[…] for classes all the same, or another label column"
             yield Problem("train", 0, f"{classes} different labels in {rows} rows: {remedy}")
         if self.settings.metric == "f1" and classes > 2:
@@ -342,11 +361,9 @@ class Classification(Task):
             gold, predicted = (values * self.scale + self.settings.offset for values in (gold, predicted))
         return gold, predicted
 
-    def baselines(self, train: Rows) -> dict[str, Answering]:
-        """Always the most frequent class, every label that most rows have, or the mean; and the words."""
-        from electra.finetuning.baselines import MAJORITY, WORDS, WordModel
-
-        texts, targets = list(map(self.settings.texts, train)), np.array([self.target(row) for row in train])
+    def majority(self, rows: Rows) -> Answering:
+        """Always the most frequent class, every label that most rows have, or the mean."""
+        targets = np.array([self.target(row) for row in rows])
         match self.settings.kind:
             case "classification":
                 constant = np.bincount(targets).argmax()
@@ -354,25 +371,32 @@ class Classification(Task):
                 constant = (targets.mean(0) > 0.5).astype(float)
             case "regression":
                 constant = targets.mean()
-        words = WordModel(self.settings.kind, texts, targets) if len(np.unique(targets, axis=0)) > 1 else None
+        answer = self.answer(constant)
+        return lambda asked: [{"prediction": answer} for _ in asked]
 
-        def answers(values: Iterable[Any]) -> list[Prediction]:
-            return [{"prediction": self.answer(value)} for value in values]
+    def baselines(self, train: Rows) -> dict[str, Answering]:
+        from electra.finetuning.baselines import MAJORITY, WORDS, WordModel
 
-        def constants(rows: Rows) -> list[Prediction]:
-            return answers([constant] * len(rows))
+        majority, targets = self.majority(train), np.array([self.target(row) for row in train])
+        if len(np.unique(targets, axis=0)) == 1:
+            return {MAJORITY: majority, WORDS: majority}
+        words = WordModel(self.settings.kind, list(map(self.settings.texts, train)), targets)
 
         def by_words(rows: Rows) -> list[Prediction]:
-            return answers(words.predict(list(map(self.settings.texts, rows)))) if words else constants(rows)
+            return [{"prediction": self.answer(it)} for it in words.predict(list(map(self.settings.texts, rows)))]
 
-        return {MAJORITY: constants, WORDS: by_words}
+        return {MAJORITY: majority, WORDS: by_words}
 
     def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
-        """Numbers are one where they hardly vary beside the true ones."""
-        if self.settings.kind != "regression":
-            return super().one_answer(rows, predictions)
-        gold, predicted = self.gold_and_predicted(rows, predictions)
-        return f"about {predicted.mean():.3g}" if np.std(predicted) < 0.05 * np.std(gold) else ""
+        """Numbers are one where they hardly vary beside the true ones. Of many rows nearly all will do, where the labels are others."""
+        if self.settings.kind == "regression":
+            gold, predicted = self.gold_and_predicted(rows, predictions)
+            return f"every row is about {predicted.mean():.3g}" if np.std(predicted) < 0.05 * np.std(gold) else ""
+        ((answer, count),) = Counter(repr(it["prediction"]) for it in predictions).most_common(1)
+        right = sum(repr(self.answer(self.target(row))) == answer for row in rows)
+        if NEARLY_ALL * len(rows) <= count < len(rows) and len(rows) >= MANY_ROWS and right < MOSTLY * len(rows):
+            return f"{count:,} of {len(rows):,} rows is {answer}"
+        return super().one_answer(rows, predictions)
 
     def answer(self, target: Any) -> Any:
         """The inverse of `target`."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -20,7 +20,18 @@ from torch import Tensor
 from electra.base import config
 from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import is_plain_name
-from electra.data.tables import Row, guess_columns, guess_kind, is_table, read_label, read_rows, stem
+from electra.data.tables import (
+    Row,
+    guess_columns,
+    guess_kind,
+    is_table,
+    label_list,
+    label_name,
+    read_label,
+    read_rows,
+    separated,
+    stem,
+)
 from electra.finetuning import Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, nested_layout
@@ -366,18 +377,35 @@ def guess(tree: dict[str, Any], file: Path, rows: Sequence[Row]) -> list[str]:
         raise DataError(f"{file} has no rows. At least two different ones are needed.")
     notes: list[str] = []
     if not {"text", "label"} <= tree.keys():
-        texts, label = guess_columns(rows)
+        names = tree.get("text", ())
+        named = [part for name in ([names] if isinstance(names, str) else names) for part in str(name).split("|")]
+        texts, label = guess_columns(rows, named, str(tree.get("label") or ""))
         if "text" not in tree:
-            tree["text"] = [name for name in texts if name != tree.get("label")]
+            tree["text"] = list(texts)
             notes.append(f"text column{'s' * (len(texts) > 1)} (guessed): {', '.join(tree['text'])}")
         if "label" not in tree:
             tree["label"] = label
             notes.append(f"label column (guessed): {label}")
     if "kind" not in tree and "labels" not in tree:
         values = [read_label(row, tree["label"]) for row in rows]
-        tree["kind"] = guess_kind(values, str(tree.get("separator") or "|"))
-        notes.append(f"kind (guessed from the labels): {tree['kind']}")
+        separator = str(tree.get("separator") or "|")
+        tree["kind"] = guess_kind(values, separator)
+        notes.append(
+            f"kind (guessed from the labels): {tree['kind']}{classes_in_words(tree['kind'], values, separator)}"
+        )
     return notes
+
+
+def classes_in_words(kind: str, values: Sequence[Any], separator: str) -> str:
+    """How many, and which may have been meant as several."""
+    if kind == "regression":
+        return ""
+    labels = [value for value in values if value is not None]
+    split = kind == "multilabel"
+    names = {name for it in labels for name in (label_list(it, separator) if split else [label_name(it)])}
+    joined = [] if split else separated(labels, separator)[:1]
+    slip = f"; {config.short(joined[0])} is one of them, with kind=multilabel it would be several" if joined else ""
+    return f", {len(names):,} class{'es' * (len(names) != 1)}{slip}"
 
 
 def find_files(
@@ -436,10 +464,14 @@ def find_file(split: str, prefixes: Sequence[str], places: Sequence[Path], table
 
 def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Row]], dict[str, list[int]]]:
     """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
-    there twice ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
+    there twice, in whatever case, ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
     rows = splits["train"]
     keys = (task.row_key(row).encode("utf-8", "replace") for row in rows)
-    places = [hashlib.blake2b(key, digest_size=8).digest() for key in keys]
+    families, first = [task.family(row) for row in rows], dict[Hashable, bytes]()
+    for family, key in zip(families, keys, strict=True):
+        place = hashlib.blake2b(key, digest_size=8).digest()
+        first[family] = min(place, first.get(family, place))
+    places = [first[family] for family in families]
     if len(set(places)) < 2:  # all alike, or their columns are missing, which is said with all other problems
         places = [number.to_bytes(8) for number in range(len(places))]
     classes: dict[bytes, set[str]] = {place: set() for place in sorted(set(places))}
@@ -511,11 +543,11 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
 
 
 def refuse(problems: Sequence[Problem], remedies: Collection[str] = ()) -> None:
-    """Nothing where there are none. What is wrong with many rows alike is one line. `remedies` are for many of them at once."""
+    """Nothing where there are none. What is wrong with many rows alike is one line, with all of them the first. `remedies` are for many of them at once."""
     if not problems:
         return
     alike: dict[object, list[Problem]] = {}
-    for it in problems:
+    for it in sorted(problems, key=lambda it: it.row > 0):
         alike.setdefault((it.split, it.text) if it.row and not it.other else it, []).append(it)
     lines: list[str] = []
     for group in alike.values():

@@ -17,7 +17,7 @@ from electra.data import tables
 from electra.data.files import whole_file
 from electra.data.tables import Row
 from electra.finetuning import Prediction, Problem, Rows, Task, in_chunks, missing_columns
-from electra.finetuning.baselines import run_alarms
+from electra.finetuning.baselines import MAJORITY, majority_alarms, run_alarms
 from electra.finetuning.folder import (
     TASK_FILE,
     TaskModel,
@@ -101,7 +101,7 @@ def predict_file(
     that is there already overwritten."""
     predictor = load_predictor(model, columns)
     layout = predictor.task.settings.layout(file)
-    if layout == "table" and out is None and not tables.is_table(file):
+    if layout == "table" and out is None and file.is_file() and not tables.is_table(file):
         raise SettingsError(
             f"{file} is no table by its name (.csv, .tsv, .jsonl, .json, .parquet). Lines of text go to standard input."
         )
@@ -220,7 +220,7 @@ def beside(path: Path, what: str) -> Path:
 
 
 def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """All metrics on a file with answers, and the tables of its classes."""
+    """All metrics on a file with answers, beside those of its own most frequent answer, and the tables of its classes."""
     predictor = load_predictor(model, columns)
     task = predictor.task
     if file.is_file() and file_sha256(file) in [it.note.get("train_sha256") for it in predictor.models]:
@@ -229,5 +229,10 @@ def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[s
     predictions = predictor(rows)
     counts = {"rows": len(rows), "cut": predictor.cut, "cut_words": predictor.cut_words}
     scores = task.scores(rows, predictions)
+    majority = task.majority(rows)
+    baselines = {MAJORITY: task.scores(rows, majority(rows))} if majority else {}
     alarms = run_alarms(task, rows, predictions, scores, ())
-    return {**counts, "scores": scores, "alarms": alarms, **task.tables(rows, predictions)}
+    for level in baselines.values():
+        alarms += majority_alarms(scores, level)
+    results = {"scores": scores, "baselines": baselines, "alarms": alarms}
+    return {**counts, **results, **task.tables(rows, predictions)}

@@ -49,6 +49,7 @@ from electra.finetuning import (
     in_chunks,
     question_heads,
     text_problem,
+    wording,
 )
 from electra.finetuning.question_heads import ContextWindow, JointHead, PlainHead, span_loss
 from electra.model import EncoderSettings, question_head
@@ -131,9 +132,12 @@ class SpanSettings(TaskSettings):
         """Questions about one paragraph stay together: their answers are in the same text."""
         return str(row.get("context"))
 
+    def family(self, row: Row) -> Hashable:
+        return wording(self.row_key(row))
+
     def identity(self, row: Row, split: str) -> Hashable | None:
         question, context = row.get("question"), row.get("context")
-        return (question, context) if isinstance(question, str) and isinstance(context, str) else None
+        return wording(question, context) if isinstance(question, str) and isinstance(context, str) else None
 
     def cut_words(self, length: int) -> str:
         return f"with a question of more than {self.max_query_length} tokens, of which the rest is not read"
@@ -292,8 +296,13 @@ class SpanTask(Task):
                 wrong.append(Mistake(number, truths, it["prediction"], float(it.get("score", 0.0))))
         return wrong
 
+    def majority(self, rows: Rows) -> Answering | None:
+        """No answer to any question, where that can be right."""
+        nothing = {"prediction": "", "span": "", "null_score_difference": question_heads.NOTHING_FOUND}
+        return (lambda asked: [nothing for _ in asked]) if self.settings.has_unanswerable else None
+
     def baselines(self, train: Rows) -> dict[str, Answering]:
-        """No answer to any question, where that can be right; and the likest sentence, the less sure the less it shares."""
+        """The majority, and the likest sentence, the less sure the less it shares."""
         from electra.finetuning.baselines import MAJORITY, WORDS, LikestSentence
 
         likest = LikestSentence(row["context"] for row in train)
@@ -302,11 +311,8 @@ class SpanTask(Task):
             text, share = likest.answer(row["question"], row["context"])
             return {"prediction": text, "span": text, "null_score_difference": -share}
 
-        nothing = {"prediction": "", "span": "", "null_score_difference": question_heads.NOTHING_FOUND}
-        majority: dict[str, Answering] = {MAJORITY: lambda rows: [nothing for _ in rows]}
-        return (majority if self.settings.has_unanswerable else {}) | {
-            WORDS: lambda rows: [sentence(row) for row in rows]
-        }
+        majority = self.majority(train)
+        return ({MAJORITY: majority} if majority else {}) | {WORDS: lambda rows: [sentence(row) for row in rows]}
 
     @property
     def threshold(self) -> float:

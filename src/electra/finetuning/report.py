@@ -39,6 +39,7 @@ RESULT, ALL_RESULTS = "result.json", "results.json"
 WRONG, MOST_WRONG = "wrong.jsonl", 1000
 """The dev rows that the ensemble got wrong, the surest first: to be looked at."""
 SETTINGS = "settings.json"
+MODEL_SHA256, TOGETHER, FILES = "model_sha256", "together.", "files."
 AGAIN = "Restore it, or remove the folder to train that seed again"
 SEARCHED = ("lr", "epochs", "layer_decay", "pooling")
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
@@ -60,9 +61,31 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
             stored[part] = config.dump(config.validate(kind, stored[part]))
     except (KeyError, TypeError, SettingsError) as error:
         raise CorruptError(f"{path} is damaged ({error}): {remedy}.") from None
-    if changed := config.differences(bound(stored), bound(settings)):
-        listed = "; ".join(line.removeprefix("task.").removeprefix("method.") for line in changed)
-        raise SettingsError(f"{folder} holds runs with other settings ({listed}). Use those, or another folder (out).")
+    if clauses := other_runs(folder.name, stored, settings):
+        raise SettingsError(
+            f"{folder} holds runs {', '.join(clauses)}. Train as those, or choose another out.", ("out",)
+        )
+
+
+def other_runs(name: str, stored: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """What sets the runs of a folder apart, in words where only hashes could be shown; nothing where they are alike."""
+    before, now = config.flatten(bound(stored)), config.flatten(bound(settings))
+    keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    clauses = []
+    if MODEL_SHA256 in keys:
+        is_moved = stored.get("model") != settings["model"]
+        clauses.append(f"of {'another model' if is_moved else 'other weights'} ({stored.get('model')})")
+    if others := [key for key in keys if key.startswith(TOGETHER) and key != TOGETHER + name]:
+        were = [key.removeprefix(TOGETHER) for key in before if key.startswith(TOGETHER) and key != TOGETHER + name]
+        rows = "other rows of " * all(key in before and key in now for key in others)
+        clauses.append(f"trained together with {rows}{', '.join(were)}" if were else "trained alone")
+    for split in dict.fromkeys(key.split(".")[1] for key in keys if key.startswith(FILES)):
+        clauses.append(f"with another file for {split} ({before.get(f'{FILES}{split}.file', 'none')})")
+    told = [key for key in keys if key == MODEL_SHA256 or key.startswith((TOGETHER, FILES))]
+    if rest := config.differences(bound(stored), bound(settings), told):
+        lines = "; ".join(line.removeprefix("task.").removeprefix("method.") for line in rest)
+        clauses.append(f"with other settings ({lines})")
+    return clauses
 
 
 # The outputs of a run, for the ensemble

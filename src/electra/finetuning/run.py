@@ -68,7 +68,9 @@ def refuse_tables(tables: Sequence[tuple[Plan, Task]]) -> None:
     for plan, task in tables:
         own = plan_problems(plan, task)
         if any(problem.text == IS_ALSO for problem in own):
-            remedies[f"Rows of dev that are in train too: {plan.task.shared_rows_remedy}"] = None
+            remedies[f"Rows of dev that are in train too (case and blanks aside): {plan.task.shared_rows_remedy}"] = (
+                None
+            )
         if len(tables) > 1:
             own = [replace(it, split=f"{plan.name}: {it.split}".removesuffix(": ")) for it in own]
         problems += own
@@ -85,21 +87,21 @@ def finetune(
     untrained: bool = False,
     trials: int = 0,
 ) -> dict[str, Any]:
-    """Every task with every seed; returns what results.json holds. Nothing is written before all tables are known to be
+    """Every task with every seed; returns what results.json holds, and under "done" the names of these tasks. Nothing is written before all tables are known to be
     fine. With `untrained` the same network from random weights stands beside the result. `start` of the overrides is a
     task whose fine-tuned encoder the others start from. So many `trials` are searched for better settings first."""
     refuse_other_kind(out, "results of fine-tuning")
     base = load_start(model)
     overrides = dict(overrides)
     intermediate = str(overrides.pop("start", ""))
-    groups = plan_all(items, overrides, base)
+    groups, done = plan_all(items, overrides, base), list[str]()
     if intermediate:
         before = [item for item in items if intermediate in (it.plan.name for it in groups[item])]
         others = [item for item in items if item not in before]
         if not others:
             raise SettingsError(f"start={intermediate}, but {intermediate} is the task itself. Start from another one.")
         if before:
-            finetune(model, before, overrides, out, seeds, jobs, untrained, trials)
+            done = finetune(model, before, overrides, out, seeds, jobs, untrained, trials)["done"]
         groups = plan_all(others, overrides, intermediate_start(intermediate, out, base))
     if trials and (joint := next((item for item in groups if len(groups[item]) > 1), "")):
         raise SettingsError(f"{joint} are trained together: settings can be searched for one task only.")
@@ -126,7 +128,7 @@ def finetune(
                 update_card(folder, task_card(it, report.read_result(folder), results[name]))
             if name in searches:
                 results[name]["search"] = searches[name].as_json()
-        return report.write_results(out, base.path, results, earlier)
+        return report.write_results(out, base.path, results, earlier) | {"done": [*done, *results]}
 
 
 def train_groups(

@@ -292,10 +292,16 @@ class Tagging(Task):
             wrong += [Mistake(row, true, answer, max(sure))] if sure else []
         return wrong
 
+    def majority(self, rows: Rows) -> Answering:
+        return self._by_words(rows)[0]
+
     def baselines(self, train: Rows) -> dict[str, Answering]:
         """Always the most frequent tag; and of every word the tag that it has most often, where train has the word."""
         from electra.finetuning.baselines import MAJORITY, WORDS
 
+        return dict(zip((MAJORITY, WORDS), self._by_words(train), strict=True))
+
+    def _by_words(self, train: Rows) -> tuple[Answering, Answering]:
         words, scheme = self.settings.tokens, self.settings.spans
         by_word: dict[str, Counter[str]] = defaultdict(Counter)
         for row in train:
@@ -311,11 +317,11 @@ class Tagging(Task):
 
             return answers
 
-        return {MAJORITY: answering({}), WORDS: answering(likely)}
+        return answering({}), answering(likely)
 
     def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
         tags = {tag for it in predictions for tag in it["prediction"]}
-        return repr(tags.pop()) if len(tags) == 1 else ""
+        return f"every row is {tags.pop()!r}" if len(tags) == 1 else ""
 
     def unlearnable(self, shown: Collection[str]) -> list[str]:
         """Of spans, types: which of their tags a set happens to have is its own affair."""
