@@ -87,7 +87,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["tokenizer new word.txt --vocab-size 30000 --kind bpe", "detect export word.txt"])
 def test_ctrl_c_is_answered_within_a_second_of_processor_time(words, world, tmp_path):
-    (tmp_path / "word.txt").write_text(" ".join(long_word(300) for _ in range(2)) + long_word(20_000_000))
+    (tmp_path / "word.txt").write_text(" ".join(long_word(300) for _ in range(2)) + long_word(60_000_000))
     (tmp_path / "export").symlink_to(world / "export")
     process = start(words, tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     time.sleep(5)
