@@ -50,6 +50,12 @@ def test_detect_reads_a_file_or_standard_input_and_run_and_export_agree(finished
     assert all(math.isclose(a["probability"], b["probability"], abs_tol=1e-5) for a, b in pairs)
 
 
+@pytest.mark.parametrize("verb", ["detect", "score"])
+def test_the_name_of_a_file_that_is_not_there_is_no_text(verb, finished_run, tmp_path):
+    refused(electra(verb, finished_run, "nosuch.txt"), 3, "nosuch.txt does not exist", "a text of several words")
+    refused(electra(verb, finished_run, tmp_path), 3, f"{tmp_path} is a folder")
+
+
 def test_detect_shows_the_text_as_it_was_written_with_a_legend(finished_run):
     text = "The BARAK  walks the lonute, and BACK."
     legend, shown = electra("detect", finished_run, text).stdout.splitlines()
