@@ -41,7 +41,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
 
     from electra.base.jobs import cpu_count
     from electra.base.progress import duration
-    from electra.data.shards import read_manifest, verify_shards
+    from electra.data.shards import few_held_out, read_manifest, verify_shards
     from electra.pretraining.run import FSDP_ALONE, build_parts, fingerprint_of, refuse_others, refuse_uneven
     from electra.pretraining.settings import resolve
     from electra.pretraining.trial import try_checkpoint, try_group, try_step
@@ -87,6 +87,8 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         notes.append(f"{tokens:,} tokens, {rows:,} rows, every hash right{passes}")
         if not len(parts.heldout):
             notes.append("Nothing is held out: there will be no held-out metrics.")
+        if warning := few_held_out(parts.manifest):
+            notes.append(warning)
 
     with check("one step at full length") as notes:
         remedy = memory_remedy(train.batch, train.accumulate)

@@ -116,6 +116,8 @@ def filter_words(words: list[str] | None) -> dict[str, str]:
 
 
 def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
+    from electra.data.shards import few_held_out
+
     train, held = manifest.splits["train"], manifest.splits["heldout"]
     say(
         f"{out}: {counted(train.tokens, 'token')} in {counted(train.documents, 'document')}, "
@@ -126,6 +128,8 @@ def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
             f"Nothing is held out, so training will have no held-out metrics: this text is {counted(train.documents, 'document')}. Where "
             "every line is one, give --documents line; where every file is one, --documents file."
         )
+    if warning := few_held_out(manifest):
+        say(f"look out: {warning}")
     skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
     if removed := manifest.removed_documents:
         say(f"removed: {', '.join(f'{name} {count:,}' for name, count in removed.items())}")
