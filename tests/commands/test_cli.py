@@ -131,6 +131,15 @@ def test_evaluate_prints_figures_beside_the_untrained_network_and_draws_the_curv
     assert "ROC-AUC" in table.stdout and "majority_baseline" in table.stdout
 
 
+def test_an_auc_is_told_with_whose_generator_it_is_against(finished_run, prepared, recipe):
+    again = electra("pretrain", recipe, f"data={prepared}", f"run={finished_run}").stdout
+    assert re.search(r"finished, held-out auc 0\.\d+ against its own generator, mlm_loss", again)
+    own = electra("evaluate", finished_run).stdout
+    assert "corrupted by its own generator" in own and f"electra evaluate OTHER_RUN --generator {finished_run}" in own
+    by_another = electra("evaluate", finished_run, "--generator", finished_run).stdout
+    assert "own generator" not in by_another and "OTHER_RUN" not in by_another
+
+
 def test_the_run_folder_holds_what_is_needed_to_know_what_was_done(finished_run, prepared):
     environment = json.loads((finished_run / "environment.json").read_text())
     assert environment["torch"] and environment["cpu_count"] and len(environment["data_manifest_sha256"]) == 64

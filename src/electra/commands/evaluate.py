@@ -1,5 +1,6 @@
 """electra evaluate: metrics of a pre-training run, or of a fine-tuned model on a file with answers."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +50,9 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
 
     finite = {name: {key: finite_or_none(value) for key, value in metrics.items()} for name, metrics in result.items()}
     name, title = "evaluation.json", f"{run}, held-out documents"
+    by_own = generator is None and "auc" in result["trained"]
+    if by_own:
+        title = f"{title}, corrupted by its own generator"
     if generator is not None:
         place = generator.resolve()
         name = f"evaluation-by-{place.name}-{sha256(bytes(place)).hexdigest()[:8]}.json"
@@ -65,6 +69,11 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
         if key in result["trained"]
     ]
     print_table(Table(("metric", "trained", "untrained", "meaning"), lines, title))
+    if by_own:
+        compare = shlex.join(["electra", "evaluate", "OTHER_RUN", "--generator", str(run)])
+        say(
+            f"The less a generator has learned, the easier it is to catch. To compare runs, give all the same one: {compare}"
+        )
     say(f"{run / name} · {run / 'curves.png'}")
 
 

@@ -22,7 +22,10 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Tru
             metrics = electra.pretrain(recipe, words).metrics
     if not ranks.is_first or (settings.train.processes > 1 and not is_launched()):
         return  # the first of the processes that were started says it
-    headline = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None)
+    notes = {"auc": " against its own generator", "mlm_loss": ""}
+    headline = ", ".join(
+        f"{name} {metrics[name]:.3f}{it}" for name, it in notes.items() if metrics.get(name) is not None
+    )
     heldout = f", held-out {headline}" if headline else " (no held-out documents, so no metrics)"
     if settings.start and (table := before_and_after(folder)):
         print_table(table)
