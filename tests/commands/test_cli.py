@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -430,6 +431,16 @@ def test_a_whole_pipeline_in_folders_with_spaces_and_other_scripts(tmp_path):
     for words in steps:
         done = electra(*words)
         assert done.returncode == 0, done.stderr
+        if "next: " in done.stdout:  # can be pasted into a shell
+            for pasted in done.stdout.partition("next: ")[2].split("   or   "):
+                again = electra(*shlex.split(pasted)[1:], cwd=home)
+                assert again.returncode == 0, again.stderr
+
+
+def test_commands_that_are_printed_with_a_path_have_it_quoted():
+    """By `command`, and not by the sentence around them."""
+    sources = Path(package.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if re.search(r"\belectra [a-z]+ (\w+=)?\{", path.read_text())] == []
 
 
 def test_a_closed_pipe_is_not_an_error(finished_run):

@@ -1,13 +1,12 @@
 """electra evaluate: metrics of a pre-training run, or of a fine-tuned model on a file with answers."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from electra.base.errors import counted
+from electra.base.errors import command, counted
 from electra.base.progress import Table
 from electra.commands.console import Long, Text2, Trust, columns, print_table, say, say_json
 
@@ -70,7 +69,7 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
     ]
     print_table(Table(("metric", "trained", "untrained", "meaning"), lines, title))
     if by_own:
-        compare = shlex.join(["electra", "evaluate", "OTHER_RUN", "--generator", str(run)])
+        compare = command("evaluate", "OTHER_RUN", "--generator", run)
         say(
             f"The less a generator has learned, the easier it is to catch. To compare runs, give all the same one: {compare}"
         )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from electra.base.errors import command
 from electra.commands.console import OverrideWords, Recipe, Trust, print_table, resume_hint, say
 
 
@@ -31,5 +32,5 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Tru
         print_table(table)
     say(f"{folder}: finished{heldout}")
     detects = "auc" in metrics and settings.objective.kind != "electric"
-    look = f'electra detect {folder} "some text"   or   ' if detects else ""
-    say(f"next: {look}electra export {folder} my-model")
+    look = f"{command('detect', folder, 'some text')}   or   " if detects else ""
+    say(f"next: {look}{command('export', folder, 'my-model')}")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from electra.base.errors import SettingsError
+from electra.base.errors import SettingsError, command
 from electra.commands.console import Documents, OnBad, TextKey, Trust, say
 
 
@@ -40,8 +40,10 @@ def tokenizer_command(
         say(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens, of which {len(pieces):,} are new")
         say("  " + ", ".join(f"{token} ({' '.join(old)})" for token, old in list(pieces.items())[:8]) + ", …")
         recipe = f"RECIPE+{extend / 'recipe.toml'}" if (extend / "recipe.toml").is_file() else "RECIPE"
-        prepare = f"electra prepare SHARDS TEXT --tokenizer {out}"
-        return say(f"next: {prepare}   and   electra pretrain {recipe} start={extend} data=SHARDS run=RUN")
+        prepare = command("prepare", "SHARDS", "TEXT", "--tokenizer", out)
+        return say(
+            f"next: {prepare}   and   {command('pretrain', recipe, f'start={extend}', 'data=SHARDS', 'run=RUN')}"
+        )
     if sum(map(bool, (inputs, from_vocab, from_json))) != 1 or extend:
         raise SettingsError("give either text to train on, or --from-vocab, or --from-json; with --extend text.")
     if from_vocab:

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from electra.base import config
-from electra.base.errors import DataError, ElectraError
+from electra.base.errors import DataError, ElectraError, command
 from electra.data.tables import Row
 from electra.data.tokenizer import TokenIds, is_same_tokenizer
 from electra.finetuning.folder import TASK_FILE, TaskModel, adopt_classifier, is_classifier, load_task_folder
@@ -81,7 +81,7 @@ class Model:
         """P(replaced) of every token of a text, or of each of several texts."""
         if self.kind == "electric":
             raise DataError(
-                f"{self.path} has energies, not probabilities of replacement. Use: electra score {self.path}"
+                f"{self.path} has energies, not probabilities of replacement. Use: {command('score', self.path)}"
             )
         if self.kind != "discriminator":
             raise DataError(
@@ -144,7 +144,7 @@ class Model:
         if not self.finetuned:
             raise DataError(
                 f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "
-                f"electra finetune {self.path} TABLE"
+                f"{command('finetune', self.path, 'TABLE')}"
             )
         rows, settings = [rows] if isinstance(rows, str) else rows, self.finetuned.task.settings
         columns = settings.input_columns
