@@ -265,6 +265,17 @@ def test_an_interrupted_start_leaves_settings_that_still_work(finished_run, reci
     assert not list(run.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("verb", ["tokenizer", "prepare", "prepare-plan"])
+def test_text_in_the_place_of_the_output_is_told_the_order(verb, prepared, tmp_path):
+    text = write_corpus(tmp_path / "my text.txt", 10)
+    before = text.read_bytes()
+    words = ["--tokenizer", prepared] if verb != "tokenizer" else []
+    for other in (prepared, tmp_path / "shards"):
+        done = electra(verb, text, other, *words)
+        refused(done, 2, "my text.txt is a file", "output comes first", f"electra {verb} NEW_FOLDER '{text}'")
+    assert text.read_bytes() == before and not (tmp_path / "shards").exists()
+
+
 def test_prepare_refuses_a_folder_with_other_things_in_it(finished_run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "train-00007.safetensors").write_text("mine")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from electra.base.errors import DataError, ElectraError, PeerError, SettingsError, is_first_process, is_said
+from electra.base.errors import DataError, ElectraError, PeerError, SettingsError, command, is_first_process, is_said
 from electra.base.files import json_text
 from electra.base.progress import Table, visible
 
@@ -162,6 +162,13 @@ def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
     if lines := [line for line in content.splitlines() if line.strip()]:
         return content.splitlines() if keep_blank else lines
     raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
+
+
+def refuse_swapped(out: str | Path, verb: str) -> None:
+    """Verbs that read many files have their output first, which people take for last."""
+    if os.path.isfile(out):  # noqa: PTH113  (may be a URL)
+        order = command(verb, "NEW_FOLDER", out)
+        raise SettingsError(f"{out} is a file: the folder for the output comes first, then the text. Try: {order} …")
 
 
 def columns(text: str | None, text2: str | None) -> list[str] | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from electra.base.errors import SettingsError, counted
-from electra.commands.console import Documents, OnBad, TextKey, say
+from electra.commands.console import Documents, OnBad, TextKey, refuse_swapped, say
 
 if TYPE_CHECKING:
     from electra.data.shards import Manifest
@@ -50,6 +50,7 @@ def prepare_command(
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
     import electra
 
+    refuse_swapped(out, "prepare")
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
     manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, engine=engine, **more)
@@ -73,6 +74,7 @@ def prepare_plan_command(
     from electra.base.remote import as_place
     from electra.data.prepare import plan_units, prepare_settings
 
+    refuse_swapped(out, "prepare-plan")
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
     settings = prepare_settings(heldout, unit_bytes, more)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from electra.base.errors import SettingsError, command
-from electra.commands.console import Documents, OnBad, TextKey, Trust, say
+from electra.commands.console import Documents, OnBad, TextKey, Trust, refuse_swapped, say
 
 
 def tokenizer_command(
@@ -34,6 +34,7 @@ def tokenizer_command(
     import electra
     from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, save_tokenizer
 
+    refuse_swapped(out, "tokenizer")
     reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     if extend and inputs and not (from_vocab or from_json):
         path, pieces = electra.extend_tokenizer(extend, inputs, out, new_tokens, **reading)
