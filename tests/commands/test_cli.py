@@ -464,6 +464,16 @@ def test_a_closed_pipe_is_not_an_error(finished_run):
     assert "Traceback" not in done.stderr and "Broken" not in done.stderr
 
 
+def test_tokenizer_says_whether_it_lowercases_and_how_many_tokens_it_lacks(tmp_path):
+    text = write_corpus(tmp_path / "text.txt", 10)
+    kept = electra("tokenizer", tmp_path / "a", text, "--vocab-size", 400).stdout
+    assert re.search(r": \d+ tokens, fewer than 400: the text has no more; text is lowercased; --cased keeps", kept)
+    cased = electra("tokenizer", tmp_path / "b", text, "--cased", "--kind", "bpe", "--vocab-size", 300).stdout
+    assert cased.endswith("tokenizer.json: 300 tokens; text is not lowercased\n")
+    adopted = electra("tokenizer", tmp_path / "c", "--from-json", tmp_path / "a" / "tokenizer.json").stdout
+    assert adopted.endswith(" tokens; text is lowercased\n") and "fewer" not in adopted
+
+
 def test_prepare_names_its_options_and_hints_at_text_without_documents(tmp_path, prepared):
     (tmp_path / "a.jsonl").write_text('{"body": "one"}\n')
     (tmp_path / "lines.txt").write_text("The barak walks.\n" * 50)

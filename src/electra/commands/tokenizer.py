@@ -54,4 +54,9 @@ def tokenizer_command(
     else:
         words = {"kind": kind, "lowercase": lowercase, "strip_accents": bool(strip_accents), "split_cjk": split_cjk}
         path = electra.train_tokenizer(inputs or [], out, vocab_size, **words, **reading)
-    say(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens")
+    written = load_tokenizer(path)
+    size, normalizer = written.get_vocab_size(), written.normalizer
+    fewer = f", fewer than {vocab_size:,}: the text has no more" if inputs and size < vocab_size else ""
+    is_lower = normalizer is not None and normalizer.normalize_str("A") == "a"
+    remedy = "" if from_json else "; --cased keeps capitals"
+    say(f"{path}: {size:,} tokens{fewer}; text is {f'lowercased{remedy}' if is_lower else 'not lowercased'}")
