@@ -179,7 +179,8 @@ class TextSource:
                 rows = tables.rows_of(source) if has_rows(source) else lines
                 for number, row in enumerate(self._texts(path, rows), 1):
                     if size:
-                        self.position = before + (size * number // count if count else source.raw.tell())
+                        bytes_read = (source.raw if source.is_compressed else source.stream).tell()
+                        self.position = before + (size * number // count if count else bytes_read)
                     yield row
             self.position = before + size
 
