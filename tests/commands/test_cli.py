@@ -464,6 +464,19 @@ def test_a_closed_pipe_is_not_an_error(finished_run):
     assert "Traceback" not in done.stderr and "Broken" not in done.stderr
 
 
+def test_one_of_a_kind_is_told_in_the_singular(finished_run, tmp_path):
+    (tmp_path / "one.txt").write_text("a single line\n")
+    done = electra("embed", finished_run, tmp_path / "one.txt")
+    assert "one.embeddings.parquet: 1 text, " in done.stdout and " · 0 s left" in done.stderr
+    assert "· 1 text ·" in done.stderr
+
+
+def test_score_of_another_objective_names_a_recipe_that_can_be_typed(finished_run):
+    refused(
+        electra("score", finished_run, "some text"), 3, "electra pretrain modern-small+electric data=SHARDS run=RUN"
+    )
+
+
 def test_tokenizer_says_whether_it_lowercases_and_how_many_tokens_it_lacks(tmp_path):
     text = write_corpus(tmp_path / "text.txt", 10)
     kept = electra("tokenizer", tmp_path / "a", text, "--vocab-size", 400).stdout

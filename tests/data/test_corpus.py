@@ -92,7 +92,7 @@ def test_csv_and_tsv_are_tables_and_never_running_text(tmp_path: Path, name: str
     assert read(path, text_key="body") == (["one, and\nmore", "two"] if "csv" in name else ["one", "two"])
     assert "has no column 'text' (it has id, body). Set text_key to one of them" in refused(path)
     ragged = write(tmp_path / f"ragged-{name.removesuffix('.gz')}", "".join([*rows, "3\n"]).encode())
-    assert "row 3 has 1 cells, the header 2" in refused(ragged, text_key="body")
+    assert "row 3 has 1 cell, the header 2" in refused(ragged, text_key="body")
     assert len(read(ragged, text_key="body", on_bad="skip")) == 2
     assert "every file is empty" in refused(write(tmp_path / "empty.csv", b"\n"))
 

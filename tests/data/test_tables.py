@@ -290,9 +290,9 @@ def test_conll_u_has_comments_ranges_and_empty_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"EU B-ORG\nrejects\n", r"file:2 has 1 columns, the first word 2 \('rejects'\). Repair it"),
+        (b"EU B-ORG\nrejects\n", r"file:2 has 1 column, the first word 2 \('rejects'\). Repair it"),
         (b"EU B-ORG\nrejects VBZ O\n", "file:2 has 3 columns, the first word 2"),
-        (b"EU\nrejects\n", "has 1 columns .'EU'., not 2"),
+        (b"EU\nrejects\n", "has 1 column .'EU'., not 2"),
         (b"-DOCSTART- O\n\n  \n", "has no words"),
         (b"", "has no words"),
         (b"EU O\n\xff\xfe O\n", "file:2 has bytes that are not UTF-8"),

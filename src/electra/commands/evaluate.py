@@ -82,7 +82,7 @@ def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> N
     for text in result["alarms"]:
         say(f"look out: {text}")
     if result["cut"]:
-        say(f"{result['cut']:,} rows {result['cut_words']}")
+        say(f"{counted(result['cut'], 'row')} {result['cut_words']}")
     if "per_class" in result:
         classes = [
             (entry["label"], *(f"{entry[key]:.4f}" for key in ("precision", "recall", "f1")), f"{entry['rows']:,}")

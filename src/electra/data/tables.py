@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import json_text, parse_json
 from electra.base.remote import Place
 from electra.data.files import (
@@ -197,7 +197,7 @@ def _cells(path: Place, lines: Iterable[list[str]], header: Sequence[str], refus
         if len(cells) == len(names):
             yield dict(zip(names, cells, strict=True))
         else:
-            refuse(number, f"has {len(cells)} cells, the header {len(names)}. Repair it or its quotes.")
+            refuse(number, f"has {counted(len(cells), 'cell')}, the header {len(names)}. Repair it or its quotes.")
             yield dict.fromkeys(names)
 
 
@@ -401,7 +401,7 @@ def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
         elif len(cells) == width:
             group.append(Line(line, cells))
         else:
-            problem = f"has {len(cells)} columns, the first word {width} ({line[:60]!r})"
+            problem = f"has {counted(len(cells), 'column')}, the first word {width} ({line[:60]!r})"
             raise DataError(f"{path}:{number} {problem}. Repair it.")
     if group:
         yield group
@@ -411,7 +411,7 @@ def refuse_columns(path: Path, line: str, width: int, places: Sequence[int]) -> 
     """Two names for one column are words that are their own tags: what -1 means in a file of words alone."""
     needed = max(len(places), *(place + 1 if place >= 0 else -place for place in places))
     if width < needed or len({place % width for place in places}) < len(places):
-        problem = f"has {width} columns ({line[:60]!r}), not {needed}"
+        problem = f"has {counted(width, 'column')} ({line[:60]!r}), not {needed}"
         raise DataError(f"{path} {problem}. Set token_column and tag_column to those it has.")
 
 

@@ -99,7 +99,7 @@ class Model:
         if self.kind != "electric":
             raise DataError(
                 f'{self.path} cannot score text: its objective is {self.network.objective}, and only "electric" learns '
-                "energies. Train one with: electra pretrain electric data=…"
+                "energies. Train one with: electra pretrain modern-small+electric data=SHARDS run=RUN"
             )
         return self.score([texts])[0] if isinstance(texts, str) else score_texts(self.network, texts)
 

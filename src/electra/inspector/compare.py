@@ -32,7 +32,7 @@ from sklearn.preprocessing import StandardScaler
 
 from electra.base import config
 from electra.base.config import Figure
-from electra.base.errors import CorruptError, DataError, DivergedError, MemoryExhaustedError, SettingsError
+from electra.base.errors import CorruptError, DataError, DivergedError, MemoryExhaustedError, SettingsError, counted
 from electra.base.files import (
     LONGEST_NAME,
     read_object,
@@ -258,7 +258,7 @@ def run_comparison(
             log.warning(result)
             problems.append(result)
             continue
-        end = "diverged" if result.diverged else f"{result.steps:,} steps in {result.seconds:.0f} s"
+        end = "diverged" if result.diverged else f"{counted(result.steps, 'step')} in {result.seconds:.0f} s"
         log.info("%s, seed %d: %s", result.variant, result.seed, end)
         results.append(result)
         results.sort(key=lambda result: (order.index(result.variant), result.seed))
@@ -580,7 +580,7 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
     train = round(0.8 * len(records))
     if len(set(labels[:train])) < 2 or train == len(records):
         raise DataError(
-            f"{path} has {len(records):,} rows, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
+            f"{path} has {counted(len(records), 'row')}, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
             f"{label!r}; a probe needs two or more, and a row to be judged by. Give it more rows."
         )
     # as objects: an array of text has room for the longest in every place
