@@ -132,6 +132,20 @@ def test_evaluate_prints_figures_beside_the_untrained_network_and_draws_the_curv
     assert "ROC-AUC" in table.stdout and "majority_baseline" in table.stdout
 
 
+def test_a_run_evaluated_elsewhere_says_what_its_path_of_shards_is_relative_to(recipe, prepared, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "shards").symlink_to(prepared)
+    words = ["pretrain", recipe, "data=shards", "run=run", "train.steps=1"]
+    assert electra(*words, cwd=tmp_path / "home").returncode == 0
+    done = electra("evaluate", "home/run", cwd=tmp_path)
+    refused(done, 3, "home/run was trained on shards, which is relative to where it was started", str(tmp_path))
+    assert done.stderr.endswith("Here that is --data.\n") and "prepare" not in done.stderr
+    assert electra("evaluate", "home/run", "--data", "home/shards", cwd=tmp_path).returncode == 0
+    (tmp_path / "home" / "shards").unlink()
+    gone = electra("evaluate", "run", "--generator", "run", cwd=tmp_path / "home")
+    refused(gone, 3, "run was trained on shards", "Here that is --data.")
+
+
 def test_an_auc_is_told_with_whose_generator_it_is_against(finished_run, prepared, recipe):
     again = electra("pretrain", recipe, f"data={prepared}", f"run={finished_run}").stdout
     assert re.search(r"finished, held-out auc 0\.\d+ against its own generator, mlm_loss", again)

@@ -57,6 +57,8 @@ def evaluate_run(
     tokenizer = load_tokenizer(run / "tokenizer.json")
     text, corruptor = (settings, None) if generator is None else yardstick(run, settings, generator, tokenizer)
     folder = data or Path(text.data)
+    if data is None and not folder.exists():
+        raise DataError(missing_shards(generator or run, folder), ("data",))
     manifest = read_manifest(folder)
     other = manifest.tokenizer_sha256 != tokenizer_hash(tokenizer)
     if other and not is_same_tokenizer(load_tokenizer(folder), tokenizer):
@@ -90,6 +92,14 @@ def evaluate_run(
     if trained.corruptor is not None:  # the second column has no generator of its own
         theirs = {name: value for name, value in theirs.items() if name not in OF_GENERATOR}
     return ours, theirs
+
+
+def missing_shards(run: Path, folder: Path) -> str:
+    """A run keeps the path of its shards as it was given."""
+    if folder.is_absolute():
+        return f"{folder}, the shards of {run}, does not exist. Give the place where they are now as data."
+    where = f"which is relative to where it was started and does not exist from {Path.cwd()}"
+    return f"{run} was trained on {folder}, {where}. Change to that folder, or give the path of the shards from here as data."
 
 
 def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Callable[[Batch], Sums]:
