@@ -30,6 +30,22 @@ def test_lines_about_bytes_are_few_and_the_last_is_always_there_once(logged: pyt
     assert logged.messages == ["prepare: 100% · 1 MB/s · 0 s left"]
 
 
+def test_all_bytes_read_are_not_all_work_done(logged: pytest.LogCaptureFixture) -> None:
+    with Progress("embed", 200, 0, "bytes") as progress:
+        for text in ("1 text", "2 texts"):
+            progress.advance(200)
+            progress.report(text)
+    assert logged.messages == ["embed: 99% · 1 text", "embed: 99% · 2 texts", "embed: 100% · 2 texts · 0 s left"]
+
+
+def test_work_that_fails_is_never_said_to_be_finished(logged: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="broken"), Progress("embed", 200, 0, "bytes") as progress:
+        progress.advance(200)
+        progress.report("1 text")
+        raise ValueError("broken")
+    assert logged.messages == ["embed: 99% · 1 text"]
+
+
 def test_a_live_bar_takes_the_place_of_lines(
     logged: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,12 @@ def test_detect_reads_a_file_or_standard_input_and_run_and_export_agree(finished
     assert [bool(it["tokens"]) for it in ours] == [True, False, True] and len(theirs) == 2  # every line has its answer
     pairs = zip(ours[0]["tokens"], theirs[0]["tokens"], strict=True)
     assert all(math.isclose(a["probability"], b["probability"], abs_tol=1e-5) for a, b in pairs)
+
+
+@pytest.mark.parametrize("verb", ["detect", "score"])
+def test_the_name_of_a_file_that_is_not_there_is_no_text(verb, finished_run, tmp_path):
+    refused(electra(verb, finished_run, "nosuch.txt"), 3, "nosuch.txt does not exist", "a text of several words")
+    refused(electra(verb, finished_run, tmp_path), 3, f"{tmp_path} is a folder")
 
 
 def test_detect_shows_the_text_as_it_was_written_with_a_legend(finished_run):
@@ -123,6 +130,29 @@ def test_evaluate_prints_figures_beside_the_untrained_network_and_draws_the_curv
     assert (finished_run / "curves.png").read_bytes().startswith(b"\x89PNG")
     table = electra("evaluate", finished_run)
     assert "ROC-AUC" in table.stdout and "majority_baseline" in table.stdout
+
+
+def test_a_run_evaluated_elsewhere_says_what_its_path_of_shards_is_relative_to(recipe, prepared, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "shards").symlink_to(prepared)
+    words = ["pretrain", recipe, "data=shards", "run=run", "train.steps=1"]
+    assert electra(*words, cwd=tmp_path / "home").returncode == 0
+    done = electra("evaluate", "home/run", cwd=tmp_path)
+    refused(done, 3, "home/run was trained on shards, which is relative to where it was started", str(tmp_path))
+    assert done.stderr.endswith("Here that is --data.\n") and "prepare" not in done.stderr
+    assert electra("evaluate", "home/run", "--data", "home/shards", cwd=tmp_path).returncode == 0
+    (tmp_path / "home" / "shards").unlink()
+    gone = electra("evaluate", "run", "--generator", "run", cwd=tmp_path / "home")
+    refused(gone, 3, "run was trained on shards", "Here that is --data.")
+
+
+def test_an_auc_is_told_with_whose_generator_it_is_against(finished_run, prepared, recipe):
+    again = electra("pretrain", recipe, f"data={prepared}", f"run={finished_run}").stdout
+    assert re.search(r"finished, held-out auc 0\.\d+ against its own generator, mlm_loss", again)
+    own = electra("evaluate", finished_run).stdout
+    assert "corrupted by its own generator" in own and f"electra evaluate OTHER_RUN --generator {finished_run}" in own
+    by_another = electra("evaluate", finished_run, "--generator", finished_run).stdout
+    assert "own generator" not in by_another and "OTHER_RUN" not in by_another
 
 
 def test_the_run_folder_holds_what_is_needed_to_know_what_was_done(finished_run, prepared):
@@ -225,12 +255,39 @@ def test_training_works_where_nothing_is_held_out(recipe, tmp_path):
     refused(electra("evaluate", run), 3, "no held-out documents", "as data")
 
 
+def test_too_few_held_out_tokens_are_told_wherever_they_are_measured(recipe, prepared, tmp_path, monkeypatch):
+    """And only where they are too few."""
+    write_corpus(tmp_path / "text.txt", 60)
+    words = ["prepare", tmp_path / "shards", tmp_path / "text.txt", "--tokenizer", prepared, "--heldout", 0.05]
+    done = electra(*words)
+    tokens = json.loads((tmp_path / "shards" / "manifest.json").read_text())["splits"]["heldout"]["tokens"]
+    warning = f"only {tokens:,} tokens held out: chance alone moves their AUC by "
+    assert 0 < tokens < 5000 and f"look out: {warning}" in done.stdout
+    run = [f"data={tmp_path / 'shards'}", f"run={tmp_path / 'run'}", "train.steps=2"]
+    assert electra("pretrain", recipe, *run).stderr.count(warning) == 1
+    assert warning in electra("doctor", recipe, *run[:1], f"run={tmp_path / 'other'}").stdout
+    assert warning in electra("evaluate", tmp_path / "run").stderr
+    monkeypatch.setattr("electra.data.shards.ENOUGH_HELD_OUT", tokens)
+    assert "look out" not in electra(*words).stdout and warning not in electra("evaluate", tmp_path / "run").stderr
+
+
 def test_an_interrupted_start_leaves_settings_that_still_work(finished_run, recipe, prepared, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     (run / ".config.toml.1.tmp").write_text("half")
     (run / ".export.1.tmp").mkdir()
     assert electra("pretrain", recipe, f"data={prepared}", f"run={run}").returncode == 0
     assert not list(run.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("verb", ["tokenizer", "prepare", "prepare-plan"])
+def test_text_in_the_place_of_the_output_is_told_the_order(verb, prepared, tmp_path):
+    text = write_corpus(tmp_path / "my text.txt", 10)
+    before = text.read_bytes()
+    words = ["--tokenizer", prepared] if verb != "tokenizer" else []
+    for other in (prepared, tmp_path / "shards"):
+        done = electra(verb, text, other, *words)
+        refused(done, 2, "my text.txt is a file", "output comes first", f"electra {verb} NEW_FOLDER '{text}'")
+    assert text.read_bytes() == before and not (tmp_path / "shards").exists()
 
 
 def test_prepare_refuses_a_folder_with_other_things_in_it(finished_run, tmp_path):
@@ -399,6 +456,16 @@ def test_a_whole_pipeline_in_folders_with_spaces_and_other_scripts(tmp_path):
     for words in steps:
         done = electra(*words)
         assert done.returncode == 0, done.stderr
+        if "next: " in done.stdout:  # can be pasted into a shell
+            for pasted in done.stdout.partition("next: ")[2].split("   or   "):
+                again = electra(*shlex.split(pasted)[1:], cwd=home)
+                assert again.returncode == 0, again.stderr
+
+
+def test_commands_that_are_printed_with_a_path_have_it_quoted():
+    """By `command`, and not by the sentence around them."""
+    sources = Path(package.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if re.search(r"\belectra [a-z]+ (\w+=)?\{", path.read_text())] == []
 
 
 def test_a_closed_pipe_is_not_an_error(finished_run):
@@ -409,6 +476,29 @@ def test_a_closed_pipe_is_not_an_error(finished_run):
     words = " ".join(f"'{word}'" for word in command("config", "show", "tiny"))
     done = subprocess.run(f"{words} | head -1", shell=True, capture_output=True, text=True, env=environment())
     assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+def test_one_of_a_kind_is_told_in_the_singular(finished_run, tmp_path):
+    (tmp_path / "one.txt").write_text("a single line\n")
+    done = electra("embed", finished_run, tmp_path / "one.txt")
+    assert "one.embeddings.parquet: 1 text, " in done.stdout and " · 0 s left" in done.stderr
+    assert "· 1 text ·" in done.stderr
+
+
+def test_score_of_another_objective_names_a_recipe_that_can_be_typed(finished_run):
+    refused(
+        electra("score", finished_run, "some text"), 3, "electra pretrain modern-small+electric data=SHARDS run=RUN"
+    )
+
+
+def test_tokenizer_says_whether_it_lowercases_and_how_many_tokens_it_lacks(tmp_path):
+    text = write_corpus(tmp_path / "text.txt", 10)
+    kept = electra("tokenizer", tmp_path / "a", text, "--vocab-size", 400).stdout
+    assert re.search(r": \d+ tokens, fewer than 400: the text has no more; text is lowercased; --cased keeps", kept)
+    cased = electra("tokenizer", tmp_path / "b", text, "--cased", "--kind", "bpe", "--vocab-size", 300).stdout
+    assert cased.endswith("tokenizer.json: 300 tokens; text is not lowercased\n")
+    adopted = electra("tokenizer", tmp_path / "c", "--from-json", tmp_path / "a" / "tokenizer.json").stdout
+    assert adopted.endswith(" tokens; text is lowercased\n") and "fewer" not in adopted
 
 
 def test_prepare_names_its_options_and_hints_at_text_without_documents(tmp_path, prepared):

@@ -92,9 +92,17 @@ def test_csv_and_tsv_are_tables_and_never_running_text(tmp_path: Path, name: str
     assert read(path, text_key="body") == (["one, and\nmore", "two"] if "csv" in name else ["one", "two"])
     assert "has no column 'text' (it has id, body). Set text_key to one of them" in refused(path)
     ragged = write(tmp_path / f"ragged-{name.removesuffix('.gz')}", "".join([*rows, "3\n"]).encode())
-    assert "row 3 has 1 cells, the header 2" in refused(ragged, text_key="body")
+    assert "row 3 has 1 cell, the header 2" in refused(ragged, text_key="body")
     assert len(read(ragged, text_key="body", on_bad="skip")) == 2
     assert "every file is empty" in refused(write(tmp_path / "empty.csv", b"\n"))
+
+
+def test_a_csv_of_semicolons_and_of_windows_is_read_or_told_how_to_convert(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "id;text\n1;one, and more\n2;schön\n".encode("cp1252"))
+    message = refused(path)
+    assert "row 2 has bytes that are not UTF-8" in message and "iconv -f CP1252 -t UTF-8 a.csv" in message
+    assert read(path, on_bad="skip") == ["one, and more"]
+    assert read(path, on_bad="replace") == ["one, and more", "sch\ufffdn"]
 
 
 def test_a_key_that_the_first_row_lacks_is_asked_for(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from electra.base.errors import DataError, SettingsError
 from electra.data.tables import (
     TableWriter,
     comma_number,
+    csv_separator,
     guess_columns,
     guess_kind,
     label_list,
@@ -87,6 +88,28 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_cells(tmp_pa
         assert list(read_rows(tmp_path / name)) == [{"text": "x", "label": "1"}]
 
 
+@pytest.mark.parametrize("packing", ["", ".gz"])
+def test_a_semicolon_separates_cells_where_the_first_line_has_no_comma(tmp_path, packing):
+    path = tmp_path / f"a.csv{packing}"
+    content = '\ufeffText;"Ergebnis, kurz"\r\n"gut; und, ja";1\r\n0,5;2\r\n'.encode()
+    path.write_bytes(gzip.compress(content) if packing else content)
+    rows = [{"Text": "gut; und, ja", "Ergebnis, kurz": "1"}, {"Text": "0,5", "Ergebnis, kurz": "2"}]
+    assert list(read_rows(path)) == rows
+    assert csv_separator(path) == ";"
+    with TableWriter(tmp_path / "b.csv", separator=";") as writer:
+        writer.write(rows)
+    assert (tmp_path / "b.csv").read_text() == 'Text;Ergebnis, kurz\n"gut; und, ja";1\n0,5;2\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", 'a,"b;c"\n1,2\n'), ("a.csv", '"a;b"\n1,2\n'), ("a.csv", "a;b,c\n1,2\n"), ("a.tsv", "a;b\tc\n1\t2\n")],
+)
+def test_a_semicolon_in_a_name_or_beside_a_comma_separates_nothing(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert csv_separator(tmp_path / name) == ","
+
+
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
@@ -100,7 +123,10 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_cells(tmp_pa
         ("a.json", '[{"a": 1},, {"a": 2}]', "row 2 is not valid JSON"),
         ("a.json", '[{"a": 1}', "neither a comma nor the end of the list follows row 1"),
         ("a.json", '[{"a": 1}]\n[{"a": 2}]', "goes on after the end of its list, behind row 1"),
-        ("a.csv", b"a,b\n\xff\xfe,2\n", "not UTF-8"),
+        ("a.csv", b"a,b\n1,2\n\xff\xfe,2\n", "row 2 has bytes that are not UTF-8.*iconv -f CP1252 -t UTF-8 a.csv"),
+        ("a.tsv", b"a\tb\n1\t\xe4\n", "row 1 has bytes that are not UTF-8"),
+        ("a.csv", b"a,b\xe4\n1,2\n", "first line has bytes that are not UTF-8.*iconv -f CP1252"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16"), "iconv -f UTF-16"),
     ],
 )
 def test_broken_tables_are_refused_with_the_place(tmp_path, name, content, part):
@@ -287,9 +313,9 @@ def test_conll_u_has_comments_ranges_and_empty_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"EU B-ORG\nrejects\n", r"file:2 has 1 columns, the first word 2 \('rejects'\). Repair it"),
+        (b"EU B-ORG\nrejects\n", r"file:2 has 1 column, the first word 2 \('rejects'\). Repair it"),
         (b"EU B-ORG\nrejects VBZ O\n", "file:2 has 3 columns, the first word 2"),
-        (b"EU\nrejects\n", "has 1 columns .'EU'., not 2"),
+        (b"EU\nrejects\n", "has 1 column .'EU'., not 2"),
         (b"-DOCSTART- O\n\n  \n", "has no words"),
         (b"", "has no words"),
         (b"EU O\n\xff\xfe O\n", "file:2 has bytes that are not UTF-8"),

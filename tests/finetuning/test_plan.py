@@ -94,3 +94,10 @@ def test_the_scheme_of_a_table_of_tags_is_guessed_and_said(tmp_path, tags, said)
         )
         assert plan.task.scheme == (said.partition(",")[0] if said else "iob2")
     assert make_plan(str(table), {"scheme": "iob1"}, {}).task.scheme == "iob1"
+
+
+def test_a_table_of_which_no_row_can_be_read_says_why_and_does_not_ask_for_columns(tmp_path):
+    lines = "".join(f"schön {number};{number % 2}\n" for number in range(20))
+    (tmp_path / "excel.csv").write_bytes(f"Text;Ergebnis\n{lines}".encode("cp1252"))
+    with pytest.raises(DataError, match=r"train rows 1, 2.* more: has bytes that are not UTF-8\. .*iconv -f CP1252"):
+        make_plan(str(tmp_path / "excel.csv"), {}, {})

@@ -213,6 +213,14 @@ def test_lines_of_text_are_no_table_and_are_sent_to_standard_input(finished, tmp
     assert "standard input" in done.stderr and not list(tmp_path.glob("*predictions*"))
 
 
+def test_predictions_for_a_csv_of_semicolons_have_semicolons(finished, tmp_path):
+    file = tmp_path / "new.csv"
+    file.write_text("id;review\n1;one, and more\n2;two\n")
+    assert electra("predict", finished / "my" / "seed-0", file).returncode == 0
+    lines = (tmp_path / "new.predictions.csv").read_text().splitlines()
+    assert lines[0].startswith("id;review;prediction") and lines[1].startswith("1;one, and more;") and len(lines) == 3
+
+
 def test_predictions_lie_beside_the_file_and_are_overwritten_by_force_alone(finished, tmp_path):
     model = finished / "my" / "seed-0"
     file = write_table(tmp_path / "deep" / "new.csv", rows(5, seed=3))

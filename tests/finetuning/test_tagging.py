@@ -399,7 +399,7 @@ def row(words: object, tags: object) -> Row:
 @pytest.mark.parametrize(
     ("scheme", "bad", "message"),
     [
-        ("iob2", row(["a", "b"], ["O"]), "2 words but 1 tags (words: 'a b'). Give each word one tag."),
+        ("iob2", row(["a", "b"], ["O"]), "2 words but 1 tag (words: 'a b'). Give each word one tag."),
         ("iob2", row(["a", "Smith"], ["O", "I-PER"]), "tag 'I-PER' of word 2 ('Smith') after O must be B-PER"),
         ("iob2", row(["Smith"], ["I-PER"]), "tag 'I-PER' of word 1 ('Smith') at the start must be B-PER"),
         ("iob2", row(["a", "b"], ["B-LOC", "I-PER"]), "after B-LOC must be B-PER in iob2"),

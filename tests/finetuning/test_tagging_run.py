@@ -210,7 +210,7 @@ GOOD = sentences(20, 7)
 @pytest.mark.parametrize(
     ("change", "words", "parts"),
     [
-        ({"tags": ["O"]}, (), ("train row 3: ", " words but 1 tags")),
+        ({"tags": ["O"]}, (), ("train row 3: ", " words but 1 tag")),
         ({"tokens": ["a", "b"], "tags": ["O", "I-PER"]}, (), ("train row 3: tag 'I-PER' of word 2 ('b') after O must be B-PER",)),
         ({"tokens": ["a"], "tags": ["PER"]}, (), ("tag 'PER' of word 1 ('a') is not a tag of iob2",)),
         ({"tokens": ["a"], "tags": [3]}, (), ("'tags' has 3 for word 1, not valid text",)),
@@ -239,8 +239,8 @@ def test_problems_of_sentences_are_told_with_their_row_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
-        ("a.txt", "the O\nbarak\n", "a.txt:2 has 1 columns"),
-        ("a.txt", "the\nbarak\n", "has 1 columns ('the'), not 2"),
+        ("a.txt", "the O\nbarak\n", "a.txt:2 has 1 column"),
+        ("a.txt", "the\nbarak\n", "has 1 column ('the'), not 2"),
         ("a.csv", "tokens,tags\na,O\n", "csv has no lists"),
     ],
 )

@@ -164,6 +164,16 @@ def test_seeds_that_had_another_number_of_steps_are_shown_from_to():
     assert "| a | 3 | 900–1,200 | – | – | 9.00e+11–1.20e+12 | – |" in comparison_table(runs).markdown()
 
 
+def test_a_budget_of_time_shows_the_seconds_that_the_runs_took(recipe, prepared, tmp_path, monkeypatch):
+    runs = [ComparedRun("a", seed, 10, 1e9, seconds, {}, None) for seed, seconds in enumerate((41.2, 23.0))]
+    assert "| a | 2 | 23–41 | 10 |" in comparison_table(runs, is_timed=True).markdown()
+    assert "seconds" not in comparison_table(runs).markdown()
+    monkeypatch.setattr("electra.inspector.compare.step_seconds", lambda settings: 1.0)
+    words = ["compare", recipe, f"data={prepared}", "--seeds", 1, "--budget", "2s", "--out", tmp_path / "out"]
+    assert "seconds" in electra(*words).stdout
+    assert "| recipe | seeds | seconds taken | steps |" in (tmp_path / "out" / "comparison.md").read_text()
+
+
 def test_names_and_scores_are_whole_on_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     names = [f"modern-tiny+masked-lm optimizer.betas=[0.9,0.9{digit}]" for digit in (5, 9)]

@@ -123,7 +123,11 @@ def test_bad_lists_and_models_that_cannot_score_are_refused(electric_run, finish
     done = electra("rerank", electric_run, path)
     assert done.returncode == 3 and ":1 has bytes that are not UTF-8" in done.stderr
     done = electra("score", finished_run, "text")
-    assert done.returncode == 3 and "objective is electra" in done.stderr and "pretrain electric" in done.stderr
+    assert (
+        done.returncode == 3
+        and "objective is electra" in done.stderr
+        and "pretrain modern-small+electric" in done.stderr
+    )
     assert electra("rerank", electric_run, tmp_path / "none.jsonl").returncode == 3
     done = electra("detect", electric_run / "export", "text")
     assert done.returncode == 3 and "electra score" in done.stderr

@@ -159,7 +159,7 @@ def test_many_chunks_are_one_array_and_one_table(finished_run, tmp_path, monkeyp
         ("a,b\nx y,z\n", ["--text", "a", "--keep", "a", "--out", "v.npy"], 2, "choose a .parquet out"),
         ("a,b\nx y,z\n", ["--text", "a", "--length", "2"], 2, "length"),
         ("text\n", [], 3, "no texts. Give a file with at least one"),
-        ("text,n\nx\n", [], 3, "row 1 has 1 cells, the header 2"),
+        ("text,n\nx\n", [], 3, "row 1 has 1 cell, the header 2"),
     ],
 )
 def test_what_cannot_be_embedded_is_said_and_nothing_is_left(finished_run, tmp_path, content, words, code, says):

@@ -3,6 +3,7 @@
 import json
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -255,3 +256,18 @@ def test_a_run_of_so_many_minutes_has_as_many_steps_as_the_device_makes_of_them(
     assert timed["minutes"] == 30 and not {"steps", "run", "tokens", "paper_run"} & timed.keys()
     shown = electra(*words, "train.minutes=30").stdout
     assert "30 minutes of 128 rows" in shown and "steps │" in shown and "1,000,000" not in shown
+
+
+def test_a_slow_start_and_a_lucky_step_do_not_count_for_what_a_step_takes(monkeypatch):
+    clock, costs = [0.0], [9.0, 5.0, 0.2, 0.1, 0.3, 0.2, 0.4, 60.0]
+    monkeypatch.setattr("electra.pretraining.trial.time.monotonic", lambda: clock[0])
+
+    class Slow:
+        captured = SimpleNamespace(graphs={})
+        execution = SimpleNamespace(device=torch.device("cpu"))
+
+        def __call__(self, batch, number, progress):
+            clock[0] += costs[number]
+            return {"total": torch.zeros(())}, None
+
+    assert trial.try_step(Slow(), None, seconds=1.0)[0] == pytest.approx(0.2)  # of the five that a second has room for

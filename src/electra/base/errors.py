@@ -5,6 +5,7 @@ offending value and the remedy. Bugs of ours are assertions and keep their trace
 """
 
 import os
+import shlex
 from typing import TypeVar
 
 LONGEST_MESSAGE_LINE = 1000
@@ -84,6 +85,11 @@ def first_line(error: object) -> str:
 
 def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def command(*words: object) -> str:
+    """What to type, with quotes around words that a shell would cut."""
+    return shlex.join(["electra", *map(str, words)])
 
 
 def common(error: AnyError) -> AnyError:

@@ -21,7 +21,15 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from electra.base.errors import CorruptError, DiskFullError, ElectraError, ForbiddenError, MachineError, SettingsError
+from electra.base.errors import (
+    CorruptError,
+    DiskFullError,
+    ElectraError,
+    ForbiddenError,
+    MachineError,
+    SettingsError,
+    command,
+)
 from electra.base.remote import Place, RemotePath
 
 if TYPE_CHECKING:
@@ -408,7 +416,7 @@ def refuse_edited(folder: Path) -> None:
     problems = [problem for problem in folder_problems(folder) if not problem.startswith("README.md ")]
     if not problems:
         return
-    remedy = f'Restore it, or trust it as it is; "electra verify {folder}" says what differs'
+    remedy = f'Restore it, or trust it as it is; "{command("verify", folder)}" says what differs'
     distrust(f"{folder} was damaged or edited: {'; '.join(problems[:3])}", remedy)
 
 

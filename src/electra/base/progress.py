@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LABELS = {"mlm_loss": "mlm", "rtd_loss": "rtd", "auc": "AUC", "tokens_per_second": "tok/s", "mfu": "MFU"}
+MOST_UNFINISHED = 0.99
 
 # Controls but tabs and line ends, marks that turn the direction of writing, half characters.
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -37,7 +38,8 @@ def live_bars() -> bool:
 class Progress:
     """How far one long piece of work is. `advance` moves the bar; `report` says more: beside the bar, or as a line of its
     own, at most one in `seconds_between_lines` and always the last. Steps are counted, bytes are shown in percent;
-    a total of 0 is one that nobody knows. What was `done` before it began took no time here."""
+    a total of 0 is one that nobody knows. All bytes may be read long before the work is done: 100 % is said at the end, when
+    the block is left without an error. What was `done` before it began took no time here."""
 
     def __init__(
         self,
@@ -50,7 +52,9 @@ class Progress:
         self.title, self.total, self.done, self.unit = title, total, done, unit
         self.first, self.began = done, time.monotonic()
         self.seconds_between_lines, self.last_line = seconds_between_lines, self.began
-        self.last_state: tuple[int, int, str] | None = None
+        self.last_state: tuple[int, int, str, bool] | None = None
+        self.last_text: str | None = None
+        self.is_finished = unit == "steps"  # which are counted when they are done
         self.bar = self._bar() if _live_bars else None
 
     def _bar(self) -> "rich_progress.Progress":
@@ -74,7 +78,12 @@ class Progress:
             self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self.unit == "bytes":
+            self.is_finished = True
+            self.advance(max(self.done, self.total))
+            if self.last_text is not None:
+                self.report(self.last_text, 0.0)
         if self.bar:
             self.bar.stop()
 
@@ -85,7 +94,8 @@ class Progress:
     def advance(self, done: int, total: int | None = None) -> None:
         self.done, self.total = done, self.total if total is None else total
         if self.bar:
-            self.bar.update(self.task, completed=done, total=self.total or None)
+            completed = done if self.is_finished else min(done, MOST_UNFINISHED * self.total)
+            self.bar.update(self.task, completed=completed, total=self.total or None)
 
     @property
     def seconds(self) -> float:
@@ -98,13 +108,15 @@ class Progress:
 
     def report(self, text: str, seconds_left: float | None = None) -> None:
         """Without `seconds_left` those that the rest takes at the rate so far."""
-        if seconds_left is None:
-            seconds_left = (self.total - self.done) / self.rate if self.rate and self.total else math.inf
+        self.last_text, is_known = text, self.is_finished or self.done < self.total
+        if seconds_left is None or not is_known:
+            seconds_left = (self.total - self.done) / self.rate if self.rate and self.total and is_known else math.inf
         if self.bar:
             self.bar.update(self.task, text=text, eta=duration(seconds_left))
             return
-        now, state = time.monotonic(), (self.done, self.total, text)
-        is_soon = (self.done < self.total or not self.total) and now - self.last_line < self.seconds_between_lines
+        now, state = time.monotonic(), (self.done, self.total, text, bool(self.is_finished and self.total))
+        is_last = self.is_finished and self.done >= self.total and (self.total or self.unit == "bytes")
+        is_soon = not is_last and now - self.last_line < self.seconds_between_lines
         if is_soon or state == self.last_state:
             return
         self.last_line, self.last_state = now, state
@@ -113,8 +125,9 @@ class Progress:
         elif not self.total:
             log.info("%s: %s", self.title, text)
         else:
-            percent = f"{self.done / self.total:.0%}"
-            log.info("%s: %s · %s · %.0f s left", self.title, percent, text, seconds_left)
+            share = self.done / self.total if self.is_finished else min(self.done / self.total, MOST_UNFINISHED)
+            left = f" · {math.ceil(seconds_left):.0f} s left" if math.isfinite(seconds_left) else ""
+            log.info("%s: %.0f%% · %s%s", self.title, 100 * share, text, left)
 
 
 def metrics_text(metrics: Mapping[str, float], names: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ def compare_command(
     import electra
     from electra.base.config import parse_overrides, recipe_names
     from electra.finetuning.plan import TASKS
-    from electra.inspector.compare import Tasks, Yardsticks, comparison_table, read_labelled
+    from electra.inspector.compare import Tasks, Yardsticks, comparison_table, is_time, read_labelled
 
     words = [word for word in recipes_and_overrides if not is_recipe(word)]
     recipes = [word for word in recipes_and_overrides if is_recipe(word)]
@@ -59,6 +59,6 @@ def compare_command(
         recipes, overrides, vary=vary, seeds=seeds, budget=budget, yardsticks=yardsticks, jobs=jobs, out=out
     )
     title = f"{budget} per run, median (least–greatest) of {counted(seeds, 'seed')}"
-    print_table(comparison_table(results, title, is_wide=False))
+    print_table(comparison_table(results, title, is_wide=False, is_timed=is_time(budget)))
     files = (out / name for name in ("comparison.md", "comparison.png", "results.json"))
     say(" · ".join(str(file) for file in files if file.exists()))  # no picture where every run diverged

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from electra.base.errors import DataError, ElectraError, PeerError, SettingsError, is_first_process, is_said
+from electra.base.errors import DataError, ElectraError, PeerError, SettingsError, command, is_first_process, is_said
 from electra.base.files import json_text
 from electra.base.progress import Table, visible
 
@@ -128,6 +128,15 @@ def say_json(content: object) -> None:
     print(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line))
 
 
+def is_text(word: str) -> bool:
+    """Where a command takes text or a file: a name with an ending is a file, and missing where it is not there."""
+    if os.path.exists(word):  # noqa: PTH110  (False, not an error, where it is too long for a path)
+        return False
+    if Path(word).suffix.strip(".") and not word.split()[1:]:
+        raise DataError(f"{word} does not exist. Give a file that does, or a text of several words.")
+    return True
+
+
 def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
     """A file's lines if `text` names one, `text` itself if not, standard input if it is absent. `keep_blank`: so that every
     line has its answer in the same place."""
@@ -135,7 +144,9 @@ def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
 
     if text is None:
         where, data = "standard input", sys.stdin.buffer.read(MOST_TEXT + 1)
-    elif os.path.isfile(text):  # noqa: PTH113  (False, not an error, where text is too long for a path)
+    elif not is_text(text):
+        if Path(text).is_dir():
+            raise DataError(f"{text} is a folder. Give a file, or a text of several words.")
         with Path(text).open("rb") as file:
             where, data = text, file.read(MOST_TEXT + 1)
     else:
@@ -151,6 +162,13 @@ def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
     if lines := [line for line in content.splitlines() if line.strip()]:
         return content.splitlines() if keep_blank else lines
     raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
+
+
+def refuse_swapped(out: str | Path, verb: str) -> None:
+    """Verbs that read many files have their output first, which people take for last."""
+    if os.path.isfile(out):  # noqa: PTH113  (may be a URL)
+        order = command(verb, "NEW_FOLDER", out)
+        raise SettingsError(f"{out} is a file: the folder for the output comes first, then the text. Try: {order} …")
 
 
 def columns(text: str | None, text2: str | None) -> list[str] | None:

@@ -15,6 +15,7 @@ from electra.base.errors import (
     SettingsError,
     already_said,
     common,
+    counted,
     is_first_process,
     is_said,
 )
@@ -41,7 +42,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
 
     from electra.base.jobs import cpu_count
     from electra.base.progress import duration
-    from electra.data.shards import read_manifest, verify_shards
+    from electra.data.shards import few_held_out, read_manifest, verify_shards
     from electra.pretraining.run import FSDP_ALONE, build_parts, fingerprint_of, refuse_others, refuse_uneven
     from electra.pretraining.settings import resolve
     from electra.pretraining.trial import try_checkpoint, try_group, try_step
@@ -69,8 +70,8 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         ranks.everyone(lambda: refuse_uneven(train.batch, train.accumulate, processes))
         if train.parallel == "fsdp" and processes == 1 and not ranks.together:
             raise SettingsError(FSDP_ALONE)
-        length = f"{train.minutes:g} minutes" if train.minutes else f"{train.steps:,} steps"
-        notes.append(f"{recipe}, {length} of {train.batch} rows of {settings.rows.length} tokens")
+        length = f"{train.minutes:g} minutes" if train.minutes else counted(train.steps, "step")
+        notes.append(f"{recipe}, {length} of {counted(train.batch, 'row')} of {settings.rows.length} tokens")
         if not train.minutes and (warning := schedule_warning(settings.schedule, train.steps)):
             notes.append(f"WARNING: {warning}")
 
@@ -84,9 +85,11 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         passes = (
             f"; the run passes over them {train.steps * train.batch / rows:,.1f} times" if not train.minutes else ""
         )
-        notes.append(f"{tokens:,} tokens, {rows:,} rows, every hash right{passes}")
+        notes.append(f"{counted(tokens, 'token')}, {counted(rows, 'row')}, every hash right{passes}")
         if not len(parts.heldout):
             notes.append("Nothing is held out: there will be no held-out metrics.")
+        if warning := few_held_out(parts.manifest):
+            notes.append(warning)
 
     with check("one step at full length") as notes:
         remedy = memory_remedy(train.batch, train.accumulate)

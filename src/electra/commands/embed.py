@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from electra.base.errors import counted
 from electra.commands.console import Trust, say
 
 
@@ -40,4 +41,4 @@ def embed_command(
 
     chosen = {"pooling": pooling, "length": length, "device": device, "precision": precision}
     result = electra.embed(model, files or [Path("-")], out, text, keep or (), force, **chosen)
-    say(f"{result.out}: {result.texts:,} texts, {result.width} numbers each, {result.rate}")
+    say(f"{result.out}: {counted(result.texts, 'text')}, {result.width} numbers each, {result.rate}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.base.errors import counted
+from electra.base.errors import command, counted
 from electra.base.progress import Table
 from electra.commands.console import Long, Text2, Trust, columns, print_table, say, say_json
 
@@ -49,6 +49,9 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
 
     finite = {name: {key: finite_or_none(value) for key, value in metrics.items()} for name, metrics in result.items()}
     name, title = "evaluation.json", f"{run}, held-out documents"
+    by_own = generator is None and "auc" in result["trained"]
+    if by_own:
+        title = f"{title}, corrupted by its own generator"
     if generator is not None:
         place = generator.resolve()
         name = f"evaluation-by-{place.name}-{sha256(bytes(place)).hexdigest()[:8]}.json"
@@ -65,6 +68,11 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
         if key in result["trained"]
     ]
     print_table(Table(("metric", "trained", "untrained", "meaning"), lines, title))
+    if by_own:
+        compare = command("evaluate", "OTHER_RUN", "--generator", run)
+        say(
+            f"The less a generator has learned, the easier it is to catch. To compare runs, give all the same one: {compare}"
+        )
     say(f"{run / name} · {run / 'curves.png'}")
 
 
@@ -81,7 +89,7 @@ def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> N
     for text in result["alarms"]:
         say(f"look out: {text}")
     if result["cut"]:
-        say(f"{result['cut']:,} rows {result['cut_words']}")
+        say(f"{counted(result['cut'], 'row')} {result['cut_words']}")
     if "per_class" in result:
         classes = [
             (entry["label"], *(f"{entry[key]:.4f}" for key in ("precision", "recall", "f1")), f"{entry['rows']:,}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from electra.base.errors import SettingsError
+from electra.base.errors import SettingsError, command
 from electra.base.progress import Table
 from electra.commands.console import Jobs, Text2, Trust, columns, print_table, resume_hint, say
 
@@ -72,7 +72,7 @@ def finetune_command(
     print_results(result.results, result.models)
     first = out / next(iter(result.results["tasks"])) / "seed-0"
     say(f"{out / 'results.md'} · {out / 'results.json'}")
-    say(f"next: electra predict {first} FILE   or   electra evaluate {first} FILE")
+    say(f"next: {command('predict', first, 'FILE')}   or   {command('evaluate', first, 'FILE')}")
 
 
 def print_results(results: dict[str, Any], done: Collection[str]) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from electra.base.errors import command
 from electra.commands.console import say
 
 
@@ -36,4 +37,5 @@ def import_command(
         say(f"  left out: {line}")
     if imported.left_out:
         say(f"  every name: {imported.recipe.with_name('import.json')}")
-    say(f"next: electra finetune {out} sst2   or   electra pretrain RECIPE+{imported.recipe} start={out} data=… run=…")
+    pretrain = command("pretrain", f"RECIPE+{imported.recipe}", f"start={out}", "data=SHARDS", "run=RUN")
+    say(f"next: {command('finetune', out, 'sst2')}   or   {pretrain}")

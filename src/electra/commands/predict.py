@@ -1,13 +1,12 @@
 """electra predict: answers of a fine-tuned model to the rows of a file, or to texts."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from electra.base.errors import DataError, SettingsError, counted
-from electra.commands.console import Long, Text2, Trust, columns, read_lines, say, say_json
+from electra.base.errors import SettingsError, counted
+from electra.commands.console import Long, Text2, Trust, columns, is_text, read_lines, say, say_json
 
 
 def predict_command(
@@ -52,15 +51,6 @@ def predict_command(
     result = electra.predict(model, file, out, probabilities, columns(text, text2), force, escape_formulas, long)
     cut = f", {result.cut:,} {result.cut_words}" if result.cut else ""
     say(f"{', '.join(map(str, result.out))}: {counted(result.rows, 'row')}{cut}")
-
-
-def is_text(word: str) -> bool:
-    """A name with an ending is a file, and missing where it is not there."""
-    if os.path.exists(word):  # noqa: PTH110  (False, not an error, where it is too long for a path)
-        return False
-    if Path(word).suffix and not word.split()[1:]:
-        raise DataError(f"{word} does not exist. Give a file that does, or a text of several words.")
-    return True
 
 
 def print_answers(model: Path, lines: list[str], probabilities: bool, options: dict[str, Any]) -> None:

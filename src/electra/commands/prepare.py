@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from electra.base.errors import SettingsError, counted
-from electra.commands.console import Documents, OnBad, TextKey, say
+from electra.commands.console import Documents, OnBad, TextKey, refuse_swapped, say
 
 if TYPE_CHECKING:
     from electra.data.shards import Manifest
@@ -50,6 +50,7 @@ def prepare_command(
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
     import electra
 
+    refuse_swapped(out, "prepare")
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
     manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, engine=engine, **more)
@@ -73,6 +74,7 @@ def prepare_plan_command(
     from electra.base.remote import as_place
     from electra.data.prepare import plan_units, prepare_settings
 
+    refuse_swapped(out, "prepare-plan")
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
     settings = prepare_settings(heldout, unit_bytes, more)
@@ -116,6 +118,8 @@ def filter_words(words: list[str] | None) -> dict[str, str]:
 
 
 def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
+    from electra.data.shards import few_held_out
+
     train, held = manifest.splits["train"], manifest.splits["heldout"]
     say(
         f"{out}: {counted(train.tokens, 'token')} in {counted(train.documents, 'document')}, "
@@ -126,6 +130,8 @@ def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
             f"Nothing is held out, so training will have no held-out metrics: this text is {counted(train.documents, 'document')}. Where "
             "every line is one, give --documents line; where every file is one, --documents file."
         )
+    if warning := few_held_out(manifest):
+        say(f"look out: {warning}")
     skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
     if removed := manifest.removed_documents:
         say(f"removed: {', '.join(f'{name} {count:,}' for name, count in removed.items())}")

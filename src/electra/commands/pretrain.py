@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from electra.base.errors import command
 from electra.commands.console import OverrideWords, Recipe, Trust, print_table, resume_hint, say
 
 
@@ -22,11 +23,14 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Tru
             metrics = electra.pretrain(recipe, words).metrics
     if not ranks.is_first or (settings.train.processes > 1 and not is_launched()):
         return  # the first of the processes that were started says it
-    headline = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("auc", "mlm_loss") if metrics.get(name) is not None)
+    notes = {"auc": " against its own generator", "mlm_loss": ""}
+    headline = ", ".join(
+        f"{name} {metrics[name]:.3f}{it}" for name, it in notes.items() if metrics.get(name) is not None
+    )
     heldout = f", held-out {headline}" if headline else " (no held-out documents, so no metrics)"
     if settings.start and (table := before_and_after(folder)):
         print_table(table)
     say(f"{folder}: finished{heldout}")
     detects = "auc" in metrics and settings.objective.kind != "electric"
-    look = f'electra detect {folder} "some text"   or   ' if detects else ""
-    say(f"next: {look}electra export {folder} my-model")
+    look = f"{command('detect', folder, 'some text')}   or   " if detects else ""
+    say(f"next: {look}{command('export', folder, 'my-model')}")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from electra.base.errors import counted
 from electra.commands.console import Trust, print_table, say
 
 
@@ -28,7 +29,7 @@ def push_command(
     for remark in pushed.remarks:
         say(f"note: {remark}")
     if pushed.url:
-        say(f"{folder}: {len(rows)} files at {pushed.url}")
+        say(f"{folder}: {counted(len(rows), 'file')} at {pushed.url}")
     else:
         visibility = "for everybody to read" if public else "private"
-        say(f"nothing was sent. --yes uploads these {len(rows)} files to {repo}, {visibility}.")
+        say(f"nothing was sent. --yes uploads {counted(len(rows), 'file')} to {repo}, {visibility}.")

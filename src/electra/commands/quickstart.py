@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from electra.base.errors import command
 from electra.base.progress import Table
 from electra.commands.console import print_table, resume_hint
 
@@ -35,21 +36,21 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
 
     started = time.monotonic()
 
-    def begin(title: str, command: str = "") -> None:
+    def begin(title: str, *words: object) -> None:
         typer.secho(f"\n{title}", bold=True, nl=False)
         typer.secho(f"  ({time.monotonic() - started:.0f} s)", dim=True)
-        if command:
-            typer.secho(f"$ electra {command}", dim=True)
+        if words:
+            typer.secho(f"$ {command(*words)}", dim=True)
 
     begin("1. Text: the documentation inside the packages on this machine")
     text = collect_text(folder)
 
     tokenizer, shards, run = folder / "tokenizer", folder / "shards", folder / "run"
-    begin("2. Tokenizer", f"tokenizer {tokenizer} {text} --vocab-size 4096")
+    begin("2. Tokenizer", "tokenizer", tokenizer, text, "--vocab-size", 4096)
     if not (tokenizer / "tokenizer.json").is_file():
         electra.train_tokenizer(text, tokenizer, vocab_size=4096)
 
-    begin("3. Token shards", f"prepare {shards} {text} --tokenizer {tokenizer} --heldout 0.02")
+    begin("3. Token shards", "prepare", shards, text, "--tokenizer", tokenizer, "--heldout", 0.02)
     manifest = electra.prepare(text, shards, tokenizer, heldout=0.02)
     train, heldout = manifest.splits["train"], manifest.splits["heldout"]
     print(f"{train.tokens:,} tokens to train on, {heldout.tokens:,} held out")
@@ -58,10 +59,10 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
     if steps:
         words.append(f"train.steps={steps}")
         words += [f"train.{key}={max(1, steps // 4)}" for key in ("log_every", "evaluate_every", "save_every")]
-    begin("4. Pre-training", f"pretrain modern-tiny {' '.join(words)}")
+    begin("4. Pre-training", "pretrain", "modern-tiny", *words)
     electra.pretrain("modern-tiny", words)
 
-    begin("5. What it learned", f"evaluate {run}")
+    begin("5. What it learned", "evaluate", run)
     print_table(metrics_table(electra.evaluate(run)))
     print(
         "AUC is the chance that a replaced token scores above an original one; 0.5 is guessing. Both discriminators read "
@@ -70,15 +71,15 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
     )
     print_table(swaps_table(run, shards))
 
-    begin("6. Fine-tuning: which library does a text document?", f"finetune {run} {folder / 'labels'} --untrained")
+    begin("6. Fine-tuning: which library does a text document?", "finetune", run, folder / "labels", "--untrained")
     print_table(labels_table(folder, 1 if steps else LABEL_EPOCHS))
     print(
         f"\nDone in {time.monotonic() - started:.0f} s. Everything is in {folder}; the curves are {run / 'curves.png'}.\n"
         "What to type next:\n"
-        f'  electra detect {run} "a sentence of yours"\n'
-        f"  electra export {run} {folder / 'export'}\n"
-        f"  electra finetune {run} my-table.csv --text review --label stars\n"
-        f"  electra prepare my-shards my-text.txt --tokenizer {tokenizer}\n"
+        f"  {command('detect', run, 'a sentence of yours')}\n"
+        f"  {command('export', run, folder / 'export')}\n"
+        f"  {command('finetune', run, 'my-table.csv', '--text', 'review', '--label', 'stars')}\n"
+        f"  {command('prepare', 'my-shards', 'my-text.txt', '--tokenizer', tokenizer)}\n"
         "  electra doctor modern-small data=my-shards"
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from electra.base.errors import MachineError
+from electra.base.errors import MachineError, counted
 from electra.commands.console import Trust, say
 
 SWITCH_SECONDS = 1e-4
@@ -35,7 +35,10 @@ def serve_command(
         raise MachineError(f"serving needs {error.name}. Install it from the clone: pip install '.[serve]'.") from None
     running = build_server(paths, Address(host, port, token, allow_origin))
     shelves = running.desk.gallery
-    counts = f"{len(shelves.models)} models, {len(shelves.runs)} runs, {len(shelves.results)} results"
+    counts = ", ".join(
+        counted(len(it), noun)
+        for noun, it in (("model", shelves.models), ("run", shelves.runs), ("result", shelves.results))
+    )
     say(f"{counts}: {running.url}  (Ctrl-C stops it)")
     sys.setswitchinterval(SWITCH_SECONDS)
     with running.socket:

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from electra.base.errors import SettingsError
-from electra.commands.console import Documents, OnBad, TextKey, Trust, say
+from electra.base.errors import SettingsError, command
+from electra.commands.console import Documents, OnBad, TextKey, Trust, refuse_swapped, say
 
 
 def tokenizer_command(
@@ -34,14 +34,17 @@ def tokenizer_command(
     import electra
     from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, save_tokenizer
 
+    refuse_swapped(out, "tokenizer")
     reading = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
     if extend and inputs and not (from_vocab or from_json):
         path, pieces = electra.extend_tokenizer(extend, inputs, out, new_tokens, **reading)
         say(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens, of which {len(pieces):,} are new")
         say("  " + ", ".join(f"{token} ({' '.join(old)})" for token, old in list(pieces.items())[:8]) + ", …")
         recipe = f"RECIPE+{extend / 'recipe.toml'}" if (extend / "recipe.toml").is_file() else "RECIPE"
-        prepare = f"electra prepare SHARDS TEXT --tokenizer {out}"
-        return say(f"next: {prepare}   and   electra pretrain {recipe} start={extend} data=SHARDS run=RUN")
+        prepare = command("prepare", "SHARDS", "TEXT", "--tokenizer", out)
+        return say(
+            f"next: {prepare}   and   {command('pretrain', recipe, f'start={extend}', 'data=SHARDS', 'run=RUN')}"
+        )
     if sum(map(bool, (inputs, from_vocab, from_json))) != 1 or extend:
         raise SettingsError("give either text to train on, or --from-vocab, or --from-json; with --extend text.")
     if from_vocab:
@@ -51,4 +54,9 @@ def tokenizer_command(
     else:
         words = {"kind": kind, "lowercase": lowercase, "strip_accents": bool(strip_accents), "split_cjk": split_cjk}
         path = electra.train_tokenizer(inputs or [], out, vocab_size, **words, **reading)
-    say(f"{path}: {load_tokenizer(path).get_vocab_size():,} tokens")
+    written = load_tokenizer(path)
+    size, normalizer = written.get_vocab_size(), written.normalizer
+    fewer = f", fewer than {vocab_size:,}: the text has no more" if inputs and size < vocab_size else ""
+    is_lower = normalizer is not None and normalizer.normalize_str("A") == "a"
+    remedy = "" if from_json else "; --cased keeps capitals"
+    say(f"{path}: {size:,} tokens{fewer}; text is {f'lowercased{remedy}' if is_lower else 'not lowercased'}")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from electra.base.batch import Batch
-from electra.base.errors import DataError, MachineError
+from electra.base.errors import DataError, MachineError, counted
 from electra.base.jobs import cpu_count
 from electra.base.randomness import mix, permute
 from electra.data.rows import Rows, cumulated
@@ -130,7 +130,7 @@ def place_corpus(
     loader: Loader, vocab_size: int, where: CorpusPlace, device: torch.device
 ) -> tuple["Loader | Resident", str]:
     """The loader to use, and a line about it. `auto` is for GPUs: next to a processor the disk's cache does the same."""
-    rows = f"corpus: {len(loader.rows):,} rows"
+    rows = f"corpus: {counted(len(loader.rows), 'row')}"
     if where == "stream" or (where == "auto" and device.type != "cuda"):
         return loader, f"{rows}, streamed from disk"
     offsets = row_offsets(loader.rows)

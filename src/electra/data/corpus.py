@@ -18,11 +18,14 @@ from electra.base.config import Settings
 from electra.base.errors import DataError, counted
 from electra.base.remote import Place
 from electra.data.files import (
+    NOT_UTF8,
     OpenSource,
     Section,
     SourceLine,
     bad_bytes,
+    conversion,
     find_sources,
+    is_unicode,
     json_lines,
     open_parquet,
     opened,
@@ -180,11 +183,14 @@ class Reading:
         key, malformed = self.settings.text_key, dict[int, str]()
         if not file.stream.peek(1).strip():
             return
-        for number, row in enumerate(rows_of(file, malformed=malformed, nul=True), 1):
+        for number, row in enumerate(rows_of(file, malformed=malformed, unclean=True), 1):
             self.bytes_in_this_file = file.raw.tell()
             if key not in row:
                 raise no_column(file.path, key, list(row))
-            yield from self._row(f"{file.path} row {number}", row[key], malformed.pop(number, "").rstrip("."))
+            problem = malformed.pop(number, "").rstrip(".")
+            if self.stop and not problem and not is_unicode(row[key]):
+                problem = f"{NOT_UTF8}. {conversion(file.path)}"
+            yield from self._row(f"{file.path} row {number}", row[key], problem)
 
     def _table(self, file: OpenSource, size: int) -> Iterator[Document]:
         import pyarrow as pa

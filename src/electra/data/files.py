@@ -10,6 +10,7 @@ import io
 import logging
 import lzma
 import re
+import shlex
 import sys
 import zlib
 from collections import Counter
@@ -34,6 +35,7 @@ LONGEST_LINE = 1 << 28
 STANDARD_INPUT = Path("-")
 LONGEST_SEARCH = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+NOT_UTF8 = "has bytes that are not UTF-8"
 NUL = "has a NUL character. If it is UTF-16, convert it; else repair it"
 
 
@@ -176,7 +178,7 @@ def opened(path: Place, begin: int = 0, end: int | None = None) -> Iterator[Open
                 stream = io.BufferedReader(_Bytes(raw, start, end), 1 << 20)
             yield OpenSource(path, raw, stream, form, start, is_compressed)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} has bytes that are not UTF-8 ({error.reason}). Convert it.") from None
+        raise DataError(f"{path} {NOT_UTF8} ({error.reason}). {conversion(path)}.") from None
     except _damage() as error:
         problem = " ".join(str(error).split())
         raise DataError(f"{path} is cut off or damaged ({problem}). Fetch it again.") from None
@@ -257,9 +259,29 @@ def _format(head: bytes, path: Place, seekable: bool) -> Format:
 
 
 def bad_bytes(path: Place, problem: str, offset: int, around: bytes, remedy: str) -> DataError:
-    if around.startswith((b"\xff\xfe", b"\xfe\xff")) or around.count(0) > len(around) // 4:
-        remedy = f'It looks like UTF-16: convert it with "iconv -f UTF-16 -t UTF-8 {path.name}"'
-    return DataError(f"{path} has {problem} at byte {offset}. {remedy}.")
+    return DataError(
+        f"{path} has {problem} at byte {offset}. {conversion(path, around) if is_utf16(around) else remedy}."
+    )
+
+
+def is_utf16(around: bytes) -> bool:
+    return around.startswith((b"\xff\xfe", b"\xfe\xff")) or around.count(0) > len(around) // 4
+
+
+def is_unicode(text: str) -> bool:
+    """And has no lone surrogate, which is how Python keeps a byte that is not UTF-8."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def conversion(path: Place, around: bytes = b"") -> str:
+    """What to do with bytes that are not UTF-8: mostly they are what Windows and its spreadsheets write in the west of Europe."""
+    name = shlex.quote(path.name)
+    if is_utf16(around):
+        return f'It looks like UTF-16: convert it with "iconv -f UTF-16 -t UTF-8 {name}"'
+    return f'Convert it; if it is from Windows (cp1252, latin-1) with "iconv -f CP1252 -t UTF-8 {name} > utf8-{name}"'
 
 
 class SourceLine(NamedTuple):
@@ -295,8 +317,8 @@ def decoded_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
         try:
             text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            where = f"{SourceLine(source, number)} has bytes that are not UTF-8 ({error.reason})"
-            raise DataError(f"{where}. Convert it.") from None
+            where = f"{SourceLine(source, number)} {NOT_UTF8} ({error.reason})"
+            raise DataError(f"{where}. {conversion(source.path)}.") from None
         if "\0" in text:
             raise DataError(f"{SourceLine(source, number)} {NUL}.")
         yield number, text

@@ -2,7 +2,8 @@
 writing them; and guessing which column is the text and which the label.
 
 What a file holds is told by its content (files.py); only csv and tsv, which look alike, go by the name and then by the
-first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files; csv is quoted as usual.
+first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files; csv is quoted as usual, with a comma between cells
+or, as spreadsheets write it where the comma is in numbers, a semicolon.
 """
 
 import ast
@@ -17,13 +18,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import json_text, parse_json
 from electra.base.remote import Place
 from electra.data.files import (
+    NOT_UTF8,
     NUL,
     OpenSource,
+    conversion,
     decoded_lines,
+    is_unicode,
     json_lines,
     open_parquet,
     opened,
@@ -41,6 +45,7 @@ Row = Mapping[str, Any]
 Format = Literal["csv", "tsv", "jsonl", "json", "parquet"]
 _NAME = re.compile(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(?:\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _COLUMNS_NAME = re.compile(r"\.(conll[u\d]*|iob[12]?|bio|bioes|txt)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+_QUOTED = re.compile(rb'"[^"]*"?')
 _BLOCK = 1 << 20
 LONGEST_CELL = 1 << 26
 
@@ -74,9 +79,10 @@ def read_rows(
 
 
 def rows_of(
-    source: OpenSource, header: Sequence[str] = (), malformed: dict[int, str] | None = None, nul: bool = False
+    source: OpenSource, header: Sequence[str] = (), malformed: dict[int, str] | None = None, unclean: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """`nul` allows NUL characters, which the caller looks for: in a table they are what UTF-16 looks like."""
+    """`unclean` allows NUL characters, which in a table are what UTF-16 looks like, and bytes of csv and tsv that are not UTF-8,
+    as lone surrogates: the caller looks for both."""
 
     def refuse(number: int, problem: str) -> None:
         if malformed is None:
@@ -84,10 +90,13 @@ def rows_of(
         malformed[number] = problem
 
     for number, row in enumerate(_rows_of(source, header, refuse), 1):
-        has_nul = not nul and any("\0" in part for pair in row.items() for part in pair if isinstance(part, str))
-        if has_nul:
-            refuse(number, f"{NUL}.")
-        yield dict.fromkeys(row) if has_nul else row
+        texts = [] if unclean else [part for pair in row.items() for part in pair if isinstance(part, str)]
+        problem = NUL if any("\0" in text for text in texts) else ""
+        if not all(map(is_unicode, texts)):
+            problem = f"{NOT_UTF8}. {conversion(source.path)}"
+        if problem:
+            refuse(number, f"{problem}.")
+        yield dict.fromkeys(row) if problem else row
 
 
 def _rows_of(source: OpenSource, header: Sequence[str], refuse: "Refuse") -> Iterator[dict[str, Any]]:
@@ -95,14 +104,16 @@ def _rows_of(source: OpenSource, header: Sequence[str], refuse: "Refuse") -> Ite
     match content_format(source):
         case "csv":
             try:
-                yield from _cells(path, csv.reader(_text(source), strict=True), header, refuse)
+                yield from _cells(
+                    path, csv.reader(_text(source), delimiter=separator(source), strict=True), header, refuse
+                )
             except csv.Error as error:
                 raise DataError(f"{path} is not valid csv ({error}). Repair it.") from None
         case "tsv":
             lines = (line.rstrip("\r\n").split("\t") for line in _text(source, newline="\n"))
             yield from _cells(path, lines, header, refuse)
         case "jsonl":
-            for number, (_, row, problem) in enumerate(json_lines(source, "strict", "Convert it"), 1):
+            for number, (_, row, problem) in enumerate(json_lines(source, "strict", conversion(path)), 1):
                 if problem:
                     refuse(number, f"{problem}. Repair it.")
                 yield row
@@ -145,10 +156,23 @@ def content_format(source: OpenSource) -> Format:
     return "tsv" if b"\t" in head.splitlines()[0] else "csv"
 
 
+def separator(source: OpenSource) -> str:
+    """Of csv, by its first line: a semicolon where that has some outside of quotes, and no comma."""
+    head = _QUOTED.sub(b"", source.stream.peek(1 << 16)[: 1 << 16].lstrip())
+    line = next(iter(head.splitlines()), b"")
+    return ";" if b";" in line and b"," not in line else ","
+
+
+def csv_separator(path: Path) -> str:
+    """As `path` has it; a comma where it is no csv."""
+    with open_table(path) as source:
+        return separator(source) if content_format(source) == "csv" else ","
+
+
 def _text(source: OpenSource, newline: str = "") -> Iterator[str]:
     """Lines, or parts of quoted ones; a bomb without a line end is refused before it fills the memory."""
     csv.field_size_limit(LONGEST_CELL)
-    text = io.TextIOWrapper(source.stream, encoding="utf-8", newline=newline)
+    text = io.TextIOWrapper(source.stream, encoding="utf-8", errors="surrogateescape", newline=newline)
     while line := text.readline(LONGEST_CELL + 1):
         if len(line) > LONGEST_CELL:
             raise DataError(f"{source.path} has a line of more than {LONGEST_CELL >> 20} MiB. Split it into several.")
@@ -162,6 +186,9 @@ def _cells(path: Place, lines: Iterable[list[str]], header: Sequence[str], refus
     """The first line is a header unless it has as many cells as the known one and none of its names."""
     rows = iter(lines)
     names = next(rows, [])
+    if not all(map(is_unicode, names)):
+        head = "".join(names).encode("utf-8", "surrogateescape")
+        raise DataError(f"{path}: its first line {NOT_UTF8}. {conversion(path, head)}.")
     if len(names) == len(header) and not set(names) & set(header):
         names, rows = list(header), chain([names], rows)
     refuse_twice(path, names)
@@ -170,7 +197,7 @@ def _cells(path: Place, lines: Iterable[list[str]], header: Sequence[str], refus
         if len(cells) == len(names):
             yield dict(zip(names, cells, strict=True))
         else:
-            refuse(number, f"has {len(cells)} cells, the header {len(names)}. Repair it or its quotes.")
+            refuse(number, f"has {counted(len(cells), 'cell')}, the header {len(names)}. Repair it or its quotes.")
             yield dict.fromkeys(names)
 
 
@@ -215,7 +242,7 @@ class TableWriter:
     """Writes rows as they come. `sample` has an example of columns whose first values may all be empty lists, of which
     parquet could not tell the type; `schema` has the types of columns that come from a parquet file. The columns are
     those of the first rows written, and one that comes later is refused where the format has no place for it.
-    `escape_formulas` puts a ' before cells of csv and tsv that a spreadsheet would compute."""
+    `escape_formulas` puts a ' before cells of csv and tsv that a spreadsheet would compute; `separator` is between those of csv."""
 
     def __init__(
         self,
@@ -223,9 +250,10 @@ class TableWriter:
         sample: Mapping[str, Any] | None = None,
         schema: "pa.Schema | None" = None,
         escape_formulas: bool = False,
+        separator: str = ",",
     ) -> None:
         self.path, self.sample, self.schema, self.escape_formulas = path, sample or {}, schema, escape_formulas
-        self.format, self.rows = table_format(path), 0
+        self.format, self.separator, self.rows = table_format(path), separator, 0
         self.columns: list[str] = []
         self.parquet: pq.ParquetWriter | None = None
         self.stack = ExitStack()
@@ -262,7 +290,8 @@ class TableWriter:
             table = [[f"'{cell}" if is_formula(cell) else cell for cell in cells] for cells in table]
         if self.format == "csv":
             usual, quoted = (
-                csv.writer(buffer, lineterminator="\n", quoting=it) for it in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+                csv.writer(buffer, delimiter=self.separator, lineterminator="\n", quoting=it)
+                for it in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
             )
             for cells in table:  # the usual one leaves a lone \r bare
                 (quoted if any("\r" in cell for cell in cells) else usual).writerow(cells)
@@ -372,7 +401,7 @@ def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
         elif len(cells) == width:
             group.append(Line(line, cells))
         else:
-            problem = f"has {len(cells)} columns, the first word {width} ({line[:60]!r})"
+            problem = f"has {counted(len(cells), 'column')}, the first word {width} ({line[:60]!r})"
             raise DataError(f"{path}:{number} {problem}. Repair it.")
     if group:
         yield group
@@ -382,7 +411,7 @@ def refuse_columns(path: Path, line: str, width: int, places: Sequence[int]) -> 
     """Two names for one column are words that are their own tags: what -1 means in a file of words alone."""
     needed = max(len(places), *(place + 1 if place >= 0 else -place for place in places))
     if width < needed or len({place % width for place in places}) < len(places):
-        problem = f"has {width} columns ({line[:60]!r}), not {needed}"
+        problem = f"has {counted(width, 'column')} ({line[:60]!r}), not {needed}"
         raise DataError(f"{path} {problem}. Set token_column and tag_column to those it has.")
 
 

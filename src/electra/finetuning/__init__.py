@@ -201,7 +201,7 @@ class TaskSettings(Settings):
         texts = texts if line.strip() else [""] * len(names)
         if len(texts) != len(names):
             between = f"{len(names)} texts ({', '.join(names)}), a tab between them" if len(names) > 1 else "one text"
-            raise DataError(f"{short(line)} has {len(texts)} parts, where the model reads {between}.")
+            raise DataError(f"{short(line)} has {counted(len(texts), 'part')}, where the model reads {between}.")
         return dict(zip(names, texts, strict=True))
 
     def read(self, path: Path) -> tuple[list[Row], dict[int, str]]:

@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from electra.base.config import Figure, short
+from electra.base.errors import counted
 from electra.base.files import read_shaped_or_set_aside, write_json
 from electra.data.filters import normalised
 from electra.finetuning import LOWER_IS_BETTER, Prediction, Rows, Splits, Task, merit
@@ -250,7 +251,9 @@ def result_alarms(result: Mapping[str, Any]) -> list[str]:
         )
     cut, of = result["cut"].get("dev", (0, 0))
     if 0 < of < ENOUGH_ROWS:
-        texts.append(f"dev has {of} rows only: differences of a few points are chance. Score it on more rows.")
+        texts.append(
+            f"dev has {counted(of, 'row')} only: differences of a few points are chance. Score it on more rows."
+        )
     if cut > CUT_SHARE * of:
         texts.append(f"{cut:,} of {of:,} dev rows {result['cut_words']}. {result['cut_remedy']}")
     return texts

@@ -288,8 +288,12 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
     contents: dict[str, tuple[list[Row], dict[int, str]]] = {}
     if not is_task and settings_class(tree.get("kind", "classification")).guesses_columns:
         unread: dict[int, str] = {}
-        contents["train"] = list(read_rows(files["train"], tree.get("header", ()), unread)), unread
-        notes += guess(tree, files["train"], contents["train"][0])
+        train: list[Row] = list(read_rows(files["train"], tree.get("header", ()), unread))
+        contents["train"] = train, unread
+        whole = [row for number, row in enumerate(train, 1) if number not in unread]
+        if not whole:  # there is nothing to guess by
+            refuse([Problem("train", number, text) for number, text in unread.items()])
+        notes += guess(tree, files["train"], whole)
     named = dict(defaults.get(tree.setdefault("method", DEFAULT_METHOD), {}))
     if "epochs" in overrides or ("epochs" in tree and item not in shipped):
         named["min_steps"] = 0

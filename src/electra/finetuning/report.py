@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from electra.base import config
 from electra.base.config import Figure
-from electra.base.errors import CorruptError, SettingsError
+from electra.base.errors import CorruptError, SettingsError, counted
 from electra.base.files import (
     folder_problems,
     json_text,
@@ -436,7 +436,7 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
         cells += [shown(result[key]) for key in ("median", "mean", "sd")]
         cells += [f"{shown(result['best'])} (seed {result['best_seed']})", shown(result["ensemble"][result["metric"]])]
         cells += [baseline_cell(result, baseline) for baseline in names]
-        rows.append([*cells, str(result["runs"]), f"{dev['file']} ({dev['rows']:,} rows)"])
+        rows.append([*cells, str(result["runs"]), f"{dev['file']} ({counted(dev['rows'], 'row')})"])
     return Table(header, rows)
 
 

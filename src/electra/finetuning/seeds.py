@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import save
 
 from electra.base import config
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import read_object, read_or_set_aside, write_json
 from electra.base.jobs import Result, Signals, run_jobs
 from electra.base.randomness import mix
@@ -93,7 +93,7 @@ def joined_tasks(item: str) -> list[str]:
 def plan_task(item: str, overrides: Mapping[str, Any], start: Start) -> PlannedTask:
     plan = make_plan(item, overrides, method_defaults(start.settings))
     if plan.method.reinitialise > start.settings.layers:
-        layers = f"the model has {start.settings.layers} layers"
+        layers = f"the model has {counted(start.settings.layers, 'layer')}"
         raise SettingsError(f"reinitialise={plan.method.reinitialise}, but {layers}. Use at most that many.")
     length = readable_length(start.settings, plan.task.length)
     if length < plan.task.length and "length" in overrides:

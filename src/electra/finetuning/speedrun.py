@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from electra.base import config
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import (
     lock,
     read_object,
@@ -352,7 +352,9 @@ def tasks_table(result: Mapping[str, Any]) -> Table:
 def file_lines(result: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, task in result["tasks"].items():
-        parts = [f"{it['split']} {it['rows']:,} rows" for it in task["files"] if it["split"] in ("train", "dev")]
+        parts = [
+            f"{it['split']} {counted(it['rows'], 'row')}" for it in task["files"] if it["split"] in ("train", "dev")
+        ]
         seeds = " ".join(f"{value:.1f}" for value in task["seeds"])
         lines.append(f"{TITLES.get(name, name)}: {', '.join(parts)}, epochs: {task['epochs']}, seeds: {seeds}")
     return lines

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.base.config import short
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.data.tables import Row, is_table, read_conll, table_format
 from electra.data.tokenizer import encode_texts
 from electra.finetuning import (
@@ -359,7 +359,7 @@ class Tagging(Task):
 
         if len(words) != len(tags):
             start = short(" ".join(words))
-            yield f"{len(words)} words but {len(tags)} tags (words: {start}). Give each word one tag."
+            yield f"{counted(len(words), 'word')} but {counted(len(tags), 'tag')} (words: {start}). Give each word one tag."
         if len(words) == 0:
             yield "no words. Remove the row."
         if scheme := settings.spans:

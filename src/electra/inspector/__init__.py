@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from electra.base import config
-from electra.base.errors import DataError, ElectraError
+from electra.base.errors import DataError, ElectraError, command
 from electra.data.tables import Row
 from electra.data.tokenizer import TokenIds, is_same_tokenizer
 from electra.finetuning.folder import (
@@ -88,7 +88,7 @@ class Model:
         """P(replaced) of every token of a text, or of each of several texts."""
         if self.kind == "electric":
             raise DataError(
-                f"{self.path} has energies, not probabilities of replacement. Use: electra score {self.path}"
+                f"{self.path} has energies, not probabilities of replacement. Use: {command('score', self.path)}"
             )
         if self.kind != "discriminator":
             raise DataError(
@@ -106,7 +106,7 @@ class Model:
         if self.kind != "electric":
             raise DataError(
                 f'{self.path} cannot score text: its objective is {self.network.objective}, and only "electric" learns '
-                "energies. Train one with: electra pretrain electric data=…"
+                "energies. Train one with: electra pretrain modern-small+electric data=SHARDS run=RUN"
             )
         return self.score([texts])[0] if isinstance(texts, str) else score_texts(self.network, texts)
 
@@ -151,7 +151,7 @@ class Model:
         if not self.finetuned:
             raise DataError(
                 f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "
-                f"electra finetune {self.path} TABLE"
+                f"{command('finetune', self.path, 'TABLE')}"
             )
         rows, settings = [rows] if isinstance(rows, str) else rows, self.finetuned.task.settings
         columns = settings.input_columns

@@ -32,7 +32,7 @@ from sklearn.preprocessing import StandardScaler
 
 from electra.base import config
 from electra.base.config import Figure
-from electra.base.errors import CorruptError, DataError, DivergedError, MemoryExhaustedError, SettingsError
+from electra.base.errors import CorruptError, DataError, DivergedError, MemoryExhaustedError, SettingsError, counted
 from electra.base.files import (
     LONGEST_NAME,
     read_object,
@@ -64,6 +64,7 @@ from electra.train.step import Execution, build_step
 log = logging.getLogger(__name__)
 
 EVALUATIONS = 4
+TRIAL_SECONDS = 1.0
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 MOST = {"seconds": 1e9, "flops": 1e30, "paper flops": 1e30, "steps": 1e12}
 OF_RUNS = ("seed", "run")
@@ -140,6 +141,11 @@ class Variant(NamedTuple):
     overrides: tuple[str, ...]
     budget: Budget
     series: str
+
+
+def is_time(budgets: str) -> bool:
+    """Whether one of several budgets is."""
+    return any(parse_budget(text.strip()).unit == "seconds" for text in budgets.split(","))
 
 
 def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, vary: str = "") -> list[Variant]:
@@ -246,18 +252,19 @@ def run_comparison(
     results: list[ComparedRun] = []
     problems: list[str] = []
     order = [variant.name for variant in chosen]
+    is_timed = any(variant.budget.unit == "seconds" for variant in chosen)
     for result in finished(queue, jobs, devices):
         if isinstance(result, str):
             log.warning(result)
             problems.append(result)
             continue
-        end = "diverged" if result.diverged else f"{result.steps:,} steps in {result.seconds:.0f} s"
+        end = "diverged" if result.diverged else f"{counted(result.steps, 'step')} in {result.seconds:.0f} s"
         log.info("%s, seed %d: %s", result.variant, result.seed, end)
         results.append(result)
         results.sort(key=lambda result: (order.index(result.variant), result.seed))
         write_json(out / "results.json", summary(results))
         remove_leftovers(out, "comparison.md")
-        write_atomically(out / "comparison.md", comparison_table(results).markdown().encode())
+        write_atomically(out / "comparison.md", comparison_table(results, is_timed=is_timed).markdown().encode())
     if results:
         plot_comparison(out / "comparison.png", results)
     if problems:
@@ -358,13 +365,14 @@ def train_job(job: Job) -> ComparedRun:
     metrics, probe, diverged = {}, None, False
     try:
         metrics = pretrain(settings, "the electra compare command again")
+        seconds = time.monotonic() - started
         if job.yardsticks.table is not None:
             network = load_network(Path(settings.run), "encoder")
             network.encoder.to(choose_device(settings.train))
             probe = probe_accuracy(job.yardsticks.table, network, settings.rows.length)
     except DivergedError:  # a result, and the others go on
-        diverged = True
-    steps, seconds = settings.train.steps, time.monotonic() - started
+        diverged, seconds = True, time.monotonic() - started
+    steps = settings.train.steps
     return ComparedRun(
         variant=job.variant.name,
         seed=job.seed,
@@ -422,7 +430,7 @@ def step_seconds(settings: PretrainSettings) -> float:
     parts = build_parts(settings, device, verify=False)
     objective, execution = parts.objective.to(device).train(), Execution.of(settings.train, device)
     step = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
-    return try_step(step, parts.loader.batch_at(0))[0]
+    return try_step(step, parts.loader.batch_at(0), seconds=TRIAL_SECONDS)[0]
 
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
@@ -475,8 +483,11 @@ def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     return rows
 
 
-def comparison_table(results: Sequence[ComparedRun], title: str = "", is_wide: bool = True) -> Table:
-    """A terminal has no room for spreads of one seed (`is_wide` = False)."""
+def comparison_table(
+    results: Sequence[ComparedRun], title: str = "", is_wide: bool = True, is_timed: bool = False
+) -> Table:
+    """A terminal has no room for spreads of one seed (`is_wide` = False). Where the budget is time (`is_timed`) trial steps planned
+    the runs, and what these took stands beside it."""
     measures = measures_of(results)
     hundredths = {GLUE5, "tasks", *(task for result in results for task in result.tasks)}
     rows = []
@@ -484,13 +495,18 @@ def comparison_table(results: Sequence[ComparedRun], title: str = "", is_wide: b
         seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
         has_spread = is_wide or row["seeds"] > 1
         cells = [with_spread(row.get(name), 1 if name in hundredths else 3, has_spread) for name in measures]
-        rows.append((row["variant"], seeds, *(cost_cell(name, row[name]) for name in COSTS), *cells))
-    return Table(("recipe", "seeds", *COSTS.values(), *measures.values()), rows, title)
+        seconds = sorted(run["seconds"] for run in row["runs"])
+        taken = [cost_cell("seconds", [seconds[0], seconds[-1]])] if is_timed else []
+        rows.append((row["variant"], seeds, *taken, *(cost_cell(name, row[name]) for name in COSTS), *cells))
+    head = ("recipe", "seeds", *(["seconds taken"] if is_timed else []), *COSTS.values(), *measures.values())
+    return Table(head, rows, title)
 
 
 def cost_cell(name: str, cost: float | list[float] | None) -> str:
     """A number, or from where to where it goes."""
-    unit, form = {"steps": (1, ",.0f"), "tokens": (1e6, ".4g"), "learning_rate": (1, "g")}.get(name, (1, ".2e"))
+    unit, form = {"seconds": (1, ",.0f"), "steps": (1, ",.0f"), "tokens": (1e6, ".4g"), "learning_rate": (1, "g")}.get(
+        name, (1, ".2e")
+    )
     ends = cost if isinstance(cost, list) else [cost]
     return "–".join(dict.fromkeys("–" if end is None else format(end / unit, form) for end in ends))
 
@@ -564,7 +580,7 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
     train = round(0.8 * len(records))
     if len(set(labels[:train])) < 2 or train == len(records):
         raise DataError(
-            f"{path} has {len(records):,} rows, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
+            f"{path} has {counted(len(records), 'row')}, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
             f"{label!r}; a probe needs two or more, and a row to be judged by. Give it more rows."
         )
     # as objects: an array of text has room for the longest in every place

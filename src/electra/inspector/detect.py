@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from electra.base.batch import Batch, SpecialIds
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import parse_json
 from electra.base.randomness import mix
 from electra.data.tokenizer import TokenIds, continuing_tokens, encode_texts, special_ids
@@ -234,7 +234,7 @@ def replaced_ids(tokenizer: Tokenizer, encoding: TokenIds, replacements: Mapping
 
 def checked_place(place: int, count: int) -> int:
     if not 0 <= place < count:
-        raise DataError(f"there is no token {place}: the text has {count} tokens, counted from 0.")
+        raise DataError(f"there is no token {place}: the text has {counted(count, 'token')}, counted from 0.")
     return place
 
 

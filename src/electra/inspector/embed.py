@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from electra.base.config import Settings, short
-from electra.base.errors import DataError, SettingsError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.progress import Progress
 from electra.data import tables
 from electra.data.files import STANDARD_INPUT, OpenSource, decoded_lines, open_parquet, opened, whole_file
@@ -146,7 +146,7 @@ def embed_files(
             write([row.kept for row in rows], vectors_of(network, [row.text for row in rows], settings))
             texts += len(rows)
             progress.advance(source.position)
-            progress.report(f"{texts:,} texts · {Embedded(target, texts, width, progress.seconds).rate}")
+            progress.report(f"{counted(texts, 'text')} · {Embedded(target, texts, width, progress.seconds).rate}")
         if not texts:
             raise DataError(f"{' and '.join(map(str, files))}: no texts. Give a file with at least one.")
     return Embedded(target, texts, width, progress.seconds)
@@ -179,7 +179,8 @@ class TextSource:
                 rows = tables.rows_of(source) if has_rows(source) else lines
                 for number, row in enumerate(self._texts(path, rows), 1):
                     if size:
-                        self.position = before + (size * number // count if count else source.raw.tell())
+                        bytes_read = (source.raw if source.is_compressed else source.stream).tell()
+                        self.position = before + (size * number // count if count else bytes_read)
                     yield row
             self.position = before + size
 

@@ -41,8 +41,8 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
     text = trained = heldout = ""
     if data:
         text = f"{data['bytes']:,} bytes, {counted(data['files'], 'file')}"
-        trained = f"{data['documents']:,} documents, {data['tokens']:,} tokens"
-        heldout = f"{data['heldout_documents']:,} documents, {data['heldout_tokens']:,} tokens"
+        trained = f"{counted(data['documents'], 'document')}, {counted(data['tokens'], 'token')}"
+        heldout = f"{counted(data['heldout_documents'], 'document')}, {counted(data['heldout_tokens'], 'token')}"
     passes = f", {tokens / data['tokens']:.1f} times the text" if data else ""
     about_data = [
         ("text", text),

@@ -1,5 +1,6 @@
 """Metrics of a finished or running pre-training on held-out documents."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from tokenizers import Tokenizer
 
 from electra.base.batch import Batch
 from electra.base.errors import CorruptError, DataError, SettingsError
-from electra.data.shards import read_manifest
+from electra.data.shards import few_held_out, read_manifest
 from electra.data.tokenizer import continuing_tokens, is_same_tokenizer, load_tokenizer, special_ids, tokenizer_hash
 from electra.model import readable_length
 from electra.model.generators import TransformerGenerator
@@ -23,6 +24,7 @@ from electra.pretraining.settings import PretrainSettings, build_objective
 from electra.train.device import choose_device
 from electra.train.loop import sums_over
 
+log = logging.getLogger(__name__)
 MEANINGS = {
     "mlm_loss": "generator: cross-entropy at the chosen positions (nats)",
     "mlm_accuracy": "generator: its first guess is the original token",
@@ -55,7 +57,10 @@ def evaluate_run(
     tokenizer = load_tokenizer(run / "tokenizer.json")
     text, corruptor = (settings, None) if generator is None else yardstick(run, settings, generator, tokenizer)
     folder = data or Path(text.data)
-    other = read_manifest(folder).tokenizer_sha256 != tokenizer_hash(tokenizer)
+    if data is None and not folder.exists():
+        raise DataError(missing_shards(generator or run, folder), ("data",))
+    manifest = read_manifest(folder)
+    other = manifest.tokenizer_sha256 != tokenizer_hash(tokenizer)
     if other and not is_same_tokenizer(load_tokenizer(folder), tokenizer):
         raise CorruptError(
             f"{folder} was prepared with another tokenizer than {run} was trained with. Prepare it again."
@@ -78,6 +83,8 @@ def evaluate_run(
         raise DataError(
             f"{folder} has no held-out documents. Prepare some text with heldout=0.01 and give that folder as data."
         )
+    if warning := few_held_out(manifest):
+        log.warning(warning)
 
     how = device, train.precision, train.fast != "off"  # as in training
     sums = (sums_over(heldout, score, *how) for score in scores)
@@ -85,6 +92,14 @@ def evaluate_run(
     if trained.corruptor is not None:  # the second column has no generator of its own
         theirs = {name: value for name, value in theirs.items() if name not in OF_GENERATOR}
     return ours, theirs
+
+
+def missing_shards(run: Path, folder: Path) -> str:
+    """A run keeps the path of its shards as it was given."""
+    if folder.is_absolute():
+        return f"{folder}, the shards of {run}, does not exist. Give the place where they are now as data."
+    where = f"which is relative to where it was started and does not exist from {Path.cwd()}"
+    return f"{run} was trained on {folder}, {where}. Change to that folder, or give the path of the shards from here as data."
 
 
 def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Callable[[Batch], Sums]:

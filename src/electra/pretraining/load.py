@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from electra.base import config
-from electra.base.errors import CorruptError, DataError, SettingsError, first_line
+from electra.base.errors import CorruptError, DataError, SettingsError, command, first_line
 from electra.base.files import distrust
 from electra.data.shards import TOKENIZER
 from electra.data.tokenizer import load_tokenizer, tokenizer_hash
@@ -56,7 +56,7 @@ def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
     settings = load_settings(folder)
     newest = checkpoint.newest_checkpoint(folder / "checkpoints")
     if newest is None:
-        raise DataError(f"{folder} has no checkpoint yet. Train first: electra pretrain {folder / CONFIG}")
+        raise DataError(f"{folder} has no checkpoint yet. Train first: {command('pretrain', folder / CONFIG)}")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     refuse_edited_run(folder, settings, tokenizer, newest.state)
     objective = build_objective(settings, tokenizer)

@@ -34,7 +34,7 @@ from electra.base.jobs import Signals
 from electra.base.ranks import ALONE, Ranks, join
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import Rows, build_rows
-from electra.data.shards import Manifest, manifest_hash, open_data, read_manifest
+from electra.data.shards import Manifest, few_held_out, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.card import ENVIRONMENT, described_data
@@ -152,6 +152,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         described = fingerprint | {"settings": config.to_toml(settings)}
         parts = ranks.everyone(lambda: build_parts(settings, device, ranks.local == 0, fresh, ranks))
         log.info(parts.loader_note)
+        if warning := few_held_out(parts.manifest):
+            log.warning(warning)
 
         def describe_folder() -> None:
             if fresh:

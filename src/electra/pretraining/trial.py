@@ -18,6 +18,7 @@ positions. Beside these conventions it has two slips that concern us, which `cor
 import os
 import re
 import shutil
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -46,7 +47,8 @@ from electra.train.checkpoint import save_checkpoint
 from electra.train.device import check_space
 from electra.train.step import Step
 
-TRIAL_STEPS = 3
+WARM_STEPS = 2
+TRIAL_STEPS = 20
 
 PAPER_VOCABULARY = 30522
 PAPER_OUTPUT_SHARE = 0.15625
@@ -79,17 +81,21 @@ MEASURED = {"h200": 790.0}  # large square products in cuBLAS
 PARTIAL = {"mig", "laptop", "max"}  # slices and small relatives that carry a large device's name
 
 
-def try_step(step: Step, batch: Batch) -> tuple[float, int]:
-    """A step at full length: seconds of the shortest of a few, of which the first compiles and the second is captured, and
-    the most bytes that were taken, of the device."""
-    times = []
-    for number in range(TRIAL_STEPS):
+def try_step(step: Step, batch: Batch, seconds: float = 0.0) -> tuple[float, int]:
+    """A step at full length: the seconds of the third, for the first compiles and the second is captured, or the median of as many as
+    `seconds` have room for (not where several processes step together); and the most bytes that were taken, of the device."""
+    times: list[float] = []
+    for number in range(WARM_STEPS + TRIAL_STEPS):
+        if times[WARM_STEPS:] and sum(times[WARM_STEPS:]) >= seconds:
+            break
         started = time.monotonic()
         sums, _ = step(batch, number, 0.0)
         sums["total"].item()
         times.append(time.monotonic() - started)
     step.captured.graphs.clear()  # NCCL ends only after the graphs that hold its kernels
-    return min(times), torch.cuda.max_memory_allocated() if step.execution.device.type == "cuda" else peak_memory()
+    return statistics.median(
+        times[WARM_STEPS:]
+    ), torch.cuda.max_memory_allocated() if step.execution.device.type == "cuda" else peak_memory()
 
 
 def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str:
