@@ -98,7 +98,13 @@ def text_of(name: str) -> Callable[[Path], Any]:
 
 
 def rows_of(name: str) -> Callable[[Path], Any]:
-    return lambda world: list(read_rows(world / name, malformed={}))
+    """With a list of what is wrong, and by the first error."""
+
+    def read(world: Path) -> Any:
+        list(read_rows(world / name, malformed={}))
+        return list(read_rows(world / name))
+
+    return read
 
 
 STEP = "run/checkpoints/step-000000006"
