@@ -63,17 +63,19 @@ class Loader:
             rows[here] = permute(places[here], len(self.rows), mix(self.seed, "order", int(epoch)))
         return rows
 
-    def padded(self, steps: range) -> np.ndarray:
-        """Of each step, whether a row of any process is padded. All take the same path through a step: a CUDA graph with messages
-        in it must be the same on every GPU."""
-        samples = np.arange(steps.start * self.batch, steps.stop * self.batch, dtype=np.int64)
-        _, real = self.rows.lengths(self.row_indices(samples))
+    def padded(self, steps: range, real: np.ndarray) -> np.ndarray:
+        """Of each step, whether a row of any process is padded; `real` are the lengths of this one's. All take the same path through a
+        step: a CUDA graph with collectives in it must be the same on every GPU."""
+        if self.world > 1:
+            samples = np.arange(steps.start * self.batch, steps.stop * self.batch, dtype=np.int64)
+            _, real = self.rows.lengths(self.row_indices(samples))
         return real.reshape(len(steps), -1).min(axis=1) < self.rows.length
 
     def batch_at(self, step: int) -> Batch:
         samples = self.samples(step)
-        padded = bool(self.padded(range(step, step + 1))[0]) if self.world > 1 else None
-        batch = collate(self.rows, self.row_indices(samples), samples, self.seed, step / self.steps, padded)
+        indices = self.row_indices(samples)
+        padded = bool(self.padded(range(step, step + 1), self.rows.lengths(indices)[1])[0])
+        batch = collate(self.rows, indices, samples, self.seed, step / self.steps, padded)
         return batch.pinned() if self.pin else batch
 
     def batches(self, first_step: int) -> Iterator[Batch]:
@@ -183,7 +185,7 @@ class Resident:
         samples = np.concatenate([self.loader.samples(step) for step in steps])
         indices = self.loader.row_indices(samples)
         first, real = self.rows.lengths(indices)
-        padded = self.loader.padded(steps)
+        padded = self.loader.padded(steps, real)
         table = np.stack([samples, self.offsets[indices], first, real]).reshape(4, len(steps), -1)
         moved = torch.from_numpy(table)
         moved = (moved.pin_memory() if self.device.type == "cuda" else moved).to(self.device, non_blocking=True)
