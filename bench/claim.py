@@ -292,7 +292,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Work:
-    """A run, and what it is measured by. `more` are tasks beside the five, with one seed."""
+    """A run, and what it is measured by. `more` are tasks that do not count for the mean, with one seed."""
 
     arm: Arm
     seed: int
@@ -348,6 +348,7 @@ def measured(work: Work, folder: Path) -> Record | str:
         "arm": work.arm.key,
         **{key: getattr(work.arm, key) for key in ("side", "budget", "rate", "rate_from", "identity", "tokens")},
         "objective": settings.objective.kind,
+        "mean_of": list(work.tasks.names) if work.tasks else [],
         "weight_decay": decay_of(settings, result.steps),
         "finetune": {
             key: value for key, value in (work.tasks.overrides if work.tasks else {}).items() if key != "data"
@@ -366,7 +367,7 @@ def measured(work: Work, folder: Path) -> Record | str:
 
 
 def scores(run: Path, tasks: Tasks, out: Path) -> dict[str, list[float]]:
-    """Of tasks beside the five, seed by seed."""
+    """Of tasks that do not count for the mean, seed by seed."""
     found = finetune(run, list(tasks.names), tasks.overrides, out, tasks.seeds)["tasks"]
     by_seed = {name: task["scores"]["dev"].items() for name, task in found.items()}
     return {
@@ -494,7 +495,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--base", help="recipe that all sides begin with")
     parser.add_argument("--only", nargs="*", default=[], metavar="SIDE")
-    parser.add_argument("--tasks", nargs="*", default=list(FIVE))
+    parser.add_argument("--tasks", nargs="*", default=list(FIVE), metavar="TASK", help="whose mean counts")
     parser.add_argument("--more-tasks", nargs="*", metavar="TASK", help="beside them, with one seed, in no mean")
     parser.add_argument("--finetune", nargs="*", default=[], metavar="KEY=VALUE", help="settings of fine-tuning")
     parser.add_argument("--task-seeds", type=int)
@@ -546,7 +547,7 @@ def asked(given: argparse.Namespace) -> tuple[Claim, list[Arm], list[Work]]:
     claim = Claim(given.family, given.base, words, method, runs, rates, screened)
     sides = [side for side in family if not given.only or side in given.only]
     arms = [arm for side in sides for budget in budgets for arm in claim.arms(side, budget)]
-    five = Tasks(tuple(given.tasks), method, given.task_seeds) if given.tasks else None
+    tasks = Tasks(tuple(given.tasks), method, given.task_seeds) if given.tasks else None
     more = Tasks(tuple(given.more_tasks), method, 1) if given.more_tasks else None
     for name in (*given.tasks, *given.more_tasks):
         make_plan(name, method, {})  # reads its tables: what is wrong is said now
@@ -555,7 +556,7 @@ def asked(given: argparse.Namespace) -> tuple[Claim, list[Arm], list[Work]]:
     return (
         claim,
         arms,
-        [Work(arm, seed, out, five, more, given.yardstick) for seed in range(given.seeds) for arm in longest_first],
+        [Work(arm, seed, out, tasks, more, given.yardstick) for seed in range(given.seeds) for arm in longest_first],
     )
 
 
@@ -594,7 +595,7 @@ def measure_one(work: Work) -> tuple[str, Record | str]:
 
 def finished_line(record: Record, done: int, count: int, seconds: float) -> str:
     run = claim_rows.stored_run(record)
-    mean = claim_rows.five(run)
+    mean = claim_rows.mean(record)
     end = (
         "diverged"
         if run.diverged

@@ -44,9 +44,10 @@ def stored_run(record: Record) -> ComparedRun:
     return STORED_RUN.validate_python(record["run"])
 
 
-def five(run: ComparedRun) -> float | None:
-    """Mean of the medians, of those of the five tasks that there are."""
-    medians = [statistics.median(run.tasks[task]) for task in FIVE if task in run.tasks]
+def mean(record: Record) -> float | None:
+    """Of the medians of the tasks that count, where there are any."""
+    tasks = record["run"]["tasks"]
+    medians = [statistics.median(tasks[task]) for task in record["mean_of"] if task in tasks]
     return statistics.fmean(medians) if medians else None
 
 
@@ -54,8 +55,8 @@ def score(record: Record) -> tuple[str, float] | None:
     """The measure that rates are chosen by, and its value: the higher the better. What a generator of its own makes of a detector's AUC
     says nothing, so a detector has tasks or the yardstick; a masked language model has its loss."""
     run = stored_run(record)
-    if (mean := five(run)) is not None:
-        return f"the mean of {', '.join(task for task in FIVE if task in run.tasks)}", mean
+    if (value := mean(record)) is not None:
+        return f"the mean of {', '.join(record['mean_of'])}", value
     if "yardstick" in record:
         return "the yardstick's AUC", record["yardstick"]["auc"]
     if record["objective"] == "masked_lm" and "mlm_loss" in run.figures:
@@ -109,9 +110,9 @@ def row(arm: Mapping[str, Any], runs: Mapping[str, Record]) -> Row | None:
     for name in ("yardstick", "ranking"):
         if extra := [record[name] for record in records if name in record]:
             shown[name] = extra
-    means = [mean for record in records if (mean := five(stored_run(record))) is not None]
+    means = [value for record in records if (value := mean(record)) is not None]
     if means:
-        shown["glue5"] = spread(means)
+        shown |= {"mean_of": records[0]["mean_of"], "mean": spread(means)}
     return made | shown | {"runs": sorted(own, key=lambda key: own[key]["run"]["seed"])}
 
 
@@ -166,13 +167,13 @@ def saving(rows: Sequence[Row]) -> Row | None:
     """Scores against the logarithm of FLOPs, straight lines between what was measured and nothing beyond."""
     curves: dict[str, Points] = {}
     for side in SIDES:
-        points = [(least(it["flops"]), it["glue5"]["median"]) for it in rows if it["side"] == side and "glue5" in it]
+        points = [(least(it["flops"]), it["mean"]["median"]) for it in rows if it["side"] == side and "mean" in it]
         curves[side] = sorted(points)
     if any(len(points) < 2 for points in curves.values()):
         return None
     factors = {f"{flops:.3g}": factor(flops, reached, curves[OURS]) for flops, reached in curves[THEIRS]}
     return {
-        "measure": "glue5, median of the seeds",
+        "measure": "mean of the tasks, median of the seeds",
         **{side: [list(point) for point in points] for side, points in curves.items()},
         "crossings": crossings(curves[OURS], curves[THEIRS]) or NONE,
         "factor": factors,

@@ -92,8 +92,8 @@ def test_every_run_is_trained_once_whatever_family_and_machine_asks_for_it(bench
     stored, _ = bench("training", "--only", "joint", "--budget", "6 steps", out="elsewhere")
     assert (
         not bench.trained
-        and stored["families"]["training"][0]["glue5"]["seeds"]
-        == [it["glue5"]["seeds"] for it in stored["families"]["table5"] if it["side"] == "ELECTRA"].pop()
+        and stored["families"]["training"][0]["mean"]["seeds"]
+        == [it["mean"]["seeds"] for it in stored["families"]["table5"] if it["side"] == "ELECTRA"].pop()
     )
     bench("generators", "--only", "width 0.25, depth 0.25", "--budget", "6 steps")
     assert not bench.trained
@@ -237,7 +237,7 @@ def test_compute_grows_budget_by_budget_and_says_what_electra_saves(bench):
 
 def test_crossings_and_factors_are_those_of_straight_lines_over_the_logarithm():
     def row(side, flops, value):
-        return {"side": side, "flops": flops, "glue5": {"median": value}}
+        return {"side": side, "flops": flops, "mean": {"median": value}}
 
     rows = [row("BERT", 10, 50), row("BERT", 1000, 70), row("ELECTRA", 10, 40), row("ELECTRA", 1000, 80)]
     saved = claim_rows.saving(rows)
@@ -255,7 +255,14 @@ def test_a_screen_is_judged_by_the_yardstick_where_there_are_no_tasks():
     def record(rate, auc, diverged=False, objective="electra"):
         run = ComparedRun("a", 0, 1, 1.0, 1.0, {"mlm_loss": 10 - auc}, None, diverged)
         measured = {} if diverged or objective == "masked_lm" else {"yardstick": {"auc": auc}}
-        stored = {"run": vars(run), "identity": "i", "budget": "3 steps", "rate": rate, "objective": objective}
+        stored = {
+            "run": vars(run),
+            "identity": "i",
+            "budget": "3 steps",
+            "rate": rate,
+            "objective": objective,
+            "mean_of": [],
+        }
         return stored | measured
 
     runs = {str(rate): record(rate, auc) for rate, auc in ((1.0, 0.6), (2.0, 0.8))}
