@@ -4,6 +4,7 @@
     python bench/first_steps.py plain …             the same in plain torch: nothing compiled, no kernels, bfloat16
     python bench/first_steps.py float32 …           plain torch in float32
     python bench/first_steps.py transformers …      transformers' modules in place of ours, compiled; masks, losses and optimizer are ours
+    python bench/first_steps.py rows …              the rows alone, for the original code (bench/original_steps.py)
     python bench/first_steps.py draw --out FOLDER   the losses of all in one picture, and bench/results/first_steps.json
 
 Rows, their order and what is masked are the same by every way: those of `electra-small` with so many steps (--of 62500, which is what its
@@ -14,6 +15,7 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -89,37 +91,80 @@ def run(way: str, given: argparse.Namespace) -> None:
     print(way, {name: round(values[-1], 4) for name, values in found.items()})
 
 
-def draw(out: Path) -> None:
+def write_rows(given: argparse.Namespace) -> None:
+    """With the settings as the original code calls them, and a vocabulary that has its special tokens in their places."""
+    words = [f"data={given.data}", "run=unused", f"train.steps={given.of}", *given.words]
+    settings, _ = resolve("electra-small", words)
+    parts = build_parts(settings, torch.device("cpu"), verify=False)
+    batches = [parts.loader.batch_at(step) for step in range(given.steps)]
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in ("ids", "segments", "is_real"):
+        rows = torch.stack([getattr(batch, name) for batch in batches])
+        np.save(given.out / f"{name}.npy", rows.numpy().astype(np.int32))
+    encoder, special = settings.encoder, parts.objective.corruptor.special
+    vocabulary = [f"[unused{number}]" for number in range(parts.manifest.vocab_size)]
+    for token in ("pad", "unk", "cls", "sep", "mask"):
+        vocabulary[getattr(special, token)] = f"[{token.upper()}]"
+    (given.out / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    original = {
+        "vocab_size": parts.manifest.vocab_size,
+        "embedding_size": encoder.embedding,
+        "max_seq_length": settings.rows.length,
+        "train_batch_size": settings.train.batch,
+        "num_train_steps": settings.train.steps,
+        "num_warmup_steps": round(settings.schedule.warmup_steps(settings.train.steps)),
+        "learning_rate": settings.optimizer.lr,
+        "mask_prob": settings.masking.share,
+        "generator_hidden_size": settings.generator.width,
+        "generator_layers": settings.generator.depth,
+        "model_hparam_overrides": {
+            "hidden_size": encoder.hidden,
+            "num_hidden_layers": encoder.layers,
+            "num_attention_heads": encoder.heads,
+            "intermediate_size": encoder.intermediate,
+            "hidden_dropout_prob": encoder.dropout,
+            "attention_probs_dropout_prob": encoder.attention_dropout,
+        },
+    }
+    stored = {"original": original, "words": words[2:]}
+    (given.out / "rows.json").write_text(json.dumps(stored) + "\n")
+
+
+def draw(out: Path, name: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    curves = {
-        way: json.loads((out / f"{way}.json").read_text("utf-8")) for way in WAYS if (out / f"{way}.json").is_file()
-    }
+    order = [*WAYS, "original"]
+    files = sorted(out.glob("*.json"), key=lambda it: order.index(it.stem) if it.stem in order else len(order))
+    curves = {file.stem: json.loads(file.read_text("utf-8")) for file in files if file.name != "rows.json"}
     figure, axes = plt.subplots(1, 2, figsize=(11, 4))
-    for axis, name in zip(axes, ("mlm_loss", "rtd_loss"), strict=True):
+    for axis, loss in zip(axes, ("mlm_loss", "rtd_loss"), strict=True):
         for way, found in curves.items():
-            axis.plot([found["every"] * (place + 0.5) for place in range(len(found[name]))], found[name], label=way)
-        axis.set(xlabel="step", ylabel=name)
+            axis.plot([found["every"] * (place + 0.5) for place in range(len(found[loss]))], found[loss], label=way)
+        axis.set(xlabel="step", ylabel=loss)
         axis.legend()
     figure.tight_layout()
-    figure.savefig(machine.RESULTS.parents[1] / "docs/images/first_steps.png", dpi=120)
-    machine.write("first_steps", {"curves": curves, "picture": "docs/images/first_steps.png"})
+    picture = f"docs/images/{name}.png"
+    figure.savefig(machine.RESULTS.parents[1] / picture, dpi=120)
+    machine.write(name, {"curves": curves, "picture": picture})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("way", choices=[*WAYS, "draw"])
+    parser.add_argument("way", choices=[*WAYS, "rows", "draw"])
     parser.add_argument("words", nargs="*", help="settings, such as train.batch=8")
     parser.add_argument("--data")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--of", type=int, default=62_500)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--name", default="first_steps", help="of the picture and of the file under bench/results")
     given = parser.parse_intermixed_args()
     if given.way == "draw":
-        draw(given.out)
+        draw(given.out, given.name)
+    elif given.way == "rows":
+        write_rows(given)
     else:
         run(given.way, given)
 

@@ -12,8 +12,8 @@ from torch import nn, optim
 
 from conftest import TINY, inputs_for, make_batch
 from electra.model import encoder_alone
-from electra.model.electra import Linear
 from electra.model.generators import GeneratorSettings
+from electra.model.linear import Linear
 from electra.model.modern import ModernEncoderSettings
 from electra.objectives import build as build_objective
 from electra.objectives.electra import ElectraSettings

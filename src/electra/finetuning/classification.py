@@ -41,8 +41,8 @@ from electra.finetuning import (
 )
 from electra.finetuning.question_heads import window_places
 from electra.model import EncoderSettings, sequence_label_head
-from electra.model.electra import Linear
 from electra.model.heads import Pooling, in_float32, pool
+from electra.model.linear import Linear
 
 Metric = Literal["accuracy", "f1", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "mse"]
 METRICS_OF_KINDS: dict[str, tuple[Metric, ...]] = {

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from electra.base.batch import Batch
 from electra.finetuning import Outputs, Prediction, softmax
-from electra.model.electra import Linear
 from electra.model.heads import in_float32
+from electra.model.linear import Linear
 
 WIDTH = 512
 """Of the hidden layers of the joint head, whatever the size of the encoder."""

@@ -15,23 +15,10 @@ from torch import Tensor, nn
 
 from electra.base.config import Settings
 from electra.kernels import usable
+from electra.model.linear import Linear, linear
 
 LAYER_NORM_EPS = 1e-12
 TYPES = 2
-
-
-class Linear(nn.Linear):
-    """A linear map that says how it starts and what it holds. `start`: "glorot" where the original code leaves the weights to
-    Glorot's distribution (or a normal one would vanish), "residual" where the result is added to what the layers before
-    made, so that ModernBERT starts it smaller the more layers there are. `stacked`: how many matrices its weight is made of,
-    one above the other (queries, keys and values); Muon takes each by itself."""
-
-    def __init__(
-        self, inputs: int, outputs: int, bias: bool = True, *,
-        start: Literal["normal", "glorot", "residual"] = "normal", stacked: int = 1,
-    ):  # fmt: skip
-        super().__init__(inputs, outputs, bias)
-        self.start, self.stacked = start, stacked
 
 
 class ElectraEncoderSettings(Settings):
@@ -155,10 +142,10 @@ class ElectraLayer(nn.Module):
         self.heads = settings.heads
         self.attention_dropout = settings.attention_dropout
         self.query_key_value = Linear(hidden, 3 * hidden, stacked=3)
-        self.attention_output = nn.Linear(hidden, hidden)
+        self.attention_output = Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=settings.norm_eps)
-        self.expand = nn.Linear(hidden, settings.intermediate)
-        self.contract = nn.Linear(settings.intermediate, hidden)
+        self.expand = Linear(hidden, settings.intermediate)
+        self.contract = Linear(settings.intermediate, hidden)
         self.output_norm = nn.LayerNorm(hidden, eps=settings.norm_eps)
         self.dropout = nn.Dropout(settings.dropout)
 
@@ -192,8 +179,8 @@ class ElectraLayer(nn.Module):
         hidden = x.shape[2]
         if first_only:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
-            first = F.linear(x[:, :1], weight[:hidden], bias[:hidden])
-            parts = first, *F.linear(x, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
+            first = linear(x[:, :1], weight[:hidden], bias[:hidden])
+            parts = first, *linear(x, weight[hidden:], bias[hidden:]).chunk(2, dim=2)
         else:
             parts = pad(self.query_key_value(x), rows).chunk(3, dim=2)
         size = hidden // self.heads

@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from electra.kernels import product_dtype, usable
-from electra.model.electra import LAYER_NORM_EPS, ElectraEncoderSettings, Linear, WordEmbeddings
+from electra.model.electra import LAYER_NORM_EPS, ElectraEncoderSettings, WordEmbeddings
+from electra.model.linear import Linear, linear
 
 Pooling = Literal["cls", "mean"]
 WIDEST = 128
@@ -56,18 +57,18 @@ class TokenHead(nn.Module):
 
     def __init__(self, hidden: int, width: int, vocab_size: int, eps: float = LAYER_NORM_EPS, has_biases: bool = True):
         super().__init__()
-        self.dense = nn.Linear(hidden, width, bias=has_biases)
+        self.dense = Linear(hidden, width, bias=has_biases)
         self.norm = nn.LayerNorm(width, eps, bias=has_biases)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def states(self, hidden: Float[Tensor, "*rows hidden"], encoder: Words) -> Float[Tensor, "*rows embedding"]:
         states = self.norm(F.gelu(self.dense(hidden)))
         if isinstance(project := encoder.project, nn.Linear) and self.dense.out_features != project.in_features:
-            return F.linear(states, project.weight.T)
+            return linear(states, project.weight.T)
         return states
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"], encoder: Words) -> Float[Tensor, "*rows vocab"]:
-        return F.linear(self.states(hidden, encoder), encoder.embeddings.table, self.bias)
+        return linear(self.states(hidden, encoder), encoder.embeddings.table, self.bias)
 
 
 class ElectraDetectionHead(nn.Module):
@@ -76,7 +77,7 @@ class ElectraDetectionHead(nn.Module):
 
     def __init__(self, settings: ElectraEncoderSettings):
         super().__init__()
-        self.dense = nn.Linear(settings.hidden, settings.hidden)
+        self.dense = Linear(settings.hidden, settings.hidden)
         self.output = Linear(settings.hidden, 1, start="glorot")
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
@@ -88,7 +89,7 @@ class CandidateHead(nn.Module):
 
     def __init__(self, hidden: int, embedding: int):
         super().__init__()
-        self.dense = nn.Linear(hidden, embedding)
+        self.dense = Linear(hidden, embedding)
         self.norm = nn.LayerNorm(embedding, eps=LAYER_NORM_EPS)
 
     def forward(
@@ -158,7 +159,7 @@ def masked_head(
 
         dtype = product_dtype(states)
         return Filled(*fused_head(states, words, bias, targets, noise, temperature, forbid_target, dtype))
-    logits = F.linear(states, words, bias)
+    logits = linear(states, words, bias)
     log_likelihood = -F.cross_entropy(widen(logits), targets, reduction="none")
     logits = logits.detach()
     is_best = logits.argmax(1) == targets

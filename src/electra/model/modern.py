@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from electra.base.config import Settings
 from electra.kernels import usable
-from electra.model.electra import Direction, Linear, Rows, WordEmbeddings, attention_mask, pad, unpad, unpadding
+from electra.model.electra import Direction, Rows, WordEmbeddings, attention_mask, pad, unpad, unpadding
 from electra.model.heads import in_float32
+from electra.model.linear import Linear
 
 NORM_EPS = 1e-5
 FUSED_SIZES = 32, 64  # units of a head that our attention holds
@@ -237,10 +238,10 @@ class LabelHead(nn.Module):
 
     def __init__(self, settings: ModernEncoderSettings, outputs: int):
         super().__init__()
-        self.dense = nn.Linear(settings.hidden, settings.hidden, bias=False)
+        self.dense = Linear(settings.hidden, settings.hidden, bias=False)
         self.norm = nn.LayerNorm(settings.hidden, NORM_EPS, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
-        self.output = nn.Linear(settings.hidden, outputs)
+        self.output = Linear(settings.hidden, outputs)
 
     def forward(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
         return in_float32(self.output, self.dropout(self.norm(F.gelu(self.dense(hidden)))))

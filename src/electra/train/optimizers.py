@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
 from electra.base.config import Settings, auto_or
-from electra.model.electra import Linear
+from electra.model.linear import Linear
 from electra.objectives import Trainable
 from electra.train.distributed import is_piece, own, piece_like, whole
 
