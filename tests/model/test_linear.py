@@ -19,9 +19,9 @@ def slow_mkl(monkeypatch):
 
 
 @needs_onednn
-@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("outputs", "has_bias"), [(20, True), (20, False), (100, True)])
 @pytest.mark.parametrize("shape", ["plain", "one row", "turned", "part", "expanded"])
-def test_onednn_is_linear_in_float64_with_all_gradients(slow_mkl, shape, has_bias):
+def test_onednn_is_linear_in_float64_with_all_gradients(slow_mkl, shape, outputs, has_bias):
     torch.manual_seed(0)
     whole = torch.randn(6, 5, 48)
     x = {
@@ -31,8 +31,8 @@ def test_onednn_is_linear_in_float64_with_all_gradients(slow_mkl, shape, has_bia
         "part": whole[:, :1, 8:40],
         "expanded": whole[:, :1].expand(6, 5, 48),
     }[shape]
-    weight, bias = torch.randn(20, 96)[:, : x.shape[-1]], torch.randn(20) if has_bias else None
-    grad = torch.randn(*x.shape[:-1], 20).transpose(0, -1).contiguous().transpose(0, -1)
+    weight, bias = torch.randn(outputs, 96)[:, : x.shape[-1]], torch.randn(outputs) if has_bias else None
+    grad = torch.randn(*x.shape[:-1], outputs).transpose(0, -1).contiguous().transpose(0, -1)
     results = []
     for dtype, function in ((torch.float32, linear), (torch.float64, F.linear)):
         inputs = [it.to(dtype).requires_grad_() for it in (x.detach(), weight, bias) if it is not None]

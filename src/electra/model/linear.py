@@ -82,9 +82,16 @@ class OneDnnLinear(torch.autograd.Function):
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
             product(grad, weight.T).view(x.shape) if for_x else None,
-            product(grad.T, rows.T) if for_weight else None,
+            crossed(grad, rows) if for_weight else None,
             grad.sum(0) if for_bias else None,
         )
+
+
+def crossed(left: Tensor, right: Tensor) -> Tensor:
+    """leftᵀ right. oneDNN copies what it is given first if that is turned: the narrower of both."""
+    if right.shape[1] < left.shape[1]:
+        return product(right.T, left.T).T
+    return product(left.T, right.T)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
