@@ -4,6 +4,8 @@
     git clone https://github.com/google-research/electra CHECKOUT
     python bench/original_steps.py CHECKOUT FOLDER [--seed 0]      (with numpy, tensorflow-cpu 2.21 and tf_keras alone)
     python bench/first_steps.py float32 …                          the same settings by our code, to be drawn beside it
+    python bench/original_steps.py CHECKOUT FOLDER --replay 100    what was masked and sampled, and the weights before and after, for
+                                                                   bench/original_replay.py; rows of encoder.dropout=0 alone
 
 Its networks, masks, samples, losses, schedule, optimizer and clipping are its own, unchanged. What TensorFlow no longer has is put in its
 place: contrib's layer norm (epsilon 1e-12), and the estimator, of which nothing but the names is used.
@@ -47,7 +49,45 @@ def import_original(checkout: Path):
 
     from model import optimization
 
-    return configure_pretraining.PretrainingConfig, run_pretraining.PretrainingModel, optimization.create_optimizer
+    model = run_pretraining.PretrainingModel
+    get_fake_data = model._get_fake_data
+
+    def keep_fake_data(self, inputs, mlm_logits):
+        fake = get_fake_data(self, inputs, mlm_logits)
+        self.kept = {
+            "masked": inputs.input_ids,
+            "positions": inputs.masked_lm_positions,
+            "targets": inputs.masked_lm_ids,
+            "weights": inputs.masked_lm_weights,
+            "corrupted": fake.inputs.input_ids,
+            "is_replaced": fake.is_fake_tokens,
+        }
+        return fake
+
+    model._get_fake_data = keep_fake_data
+    optimizer, build = optimization.AdamWeightDecayOptimizer, optimization.AdamWeightDecayOptimizer.__init__
+
+    def keep_rate(self, learning_rate, **settings):
+        optimizer.rate = learning_rate
+        build(self, learning_rate, **settings)
+
+    optimizer.__init__ = keep_rate
+    return configure_pretraining.PretrainingConfig, model, optimization.create_optimizer, optimizer
+
+
+def write_replay(session, given, feed, kept, update) -> None:
+    saver = tf.train.Saver(tf.trainable_variables())
+    steps: dict[str, list[np.ndarray]] = {name: [] for name in kept}
+    for when in ("before", "after"):
+        for step in range(given.replay if when == "after" else 0):
+            values, _ = session.run([kept, update], feed(step))
+            for name, value in values.items():
+                steps[name].append(value)
+        folder = given.out / when
+        folder.mkdir(exist_ok=True)
+        (folder / "vocab.txt").write_text((given.out / "vocab.txt").read_text())
+        saver.save(session, str(folder / "model"), write_meta_graph=False)
+    np.savez(given.out / "replay.npz", **{name: np.stack(values) for name, values in steps.items()})
 
 
 def main() -> None:
@@ -55,10 +95,11 @@ def main() -> None:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replay", type=int, default=0, metavar="STEPS")
     given = parser.parse_args()
     settings = json.loads((given.out / "rows.json").read_text("utf-8"))
     rows = {name: np.load(given.out / f"{name}.npy", mmap_mode="r") for name in ("ids", "segments", "is_real")}
-    config_class, model_class, create_optimizer = import_original(given.checkout)
+    config_class, model_class, create_optimizer, optimizer = import_original(given.checkout)
     tf.disable_eager_execution()
     tf.set_random_seed(given.seed)
     config = config_class("first-steps", str(given.out), **settings["original"])
@@ -84,6 +125,10 @@ def main() -> None:
         session.run(tf.global_variables_initializer())
         trained = sum(int(np.prod(it.shape)) for it in tf.trainable_variables())
         print(f"{trained:,} parameters", flush=True)
+        if given.replay:
+            kept = model.kept | both | {"rate": optimizer.rate}
+            write_replay(session, given, lambda step: {read[name]: rows[name][step] for name in rows}, kept, update)
+            return
         for step in range(len(rows["ids"])):
             values, _ = session.run([both, update], {read[name]: rows[name][step] for name in rows})
             sums = {name: sums[name] + values[name] for name in both}
