@@ -75,6 +75,11 @@ def import_original(checkout: Path):
     return configure_pretraining.PretrainingConfig, model, optimization.create_optimizer, optimizer
 
 
+def distinct_positions(logits, count, dtype):
+    noise = -tf.log(-tf.log(tf.random.uniform(tf.shape(logits), 1e-9, 1.0)))
+    return tf.cast(tf.math.top_k(logits + noise, count).indices, dtype)
+
+
 def write_replay(session, given, feed, kept, update) -> None:
     saver = tf.train.Saver(tf.trainable_variables())
     steps: dict[str, list[np.ndarray]] = {name: [] for name in kept}
@@ -95,6 +100,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--distinct", action="store_true", help="positions without repetition, as many as ours")
     parser.add_argument("--replay", type=int, default=0, metavar="STEPS")
     given = parser.parse_args()
     settings = json.loads((given.out / "rows.json").read_text("utf-8"))
@@ -104,6 +110,9 @@ def main() -> None:
     tf.set_random_seed(given.seed)
     config = config_class("first-steps", str(given.out), **settings["original"])
     shape = rows["ids"].shape[1:]
+    if given.distinct:
+        config.max_predictions_per_seq = round(config.mask_prob * config.max_seq_length)
+        tf.random.categorical = distinct_positions
     read = {name: tf.placeholder(tf.int32, shape) for name in rows}
     names = {"input_ids": "ids", "input_mask": "is_real", "segment_ids": "segments"}
     model = model_class(config, {theirs: read[ours] for theirs, ours in names.items()}, is_training=True)
@@ -136,7 +145,7 @@ def main() -> None:
                 for name in both:
                     found[name].append(float(sums[name]) / EVERY)
                 sums = dict.fromkeys(both, 0.0)
-                way = "original" if not given.seed else f"original-{given.seed}"
+                way = f"original{'-distinct' * given.distinct}{f'-{given.seed}' if given.seed else ''}"
                 (given.out / f"{way}.json").write_text(
                     json.dumps({"every": EVERY, "words": settings["words"], **found}) + "\n"
                 )
