@@ -92,7 +92,7 @@ def write_replay(session, given, feed, kept, update) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "vocab.txt").write_text((given.out / "vocab.txt").read_text())
         saver.save(session, str(folder / "model"), write_meta_graph=False)
-    np.savez(given.out / "replay.npz", **{name: np.stack(values) for name, values in steps.items()})
+    np.savez_compressed(given.out / "replay.npz", **{name: np.stack(values) for name, values in steps.items()})
 
 
 def main() -> None:
@@ -135,7 +135,7 @@ def main() -> None:
         trained = sum(int(np.prod(it.shape)) for it in tf.trainable_variables())
         print(f"{trained:,} parameters", flush=True)
         if given.replay:
-            kept = model.kept | both | {"rate": optimizer.rate}
+            kept = read | model.kept | both | {"rate": optimizer.rate}
             write_replay(session, given, lambda step: {read[name]: rows[name][step] for name in rows}, kept, update)
             return
         for step in range(len(rows["ids"])):
