@@ -1,8 +1,10 @@
 """One update: what it computes, and what it does on a machine that cannot compile or capture it."""
 
+import ctypes
 import gc
 import json
 import logging
+import platform
 import time
 import weakref
 from dataclasses import replace
@@ -465,3 +467,23 @@ def test_a_finished_run_leaves_nothing_on_the_device(recipe, prepared, tmp_path,
     words = [f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=2", "train.device=cpu"]
     pretrain(resolve(str(recipe), words)[0])
     assert emptied == [[], [None]]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+def test_on_a_cpu_freed_memory_is_kept_for_the_next_step(monkeypatch):
+    library, asked = ctypes.CDLL(None), []
+
+    def mallopt(which, value):
+        asked.append((which, value, library.mallopt(which, value)))
+        return asked[-1][2] and not refuses
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    refuses = False
+    build_step(Toy(), ADAM, Execution(CPU), 0)
+    assert asked == [(machine.M_MMAP_THRESHOLD, 1 << 25, 1), (machine.M_TRIM_THRESHOLD, (1 << 31) - 1, 1)]
+    asked.clear()
+    refuses = True  # the second alone would make it twice as slow
+    build_step(Toy(), ADAM, Execution(CPU), 0)
+    assert [which for which, *_ in asked] == [machine.M_MMAP_THRESHOLD]
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: SimpleNamespace())
+    build_step(Toy(), ADAM, Execution(CPU), 0)

@@ -14,8 +14,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-LEAST = 1 << 24
-"""Multiplications. oneDNN takes about 0.45 ms to get ready for a shape that it has not met, and saves 0.2 ms of so many each time."""
+BLOCKS = 1024, 256
+"""Rows. oneDNN keeps a program and its memory, a megabyte and more, for every shape that it meets, and lengths of texts are ever new:
+products are cut so that it meets few. Rows that are left over stay with MKL."""
+LEAST = 1 << 13
+"""Weights: below, the call costs more than is saved."""
 
 
 class Linear(nn.Linear):
@@ -50,7 +53,8 @@ def gains_by_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
-        and x.numel() * weight.shape[0] >= LEAST
+        and weight.numel() >= LEAST
+        and x.numel() >= BLOCKS[-1] * weight.shape[1]
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()  # compilers and exports want operators that they know
         and is_mkl_slow()
@@ -72,13 +76,14 @@ class OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+        return product(x.reshape(-1, weight.shape[1]).contiguous(), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad, rows = grad.reshape(-1, weight.shape[0]), x.reshape(-1, weight.shape[1])
+        # oneDNN is slow a hundredfold where a gradient is one number, spread out by strides of zero
+        grad, rows = (it.reshape(-1, it.shape[-1]).contiguous() for it in (grad, x))
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
             product(grad, weight.T).view(x.shape) if for_x else None,
@@ -87,13 +92,33 @@ class OneDnnLinear(torch.autograd.Function):
         )
 
 
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """rows weightᵀ + bias."""
+    parts = [multiply(part, weight, bias) for part in rows.split(sizes(len(rows)))]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def crossed(left: Tensor, right: Tensor) -> Tensor:
     """leftᵀ right. oneDNN copies what it is given first if that is turned: the narrower of both."""
     if right.shape[1] < left.shape[1]:
-        return product(right.T, left.T).T
-    return product(left.T, right.T)
+        return crossed(right, left).T
+    parts = zip(left.split(sizes(len(left))), right.split(sizes(len(left))), strict=True)
+    total, *others = (multiply(one.T, other.T, None, len(one)) for one, other in parts)
+    for part in others:
+        total += part
+    return total
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weightᵀ + bias."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int | None = None) -> Tensor:
+    if (len(x) if rows is None else rows) in BLOCKS:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def sizes(count: int) -> list[int]:
+    """That a number of rows is cut into."""
+    found = []
+    for block in BLOCKS:
+        found += [block] * (count // block)
+        count %= block
+    return [*found, count] if count else found

@@ -24,7 +24,16 @@ from electra.objectives import Trainable
 from electra.objectives.losses import Loss, Sums
 from electra.train import optimizers
 from electra.train.cuda_graph import CapturedFunction
-from electra.train.device import Fast, Precision, autocast, choose_backend, is_out_of_memory, kernels, sound_attention
+from electra.train.device import (
+    Fast,
+    Precision,
+    autocast,
+    choose_backend,
+    is_out_of_memory,
+    keep_freed_memory,
+    kernels,
+    sound_attention,
+)
 from electra.train.distributed import add_up_at, add_up_gradients, add_up_scalars, is_sharded, with_others
 from electra.train.settings import TrainSettings
 
@@ -193,7 +202,9 @@ class Step:
 
 
 def build_step(objective: Trainable, settings: optimizers.OptimizerSettings, execution: Execution, seed: int) -> Step:
-    """Pre-training's, on the device where the objective is already."""
+    """Pre-training's, on the device where the objective is already. Its rows have one length, so that what a step frees fits the next."""
+    if execution.device.type == "cpu":
+        keep_freed_memory()
     groups = optimizers.split_parameters(objective, settings)
     optimizer = optimizers.build_optimizer(objective, groups, settings)
     stream = execution.ranks.rank if execution.device.type == "cuda" else 0
