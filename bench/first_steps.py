@@ -92,7 +92,7 @@ def run(way: str, given: argparse.Namespace) -> None:
 
 
 def write_rows(given: argparse.Namespace) -> None:
-    """With the settings as the original code calls them, and a vocabulary that has its special tokens in their places."""
+    """With the settings of the original code, and a vocabulary that has its special tokens in their places."""
     words = [f"data={given.data}", "run=unused", f"train.steps={given.of}", *given.words]
     settings, _ = resolve("electra-small", words)
     parts = build_parts(settings, torch.device("cpu"), verify=False)
@@ -101,19 +101,27 @@ def write_rows(given: argparse.Namespace) -> None:
     for name in ("ids", "segments", "is_real"):
         rows = torch.stack([getattr(batch, name) for batch in batches])
         np.save(given.out / f"{name}.npy", rows.numpy().astype(np.int32))
-    encoder, special = settings.encoder, parts.objective.corruptor.special
+    special = parts.objective.corruptor.special
     vocabulary = [f"[unused{number}]" for number in range(parts.manifest.vocab_size)]
     for token in ("pad", "unk", "cls", "sep", "mask"):
         vocabulary[getattr(special, token)] = f"[{token.upper()}]"
     (given.out / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    original = {
-        "vocab_size": parts.manifest.vocab_size,
+    stored = {"original": original_settings(settings, parts.manifest.vocab_size), "words": words[2:]}
+    (given.out / "rows.json").write_text(json.dumps(stored) + "\n")
+
+
+def original_settings(settings: PretrainSettings, vocabulary: int) -> dict[str, object]:
+    """As the original code calls them."""
+    encoder = settings.encoder
+    return {
+        "vocab_size": vocabulary,
         "embedding_size": encoder.embedding,
         "max_seq_length": settings.rows.length,
         "train_batch_size": settings.train.batch,
         "num_train_steps": settings.train.steps,
         "num_warmup_steps": round(settings.schedule.warmup_steps(settings.train.steps)),
         "learning_rate": settings.optimizer.lr,
+        "weight_decay_rate": settings.optimizer.weight_decay,
         "mask_prob": settings.masking.share,
         "generator_hidden_size": settings.generator.width,
         "generator_layers": settings.generator.depth,
@@ -122,12 +130,11 @@ def write_rows(given: argparse.Namespace) -> None:
             "num_hidden_layers": encoder.layers,
             "num_attention_heads": encoder.heads,
             "intermediate_size": encoder.intermediate,
+            "max_position_embeddings": encoder.positions,
             "hidden_dropout_prob": encoder.dropout,
             "attention_probs_dropout_prob": encoder.attention_dropout,
         },
     }
-    stored = {"original": original, "words": words[2:]}
-    (given.out / "rows.json").write_text(json.dumps(stored) + "\n")
 
 
 def draw(out: Path, name: str) -> None:

@@ -12,6 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from electra.pretraining.settings import resolve
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from first_steps import original_settings
+
 VOCABULARY, STEPS, ROWS, LENGTH = 61, 12, 6, 20
 WORDS = [
     "encoder.layers=2",
@@ -30,28 +35,6 @@ WORDS = [
     "optimizer.lr=2e-3",
     "optimizer.weight_decay=0.1",
 ]
-ORIGINAL = {
-    "vocab_size": VOCABULARY,
-    "embedding_size": 8,
-    "max_seq_length": LENGTH,
-    "train_batch_size": ROWS,
-    "num_train_steps": 40,
-    "num_warmup_steps": 5,
-    "learning_rate": 2e-3,
-    "weight_decay_rate": 0.1,
-    "mask_prob": 0.15,
-    "generator_hidden_size": 0.5,
-    "generator_layers": 1.0,
-    "model_hparam_overrides": {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
-}
 
 
 def main(folder: Path) -> None:
@@ -71,7 +54,9 @@ def main(folder: Path) -> None:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = [f"w{number}" for number in range(VOCABULARY - len(special))]
     (folder / "vocab.txt").write_text("\n".join(special + words) + "\n")
-    (folder / "rows.json").write_text(json.dumps({"original": ORIGINAL, "words": WORDS}) + "\n")
+    settings, _ = resolve("electra-small", [*WORDS, "data=none", "run=none"])
+    stored = {"original": original_settings(settings, VOCABULARY), "words": WORDS}
+    (folder / "rows.json").write_text(json.dumps(stored) + "\n")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class OneDnnLinear(torch.autograd.Function):
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """rows weightᵀ + bias."""
-    parts = [multiply(part, weight, bias) for part in rows.split(sizes(len(rows)))]
+    parts = [multiply(part, weight, bias, len(part)) for part in rows.split(sizes(len(rows)))]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -109,8 +109,8 @@ def crossed(left: Tensor, right: Tensor) -> Tensor:
     return total
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int | None = None) -> Tensor:
-    if (len(x) if rows is None else rows) in BLOCKS:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    if rows in BLOCKS:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
