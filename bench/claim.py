@@ -74,6 +74,7 @@ from electra.inspector.compare import (
 from electra.pretraining.evaluate import evaluate_run
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import paper_flops, step_flops
+from electra.train.device import thread_share
 
 log = logging.getLogger(__name__)
 FULL = ("generator.width=1.0", "generator.depth=1.0")
@@ -570,10 +571,11 @@ def run(given: argparse.Namespace) -> None:
     label = f"{given.family}{SCREEN}" if given.rates is not None else given.family
     log.info("%d of %d runs are in %s.json already.", len(works) - len(missing), len(works), given.name)
     rows, whole = publish(given.name, label, arms, {})
+    jobs = [(work,) for work in missing.values()]
     problems, done, began = [], 0, time.monotonic()
     try:
         with Signals() as signals:
-            for key, result in run_jobs(measure_one, [(work,) for work in missing.values()], given.jobs, signals):
+            for key, result in run_jobs(measure_one, jobs, given.jobs, signals, thread_share(given.jobs)):
                 if isinstance(result, str):
                     log.warning(result)
                     problems.append(result)

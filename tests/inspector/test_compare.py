@@ -362,9 +362,12 @@ def test_every_gpu_has_its_own_runs(recipe, prepared, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr("electra.inspector.compare.gpu_names", lambda device: ["4", "5"])
     jobs = "electra.inspector.compare.run_jobs"
-    monkeypatch.setattr(jobs, lambda _, queue, workers, *__, devices: started.append((workers, devices)) or iter(()))
+    monkeypatch.setattr(jobs, lambda *given, devices: started.append((*given[2:], devices)) or iter(()))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 20)
     compare([str(recipe)], [f"data={prepared}"], seeds=2, budget="1 steps", jobs=3, out=tmp_path / "out")
-    assert started == [(6, ["4", "5"])]
+    [(workers, _, share, devices)] = started
+    assert (workers, devices) == (6, ["4", "5"])
+    assert share.args == (3,)  # of the 20 threads
 
 
 def test_settings_of_fine_tuning_without_a_task_are_refused(recipe, prepared, tmp_path):

@@ -6,11 +6,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.numpy import save
 
 from electra.base import config
@@ -27,7 +26,7 @@ from electra.interop.read import warn_beyond
 from electra.model import encoder_alone, initialise, readable_length
 from electra.pretraining.load import load_network
 from electra.train.checkpoint import checkpoint_folders, newest_state
-from electra.train.device import explain_machine, machine
+from electra.train.device import explain_machine, machine, thread_share
 from electra.train.loop import Run
 
 log = logging.getLogger(__name__)
@@ -124,8 +123,7 @@ def run_in_workers(
     signals: Signals,
 ) -> Iterator[Result]:
     """In processes that share the threads and the GPUs of this one."""
-    threads = partial(torch.set_num_threads, max(1, torch.get_num_threads() // workers))
-    return run_jobs(function, jobs, workers, signals, start=threads, relays=True, devices=devices)
+    return run_jobs(function, jobs, workers, signals, thread_share(workers), relays=True, devices=devices)
 
 
 def encode_others(planned: PlannedTask) -> dict[str, Encoded]:

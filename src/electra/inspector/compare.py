@@ -57,7 +57,7 @@ from electra.pretraining.load import CONFIG, load_network, load_settings
 from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve, warn_without_effect
 from electra.pretraining.trial import paper_flops, step_flops, try_step
-from electra.train.device import choose_device, gpu_names
+from electra.train.device import choose_device, gpu_names, thread_share
 from electra.train.log import picture
 from electra.train.step import Execution, build_step
 
@@ -315,7 +315,8 @@ def finished(queue: Sequence[Job], jobs: int, devices: Sequence[str] = ()) -> It
         where = queue[0].folder.parent
         log.info("%d runs, %d at a time: output.txt in each folder of %s goes on", len(queue), workers, where)
     with Signals() as signals:
-        yield from run_jobs(run_job_quietly, [(job,) for job in queue], workers, signals, devices=devices)
+        start = thread_share(workers)
+        yield from run_jobs(run_job_quietly, [(job,) for job in queue], workers, signals, start, devices=devices)
 
 
 def run_job_quietly(job: Job) -> ComparedRun | str:

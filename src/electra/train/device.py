@@ -7,8 +7,9 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -47,6 +48,11 @@ def choose_device(settings: Placement) -> torch.device:
         name = torch.cuda.get_device_name()
         raise MachineError(f"precision bfloat16 was asked for, but {name} has none. Use auto or float32.")
     return torch.device("cuda")
+
+
+def thread_share(workers: int) -> Callable[[], None]:
+    """For each of several workers to call when it starts: with all threads of this process each, they would wait for each other."""
+    return partial(torch.set_num_threads, max(1, torch.get_num_threads() // workers))
 
 
 def gpu_names(device: str = "auto") -> list[str]:
