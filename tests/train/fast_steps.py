@@ -7,14 +7,17 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 from electra.base.batch import Batch, SpecialIds
+from electra.model import electra, heads, modern
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.generators import GeneratorSettings
 from electra.objectives import ElectraSettings
 from electra.objectives import build as build_objective
 from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
-from electra.pretraining.settings import resolve
+from electra.pretraining.settings import PretrainSettings, resolve
 from electra.train.optimizers import OptimizerSettings
 from electra.train.settings import TrainSettings
 from electra.train.step import Execution, Step, build_step
@@ -224,12 +227,8 @@ def leaves_its_graphs_when_memory_is_short() -> None:
     assert torch.isfinite(sums["total"]).item() and sums["tokens"].item() == rows * LENGTH * 3 // 4
 
 
-def takes_recipe() -> None:
-    """`tiny` joined with the recipe named by the next word: compiled in one piece and captured, with the plain step's
-    losses (float32, no dropout) over the first steps."""
-    recipe = sys.argv.pop(3)
-    words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", *words_of(recipe)]
-    settings, _ = resolve(f"tiny+{recipe}", words)
+def built(settings: PretrainSettings) -> torch.nn.Module:
+    """Of a recipe; the same weights each time."""
     inputs = ObjectiveInputs(
         encoder=settings.encoder,
         generator=settings.generator,
@@ -237,20 +236,62 @@ def takes_recipe() -> None:
         sampling=settings.sampling,
         special=SpecialIds(0, 1, 2, 3, 4),
         continues=torch.arange(VOCABULARY) % 3 == 2,
-        token_counts=torch.rand(VOCABULARY),
+        token_counts=1.0 + torch.arange(VOCABULARY) % 17,
         seed=5,
     )
+    torch.manual_seed(0)
+    return build_objective(settings.objective, inputs).to(DEVICE).train()
+
+
+def takes_recipe() -> None:
+    """`tiny` joined with the recipe named by the next word: compiled in one piece and captured, with the plain step's
+    losses (float32, no dropout) over the first steps."""
+    recipe = sys.argv.pop(3)
+    words = ["data=x", "encoder.dropout=0", "encoder.attention_dropout=0", *words_of(recipe)]
+    settings, _ = resolve(f"tiny+{recipe}", words)
     found: dict[str, list[float]] = {}
     for fast in ("auto", "off"):
-        torch.manual_seed(0)
-        objective = build_objective(settings.objective, inputs).to(DEVICE).train()
-        step = start(objective, settings.optimizer, fast=fast, precision="float32")
+        step = start(built(settings), settings.optimizer, fast=fast, precision="float32")
         sums = [step(batch_at(number, padded=True), number, 0.1)[0] for number in range(4)]
         found[fast] = [one["total"].item() for one in sums[:1]] + [sums[-1]["total"].item()]
         if fast == "auto":
             is_fast(step)
     for mine, theirs in zip(found["auto"], found["off"], strict=True):
         assert abs(mine - theirs) <= 5e-3 * abs(theirs), found
+
+
+def computes_by_kernels() -> None:
+    """The recipe named by the next word, with our kernels in it, interpreted: one graph that reads no number back, and the loss and
+    every gradient of plain torch."""
+    recipe = sys.argv.pop(3)
+    dropout = ["encoder.dropout=0", "encoder.attention_dropout=0"]
+    settings, _ = resolve(recipe, ["data=x", *dropout, *words_of(recipe.split("+")[-1])])
+    batch = replace(batch_at(1, rows=2, length=24, padded=True), progress=torch.tensor(0.5, dtype=torch.float64))
+    operators: set[str] = set()
+
+    def note(graph: torch.fx.GraphModule, _: object) -> object:
+        operators.update(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    found = []
+    for by_kernels in (True, False):
+        for module in (electra, modern, heads):
+            module.usable = lambda x, answer=by_kernels: answer
+        objective = built(settings)
+        backend = aot_autograd(fw_compiler=note)
+        loss = (torch.compile(objective, fullgraph=True, backend=backend) if by_kernels else objective)(batch)
+        loss.total.backward()
+        found.append((loss.total.detach(), {name: p.grad for name, p in objective.named_parameters()}))
+    (loss, gradients), (plain_loss, plain) = found
+    layers = "electra.modern_layers" if isinstance(settings.encoder, modern.ModernEncoderSettings) else "electra.layer"
+    assert {f"{layers}.default", f"{layers}_backward.default"} <= operators, operators
+    assert not {"aten._local_scalar_dense.default", "aten.nonzero.default"} & operators, operators
+    assert abs(loss - plain_loss) <= 1e-6 * plain_loss, (loss, plain_loss)
+    for name, expected in plain.items():
+        gradient = gradients[name]
+        assert (gradient is None) == (expected is None), name
+        if expected is not None:
+            assert (gradient - expected).norm() <= 1e-5 * expected.norm(), name
 
 
 def goes_on_where_nothing_can_be_captured() -> None:

@@ -15,9 +15,9 @@ TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src"
 
 
-def run(case: str, *words: str) -> None:
+def run(case: str, *words: str, **variables: str) -> None:
     path = os.pathsep.join(map(str, filter(None, (SOURCE, TESTS, os.environ.get("PYTHONPATH")))))
-    env = environment({"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    env = environment({"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **variables})
     done = subprocess.run([sys.executable, SCRIPT, case, *words], capture_output=True, text=True, env=env, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
 
@@ -56,3 +56,21 @@ def test_the_compiled_step_on_the_cpu():
     longer than any of them."""
     cases = "shapes_take_turns", "compiles_once", "temperature_is_not_frozen", "takes_recipe", "takes_recipe"
     run("+".join(cases), "cpu", "modernbert", "selection")
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "modern-tiny"])
+def test_a_step_by_kernels_equals_plain_torch(recipe):
+    by_kernels(recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("addition", shipped_additions())
+@pytest.mark.parametrize("size", ["tiny", "modern-tiny"])
+def test_every_recipe_by_kernels_equals_plain_torch(size, addition):
+    by_kernels(f"{size}+{addition}")
+
+
+def by_kernels(recipe: str) -> None:
+    """On any machine: what a GPU compiles and runs, operator by operator, with Triton's interpreter in the GPU's place."""
+    pytest.importorskip("triton")
+    run("computes_by_kernels", "cpu", recipe, TRITON_INTERPRET="1")
