@@ -1,9 +1,11 @@
 """Never loses work: whatever ends a run, the same command goes on and ends with the same weights, dropout included."""
 
+import errno
 import itertools
 import json
 import math
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,8 +16,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from electra.base import files
+from electra.base.errors import MachineError
 from electra.objectives.corruption import SamplingSettings
 from electra.pretraining.load import load_network
+from electra.pretraining.trial import try_storage
 from electra.train.checkpoint import checkpoint_folders, newest_checkpoint, problem_of
 from electra.train.log import read_metrics
 from electra.train.step import Step
@@ -118,6 +123,38 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(recipe, prepared,
     first.kill()
     first.wait()
     assert second.returncode == 5 and f"in use by process {first.pid}" in second.stderr
+
+
+def no_folder_is_renamed(monkeypatch):
+    def rename(path, target):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(Path, "rename", rename)
+
+
+def locks_do_nothing(monkeypatch):
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("storage", "problem"),
+    [
+        (no_folder_is_renamed, r"no folder can be renamed \(Operation not supported\)"),
+        (locks_do_nothing, "locks do nothing"),
+    ],
+)
+def test_storage_that_is_not_fit_for_a_run_is_refused_before_its_first_step(
+    storage, problem, recipe, prepared, tmp_path, monkeypatch
+):
+    storage(monkeypatch)
+    refused = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}")
+    assert refused.returncode == 5 and re.fullmatch(
+        rf"electra: .*{problem}.* Choose one on a local disk\.\n", refused.stderr
+    )
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    with pytest.raises(MachineError, match=problem):
+        try_storage(tmp_path / "doctor" / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_other_settings_are_refused_and_the_differing_keys_listed(finished_run, recipe, prepared):

@@ -481,3 +481,33 @@ def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator
             with suppress(OSError):
                 if not shared:  # of others that share it the name stays
                     file.truncate(0)
+
+
+def check_storage(folder: Path) -> None:
+    """Whether it is fit for a run, asked by whoever holds its lock: two runs must not write the same folder, and a checkpoint is a folder
+    that is renamed once it is whole. Mounted object stores and some network file systems grant every lock, or rename files alone."""
+    written, renamed = temporary_name(folder / "trial"), temporary_name(folder / "renamed-trial")
+    try:
+        is_locked = not is_free(folder)
+        written.mkdir()
+        written.rename(renamed)
+    except OSError as error:
+        problem = f"where no folder can be renamed ({error.strerror or error})"
+    else:
+        problem = "" if is_locked else "whose locks do nothing"
+    finally:
+        for trial in (written, renamed):
+            with suppress(OSError):
+                trial.rmdir()
+    if problem:
+        raise MachineError(
+            f"{folder} is on storage {problem}: a run would not be safe there. Choose one on a local disk."
+        )
+
+
+def is_free(folder: Path) -> bool:
+    try:
+        with lock(folder):
+            return True
+    except MachineError:
+        return False

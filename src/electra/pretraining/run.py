@@ -21,6 +21,7 @@ from electra.base import config
 from electra.base.batch import SpecialIds
 from electra.base.errors import CorruptError, ElectraError, SettingsError, common
 from electra.base.files import (
+    check_storage,
     lock,
     read_object,
     read_or_set_aside,
@@ -140,6 +141,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
             refuse_other_kind(folder, CONFIG)
             held.enter_context(lock(folder))
             remove_leftovers(folder)
+            check_storage(folder)
             fresh = not checkpoint.checkpoint_folders(folder / "checkpoints")
             if fresh:
                 return settings, fresh

@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from electra.base.batch import Batch, SpecialIds
 from electra.base.errors import MachineError
-from electra.base.files import lock, write_atomically
+from electra.base.files import check_storage, lock, write_atomically
 from electra.base.jobs import peak_memory
 from electra.base.ranks import Ranks
 from electra.model import Encoder, EncoderSettings
@@ -147,11 +147,14 @@ def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[
 
 def try_storage(run: Path) -> Path:
     """A file that was written aside and renamed, under a lock."""
-    folder = nearest_folder(run)
-    trial = folder / f"electra-doctor-{os.getpid()}"
-    with lock(folder / f"{trial.name}.d"):
-        write_atomically(trial, b"seen")
-    shutil.rmtree(folder / f"{trial.name}.d", ignore_errors=True)
+    trial = nearest_folder(run) / f"electra-doctor-{os.getpid()}"
+    locked = trial.with_name(f"{trial.name}.d")
+    try:
+        with lock(locked):
+            check_storage(locked)
+            write_atomically(trial, b"seen")
+    finally:
+        shutil.rmtree(locked, ignore_errors=True)
     return trial
 
 
