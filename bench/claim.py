@@ -43,10 +43,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import claim_rows
 import machine
+from claim_families import DEFAULTS, FIRST_STAGE, TWO_STAGE, families
 from claim_rows import FIVE, SCREEN, Record, Row
 from cola_ranking import ranking
 from electra.base import config
@@ -77,15 +78,9 @@ from electra.pretraining.trial import paper_flops, step_flops
 from electra.train.device import thread_share
 
 log = logging.getLogger(__name__)
-FULL = ("generator.width=1.0", "generator.depth=1.0")
-SLOW = ("optimizer.decoupled=true", "optimizer.generator.lr=3e-4")
-SIZES = ((0.25, 1.0), (0.25, 0.25), (0.5, 0.25), (1.0, 0.25), (1.0, 0.5), (1.0, 1.0))
 PAPER_SHARE = 0.15
 FACTORS = (0.5, 1.0, 2.0)
 """Of the recipe's learning rate, for `--rates`."""
-TWO_STAGE = "two-stage"
-FIRST_STAGE = ('generator.source="first-stage"', 'start="first-stage"')
-"""Until the folder is known."""
 UNSAID = (
     "seed",
     "run",
@@ -99,23 +94,6 @@ UNSAID = (
 COSTS = ("steps", "tokens", "flops", "paper_flops", "seconds")
 OF_RATES = ("optimizer.lr", "optimizer.weight_decay", "optimizer.total_decay")
 COUNTED: dict[str, float] = {}
-Family = dict[str, tuple[str, tuple[str, ...]]]
-"""A recipe and settings for each side, by its name."""
-
-
-class Defaults(NamedTuple):
-    budget: str
-    seeds: int = 2
-    task_seeds: int = 1
-    more: tuple[str, ...] = ()
-    base: str = "modern-small"
-
-
-DEFAULTS = dict.fromkeys(("generators", "sharing", "training", "after"), Defaults("1.065e16 flops")) | {
-    "table5": Defaults("2.13e16 flops", 2, 3, ("mnli", "qnli")),
-    "compute": Defaults("2.13e16 flops"),
-    "paper": Defaults("62500 steps", 1, 3, base="electra-small"),
-}
 
 # What an H200 does, for --plan. Measured: tokens a second of modern-small's ELECTRA alone. Guessed from the speed-run: the others.
 SPEED, FINETUNING_STEPS, START = 3.5e6, 100, 45
@@ -123,50 +101,19 @@ SHARED_PRETRAINING, SHARED_OTHER = 1.3, 0.7
 """What several at a time gain: all of them together, and each."""
 
 
-def families(base: str) -> dict[str, Family]:
-    electra, bert = (base, ()), (f"{base}+masked-lm", ())
-    kinds = ("uniform", "unigram", "two-tower", "autoregressive")
-    after = ("selection", "corrective", "replaced-span", "whole-word", "electric")
-    return {
-        "table5": {
-            "ELECTRA": electra,
-            "All-Tokens MLM": (f"{base}+all-tokens", ()),
-            "Replace MLM": (f"{base}+replace-mlm", ()),
-            "ELECTRA 15 %": (f"{base}+electra-15", ()),
-            "BERT": bert,
-            "BERT 30 %": (f"{base}+masked-lm", ("masking.share=0.3",)),
-        },
-        "compute": {"ELECTRA": electra, "BERT": bert},
-        "generators": {
-            **{
-                f"width {width:g}, depth {depth:g}": (base, (f"generator.width={width}", f"generator.depth={depth}"))
-                for width, depth in SIZES
-            },
-            **{name: (f"{base}+generator-{name}", ()) for name in kinds},
-        },
-        "sharing": {
-            f"share {name}": (base, (*FULL, f"generator.sharing={name}", *own))
-            for name, own in (("none", ()), ("tied", ()), ("gdes", ("optimizer.decoupled=true",)), ("all", ()))
-        },
-        "training": {
-            "joint": electra,
-            "adversarial": (f"{base}+adversarial", ()),
-            "adversarial with likelihood": (f"{base}+adversarial", ("objective.likelihood_weight=1",)),
-            "adversarial, slow generator": (f"{base}+adversarial", SLOW),
-            TWO_STAGE: (f"{base}+two-stage", ()),
-            "temperature 1.5 to 1": (base, ("sampling.start_temperature=1.5",)),
-        },
-        "after": {"ELECTRA": electra, "BERT": bert, **{name: (f"{base}+{name}", ()) for name in after}},
-        "paper": {"ELECTRA-Small": electra},
-    }
-
-
 def decay_of(settings: PretrainSettings, steps: int) -> float | str:
     return with_steps(settings, steps).optimizer_of_run().weight_decay
 
 
 def cost(settings: PretrainSettings, budget: Budget) -> float:
-    return counted(settings) if budget.unit == "flops" else 1.0
+    """Of one step."""
+    match budget.unit:
+        case "flops":
+            return counted(settings)
+        case "paper flops":
+            return paper_flops(with_steps(settings, 1), read_manifest(Path(settings.data)).vocab_size)
+        case _:
+            return 1.0
 
 
 def counted(settings: PretrainSettings) -> float:
@@ -500,7 +447,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--more-tasks", nargs="*", metavar="TASK", help="beside them, with one seed, in no mean")
     parser.add_argument("--finetune", nargs="*", default=[], metavar="KEY=VALUE", help="settings of fine-tuning")
     parser.add_argument("--task-seeds", type=int)
-    parser.add_argument("--budget", help="in flops or steps; several with commas")
+    parser.add_argument("--budget", help="in flops, paper flops or steps; several with commas")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0, help="stop by then, at a point that can be gone on from")
@@ -537,8 +484,8 @@ def asked(given: argparse.Namespace) -> tuple[Claim, list[Arm], list[Work]]:
         sys.exit(f"{given.family} has no {', '.join(sorted(unknown))}; it has {', '.join(family)}.")
     parsed = [parse_budget(text) for text in given.budget.split(",")]
     budgets = [named(it) for it in parsed]
-    if not {it.unit for it in parsed} <= {"flops", "steps"}:
-        sys.exit(f"--budget {given.budget}: in flops or steps, from which the weight decay follows.")
+    if "seconds" in {it.unit for it in parsed}:
+        sys.exit(f"--budget {given.budget}: in flops, paper flops or steps, from which the weight decay follows.")
     words = (f"data={config.toml_value(given.data)}", *given.words)
     base = resolve(given.base, [*words, "run=x"])[0]
     screened = given.rates

@@ -132,6 +132,16 @@ def test_the_best_rate_of_a_screen_is_that_of_later_runs(bench):
     assert {it["side"]: it["rate_from"] for it in stored["families"]["table5"]}["BERT"] == "given"
 
 
+def test_a_budget_by_the_papers_count_is_the_same_for_all_sides(prepared):
+    asked = claim.Claim("table5", "modern-tiny", (f"data={prepared}",), {}, {}, {}, None)
+    vocabulary = read_manifest(prepared).vocab_size
+    for side in ("ELECTRA", "BERT", "All-Tokens MLM"):
+        (arm,) = asked.arms(side, "1e12 paper flops")
+        settings = asked.settings(arm.stages[0].recipe)
+        assert claim.paper_flops(with_steps(settings, arm.steps), vocabulary) == pytest.approx(1e12, rel=1e-2)
+        assert arm.flops != pytest.approx(1e12, rel=0.1)
+
+
 def test_two_stages_have_a_first_one_for_each_seed_and_budget_with_its_own_decay(bench):
     stored, _ = bench(
         "training", "--only", "two-stage", "--rates", "--budget", "6e12 flops, 3e12 flops", "--seeds", "2"
