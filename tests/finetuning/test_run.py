@@ -437,7 +437,7 @@ def spoiled(*changes: tuple[int, str, object]) -> list[dict]:
             GOOD,
             None,
             ("--text", "txt", "--label", "label"),
-            ("no column 'txt' (there are text, label)", "(2 problems)"),
+            ("no column 'txt' (there are text, label). Did you mean 'text'?", "(2 problems)"),
         ),
         ([GOOD[0]] * 20, None, ("--text", "text", "--label", "label"), ("one class only (a)",)),
         ([GOOD[0]] * 20, None, ('labels=["a", "b"]',), ("train row 1 is also train row 3",)),

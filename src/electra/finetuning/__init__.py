@@ -8,6 +8,7 @@
 A run's folder appears whole when the run is done: what is there is kept, what is missing is done again.
 """
 
+import difflib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -419,8 +420,13 @@ def in_chunks(
 
 def missing_columns(split: str, rows: Rows, columns: Sequence[str]) -> list[Problem]:
     present = list(dict.fromkeys(name for row in rows[:100] for name in row))
-    text = f"(there are {', '.join(present)}). Name the columns of your table."
-    return [Problem(split, 0, f"no column {name!r} {text}") for name in columns if pick(present, name) is None]
+    problems = []
+    for name in columns:
+        if pick(present, name) is None:
+            near = difflib.get_close_matches(name, present, n=1)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Name the columns of your table."
+            problems.append(Problem(split, 0, f"no column {name!r} (there are {', '.join(present)}). {remedy}"))
+    return problems
 
 
 def text_problem(name: str, value: Any) -> str:
