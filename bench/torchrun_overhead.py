@@ -51,7 +51,7 @@ def seconds_of(step: Step, batch: Batch, count: int) -> float:
     started = time.perf_counter()
     for number in range(count):
         sums, _ = step(batch, number, 0.1)
-        step.execution.ranks.agree(None, 0.0, 0.0, 0.0)
+        step.execution.ranks.agree(None, 0.0, 0.0, 0.0, 0.0)
     assert torch.isfinite(sums["total"]).item()
     return (time.perf_counter() - started) / count
 

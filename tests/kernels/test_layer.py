@@ -366,7 +366,7 @@ from electra.kernels.layer import triton as kernels
 from electra.kernels.layer import HEAD_SIZES
 from electra.kernels.layer.launch import LAUNCH
 KINDS = {"eps": "fp32", "scale": "fp32", "softmax_scale": "fp32", "seed": "*i64", "is_real": "*i1", "partial": "*fp32", "total": "*fp32",
-         "gamma": "*fp32", "beta": "*fp32", "angles": "*fp32", "levels": "*fp32"}
+         "gamma": "*fp32", "beta": "*fp32", "angles": "*fp32", "log_sums": "*fp32"}
 SCALARS = {"rows", "hidden", "columns", "count", "width", "batch", "seq", "threshold", "stream", "reach"}
 heads = [{"HEADS": 4, "SIZE": size, "SEQ": 128, "MASKED": True, "FULL": True, "DROPS": True} for size in HEAD_SIZES]
 heads += [heads[-1] | {"MASKED": False, "FULL": full, "DROPS": False} for full in (False, True)]

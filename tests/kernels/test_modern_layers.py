@@ -60,6 +60,7 @@ def fused(monkeypatch):
 SHAPES = [
     {},
     {"seq": 7, "hidden": 32, "heads": 1, "intermediate": 40},
+    {"layers": 1},
     {"seq": 128, "window": 32, "batch": 2, "layers": 2},
     {"seq": 200, "window": 32, "batch": 2, "layers": 2},
 ]

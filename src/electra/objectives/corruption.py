@@ -330,7 +330,7 @@ class Corruptor(nn.Module):
             mlm_loss = mean_over(-filled.log_likelihood, used.flatten())
             return Generated(filled.sampled.view_as(targets), filled.is_best.view_as(targets), mlm_loss)
         everywhere, states = None, None
-        if isinstance(generator, TwoTowerGenerator | AutoregressiveGenerator):
+        if isinstance(generator, (TwoTowerGenerator, AutoregressiveGenerator)):
             everywhere = generator(batch, torch.arange(batch.ids.shape[1], device=noise.device).expand_as(batch.ids))
             logits = gather_rows(everywhere, positions)
             mlm_loss = masked_lm_loss(everywhere, batch.ids, maskable(batch, self.special))

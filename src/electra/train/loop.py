@@ -321,7 +321,8 @@ class RunState:
             try:
                 metrics = self.evaluation.measure(self.step, self.log.of_kind(kind))
             except RuntimeError as error:  # what graphs hold is not free for evaluation
-                if not (self.update.captured.graphs and is_out_of_memory(error)):
+                is_alone = self.ranks.world == 1  # others would not measure again
+                if not (is_alone and self.update.captured.graphs and is_out_of_memory(error)):
                     raise
                 self.update.captured.forget()
                 metrics = self.evaluation.measure(self.step, self.log.of_kind(kind))

@@ -42,6 +42,8 @@ def fused_modern_layers(
     first layer's attention norm, in the order in which they are used; the last may be the final norm, without which the
     result is the residual stream. `angles`: cos and sin of global layers, then of local ones. `reaches`: how far a token
     of a layer sees, 0 for the whole row."""
+    if not weights:
+        return x
     halves = halve([weight.detach() for weight in weights], product_dtype(x))
     return fused_stack(x, is_real, weights, norms, halves, angles, heads, reaches, eps)[0]
 
