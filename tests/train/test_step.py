@@ -1,5 +1,6 @@
 """One update: what it computes, and what it does on a machine that cannot compile or capture it."""
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -26,6 +27,7 @@ from electra.pretraining.settings import resolve
 from electra.train import device as machine
 from electra.train.cuda_graph import CapturedFunction
 from electra.train.log import read_metrics
+from electra.train.loop import RunState
 from electra.train.optimizers import OptimizerSettings, build_optimizer, split_parameters
 from electra.train.settings import TrainSettings, next_accumulate
 from electra.train.step import Execution, Step, build_step
@@ -299,6 +301,32 @@ def test_a_batch_that_does_not_fit_is_tried_once_more_where_graphs_held_memory(g
     with pytest.raises(torch.OutOfMemoryError):
         step(batch_at(0), 0, 1.0)
     assert len(forgotten) == graphs
+
+
+@pytest.mark.parametrize(("world", "tries"), [(1, 2), (2, 1)])
+def test_an_evaluation_that_does_not_fit_is_tried_once_more_by_a_process_alone(world, tries):
+    """Others would not measure again, and all would wait for each other."""
+    measured = []
+
+    def measure(*_):
+        measured.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    evaluation = SimpleNamespace(kind="heldout", is_due=lambda *_: True, measure=measure)
+    captured = SimpleNamespace(graphs={"shape": None}, forget=lambda: None)
+    log = SimpleNamespace(last=lambda _: {}, of_kind=lambda _: [])
+    state = SimpleNamespace(
+        evaluation=evaluation,
+        step=1,
+        is_last=False,
+        log=log,
+        paused_for=lambda _: contextlib.nullcontext(),
+        ranks=SimpleNamespace(world=world),
+        update=SimpleNamespace(captured=captured),
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        RunState.evaluate_if_due(state, None)
+    assert len(measured) == tries
 
 
 @pytest.mark.parametrize(
