@@ -1,5 +1,6 @@
 """Ray with a worker that is killed, a store of objects, memory: the same bytes as one process on a disk."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from electra.base import files
 from electra.base.errors import DataError, MachineError, SettingsError
 from electra.base.jobs import STOPPED
 from electra.base.progress import Progress
@@ -73,6 +75,33 @@ def test_sigterm_ends_with_75_and_the_same_command_goes_on(
         assert electra("prepare-finish", out).returncode == 0
     assert contents(out) == expected
     assert all(path.stat().st_mtime_ns == time for path, time in before.items() if path.exists())
+
+
+def test_a_signal_that_comes_while_a_row_is_parsed_is_no_bad_row(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `skip` its document would be left out for good, in shards that are called whole."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"bar lon tim {number}"}) + "\n" for number in range(50)))
+    words = ["--tokenizer", tokenizer, "--heldout", 0, "--on-bad", "skip"]
+    for out in ("out", "undisturbed"):
+        assert electra("prepare-plan", tmp_path / out, rows, *words).returncode == 0
+    parsed = []
+
+    def signalled(*given: object) -> object:
+        parsed.append(given)
+        if len(parsed) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return files.parse_json(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("electra.data.files.parse_json", signalled)
+        stopped = electra("prepare-unit", tmp_path / "out", "--index", "0/1")
+    assert stopped.returncode == 75 and STOPPED in stopped.stderr
+    for out in ("out", "undisturbed"):
+        assert electra("prepare-unit", tmp_path / out, "--index", "0/1").returncode == 0
+        assert electra("prepare-finish", tmp_path / out).returncode == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
 KILLED_ON_RAY = """

@@ -69,6 +69,11 @@ class Signals:
         return InterruptedRunError(message) if self.received == signal.SIGINT else PreemptedError(message)
 
 
+class SignalHeard(BaseException):
+    """Raised wherever the process happens to be. No Exception: a reader that takes a ValueError for a bad row, which it leaves out, must
+    not take this for one."""
+
+
 @contextmanager
 def ending_at_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
     """SIGTERM and SIGHUP end what is at work as errors do, so that nothing but whole files stays; a second one ends the process.
@@ -76,13 +81,15 @@ def ending_at_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
 
     def end(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        raise error(number)
+        raise SignalHeard(number)
 
     listens = threading.current_thread() is threading.main_thread()
     heard = [it for it in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, end) for number in heard if listens}
     try:
         yield
+    except SignalHeard as heard_signal:
+        raise error(*heard_signal.args) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
