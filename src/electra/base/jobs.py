@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,8 +41,8 @@ def peak_memory() -> int:
 
 class Signals:
     """SIGTERM, SIGINT and, unless nohup has it ignored, SIGHUP ask for a stop at the next safe point; a second one ends the
-    process at once. So does a reader of our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it
-    likes."""
+    process at once, also where the main thread, by which Python hears signals, waits inside a library for a process that
+    hangs. So does a reader of our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it likes."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -52,11 +53,19 @@ class Signals:
         if listens and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         self.previous = {number: signal.signal(number, self.handle) for number in numbers}
+        if listens:
+            read, self.write = os.pipe()
+            os.set_blocking(self.write, False)
+            self.listener = signal.set_wakeup_fd(self.write, warn_on_full_buffer=False)
+            threading.Thread(target=end_at_second, args=(read,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+        if self.previous:
+            signal.set_wakeup_fd(self.listener)
+            os.close(self.write)
 
     def handle(self, number: int, _: FrameType | None) -> None:
         if self.received is not None and number != signal.SIGPIPE:
@@ -72,6 +81,17 @@ class Signals:
 class SignalHeard(BaseException):
     """Raised wherever the process happens to be. No Exception: a reader that takes a ValueError for a bad row, which it leaves out, must
     not take this for one."""
+
+
+def end_at_second(pipe: int) -> None:
+    """The numbers of signals come through `pipe` even where no handler is called; where one is, it ends the process first."""
+    count = 0
+    with open(pipe, "rb", buffering=0) as numbers:
+        while number := numbers.read(1):
+            count += number[0] in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            if count == 2:
+                time.sleep(1)
+                os._exit(128 + number[0])
 
 
 @contextmanager
