@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings, refuse_other_tokenizer
+from electra.finetuning.report import GLUE
+from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings, beside_table, refuse_other_tokenizer
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
 from helpers import Forked, electra, write_corpus
@@ -88,6 +89,11 @@ def test_a_speedrun_is_killed_and_goes_on_and_reports_everything(recipe, prepare
     ):
         assert text in report, text
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    for official, cells in ((True, ("–", "44.5", "79.9")), (False, ("–", "44.5*", "79.9"))):
+        files = [{"split": "train", "official": official}, {"split": "test", "official": False}]
+        eight = {name: {"median": 41.0 + number, "files": files} for number, name in enumerate(GLUE)}
+        tables = [beside_table(result).rows, beside_table(result | {"tasks": eight}).rows]
+        assert (tables[0][0][-1], tables[1][0][-1], tables[1][-1][-1]) == cells
 
     assert electra(*words).returncode == 0
     again = json.loads((out / "speedrun.json").read_text())
