@@ -2,6 +2,7 @@
 
 import json
 import random
+import runpy
 import shutil
 import time
 from pathlib import Path
@@ -122,6 +123,24 @@ def test_text_is_prepared_first_and_tasks_can_be_chosen(recipe, glue, tmp_path):
     vocabulary.write_text(vocabulary.read_text() + "walks\n")
     done = electra("speedrun", recipe, *words, *METHOD, "--out", out)
     assert done.returncode == 2 and "was begun with another tokenizer" in done.stderr
+
+
+def test_more_tasks_are_looked_for_in_the_corpus_and_the_stored_result_keeps_the_rest(
+    prepared, glue, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "bench")
+    import machine
+
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    stored = {"gpu": "another machine's", "runs": [{"tokens": 7, "overlap": {"cola": {"rows": 3}}}]}
+    (tmp_path / "speedrun.json").write_text(json.dumps(stored))
+    script = runpy.run_path(str(Path(machine.__file__).parent / "speedrun.py"))
+    monkeypatch.setattr("sys.argv", ["speedrun.py", "--overlap", str(prepared), str(glue), "rte", "mrpc"])
+    script["main"]()
+    result = json.loads((tmp_path / "speedrun.json").read_text())
+    overlap = result["runs"][0].pop("overlap")
+    assert result == {"gpu": "another machine's", "runs": [{"tokens": 7}]} and overlap.pop("cola") == {"rows": 3}
+    assert {name: (it["rows"], it["whole_text"]) for name, it in overlap.items()} == {"rte": (12, 1), "mrpc": (12, 1)}
 
 
 def test_warm_up_keeps_its_share_of_the_recipe():
