@@ -430,10 +430,14 @@ def shingles(text: str) -> set[tuple[str, ...]]:
 def test_the_arithmetic_of_scaling_is_right():
     """Bytes of gradients, sent 2 (N - 1) / N times, at the bandwidths that the page states."""
     page = (ROOT / "docs" / "scale.md").read_text("utf-8")
-    rows = re.findall(r"^\| (Small|Base|Large), .*? \| ([\d.]+) M \| ([\d.]+) \| (.*) \|$", page, re.MULTILINE)
-    assert len(rows) == 3
+    sizes = "Small|Base|Large|modern-small"
+    rows = re.findall(rf"^\| ({sizes}), .*? \| ([\d.]+) M \| ([\d.]+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    results = [json.loads((ROOT / "bench/results" / f"{it}.json").read_text()) for it in ("modern_128", "speedrun")]
+    stored = results[0]["rows"][0]["ms"], 1000 * 60 * results[1]["minutes"] / results[1]["runs"][0]["steps"]
+    assert [row[2] for row in rows if row[0] == "modern-small"] == [f"{stored[0]:.2f}", f"{stored[1]:.1f}"]
     for size, millions, alone, cells in rows:
-        settings, _ = resolve(f"electra-{size.lower()}", ["data=x", "run=x"])
+        settings, _ = resolve(size if "-" in size else f"electra-{size.lower()}", ["data=x", "run=x"])
         with torch.device("meta"):
             flags = torch.zeros(30522, dtype=torch.bool)
             objective = build(settings.objective, settings.inputs(SpecialIds(0, 1, 2, 3, 4), flags, flags.float()))
