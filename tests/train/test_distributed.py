@@ -13,14 +13,24 @@ from safetensors.torch import load_file
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
 from electra.train.step import Step
+from helpers import electra_forked
 from together import Together, wait_for_step
 
-LAST = "step-000000040"
+STEPS = "train.steps=50"
 TIMES = ("seconds", "training_seconds", "tokens_per_second")
 
 
 def pretrain(world: int, recipe: Path, prepared: Path, run: Path, *more: object) -> Together:
     return Together(world, run.parent / f"{run.name}-said", "pretrain", recipe, f"data={prepared}", f"run={run}", *more)
+
+
+def stopped(world: int, recipe: Path, prepared: Path, run: Path, *more: object, step: int = 10) -> Together:
+    """By a signal to the last process, some time after `step`."""
+    processes = pretrain(world, recipe, prepared, run, *more)
+    wait_for_step(run, step)
+    processes.processes[world - 1].terminate()
+    assert processes.codes() == [75] * world, processes.said(0)
+    return processes
 
 
 def finish(world: int, recipe: Path, prepared: Path, run: Path, *more: object) -> Path:
@@ -58,21 +68,29 @@ def assert_same_training(run: Path, other: Path, tolerance: float = 1e-5) -> Non
 
 
 @pytest.fixture(scope="module")
+def alone(recipe, prepared, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("alone") / "run"
+    done = electra_forked("pretrain", recipe, f"data={prepared}", f"run={run}", STEPS)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
 def two(recipe, prepared, tmp_path_factory) -> Path:
-    return finish(2, recipe, prepared, tmp_path_factory.mktemp("two") / "run")
+    return finish(2, recipe, prepared, tmp_path_factory.mktemp("two") / "run", STEPS)
 
 
-def test_two_processes_compute_what_one_computes_dropout_included(two, finished_run):
-    assert_same_training(two, finished_run)
+def test_two_processes_compute_what_one_computes_dropout_included(two, alone):
+    assert_same_training(two, alone)
     assert json.loads((two / "run_state.json").read_text())["state"] == "finished"
     assert json.loads((two / "environment.json").read_text())["processes"] == 2
     assert (two / "export" / "model.safetensors").is_file()
 
 
-def test_one_process_under_torchrun_is_to_the_bit_one_without(finished_run, recipe, prepared, tmp_path):
-    run = finish(1, recipe, prepared, tmp_path / "run")
-    assert weights(run) == weights(finished_run)
-    assert metrics(run) == metrics(finished_run)
+def test_one_process_under_torchrun_is_to_the_bit_one_without(alone, recipe, prepared, tmp_path):
+    run = finish(1, recipe, prepared, tmp_path / "run", STEPS)
+    assert weights(run) == weights(alone)
+    assert metrics(run) == metrics(alone)
 
 
 def test_with_a_budget_of_time_all_have_one_plan_though_one_of_them_compiles(recipe, prepared, tmp_path, monkeypatch):
@@ -96,13 +114,10 @@ def test_with_a_budget_of_time_all_have_one_plan_though_one_of_them_compiles(rec
 
 
 def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_goes_on(
-    two, finished_run, recipe, prepared, tmp_path
+    two, alone, recipe, prepared, tmp_path
 ):
     run = tmp_path / "run"
-    processes = pretrain(2, recipe, prepared, run, "train.save_every=1000")
-    wait_for_step(run, 10)
-    processes.processes[1].terminate()
-    assert processes.processes[1].pid and processes.codes() == [75, 75], processes.said(0)
+    processes = stopped(2, recipe, prepared, run, STEPS, "train.save_every=1000")
     state = json.loads((run / "run_state.json").read_text())
     assert (
         state["state"] == "preempted"
@@ -112,16 +127,19 @@ def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_g
     assert saved.name == f"step-{state['step']:09d}"
 
     shutil.copytree(run, tmp_path / "with-one")
-    assert weights(finish(2, recipe, prepared, run)) == weights(two)
+    assert weights(finish(2, recipe, prepared, run, STEPS)) == weights(two)
     assert metrics(run) == metrics(two)
-    assert_same_training(finish(1, recipe, prepared, tmp_path / "with-one"), finished_run)
+    assert_same_training(finish(1, recipe, prepared, tmp_path / "with-one", STEPS), alone)
 
 
 @pytest.mark.slow
-def test_weights_in_pieces_train_alike(finished_run, recipe, prepared, tmp_path):
-    run = finish(2, recipe, prepared, tmp_path / "run", "train.parallel=fsdp")
-    assert_same_training(run, finished_run)
+def test_weights_in_pieces_train_alike_and_go_on_to_the_bit(alone, recipe, prepared, tmp_path):
+    run, interrupted, more = tmp_path / "run", tmp_path / "interrupted", (STEPS, "train.parallel=fsdp")
+    assert_same_training(finish(2, recipe, prepared, run, *more), alone)
     assert (run / "export" / "model.safetensors").is_file()
+    stopped(2, recipe, prepared, interrupted, *more)
+    assert weights(finish(2, recipe, prepared, interrupted, *more)) == weights(run)
+    assert metrics(interrupted) == metrics(run)
 
 
 @pytest.mark.slow
@@ -130,10 +148,7 @@ def test_weights_in_pieces_train_alike(finished_run, recipe, prepared, tmp_path)
 def test_a_run_goes_from_whole_weights_to_pieces_and_back(more, recipe, prepared, tmp_path):
     alone, run = finish(1, recipe, prepared, tmp_path / "alone", *more), tmp_path / "run"
     for world, parallel, step in ((2, "ddp", 10), (2, "fsdp", 20), (4, "fsdp", 30)):
-        processes = pretrain(world, recipe, prepared, run, f"train.parallel={parallel}", *more)
-        wait_for_step(run, step)
-        processes.processes[0].terminate()
-        assert processes.codes() == [75] * world, processes.said(0)
+        stopped(world, recipe, prepared, run, f"train.parallel={parallel}", *more, step=step)
     assert_same_training(finish(1, recipe, prepared, run, *more), alone)
 
 
@@ -148,6 +163,7 @@ def test_doctor_examines_the_processes_too(recipe, prepared, tmp_path):
 
 
 MORE = {
+    "plain": [],
     "accumulate": ["train.accumulate=2"],
     "muon": ["optimizer.kind=muon", "optimizer.decoupled=true"],
     "electric": ["objective.kind=electric", "generator.kind=two_tower"],
@@ -161,7 +177,7 @@ MORE = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MORE)
 def test_one_two_and_four_processes_train_alike(name, recipe, prepared, tmp_path):
-    more = [*MORE[name], "train.steps=50", "train.evaluate_every=25", "train.save_every=100"]
+    more = [*MORE[name], STEPS, "train.evaluate_every=25", "train.save_every=100"]
     alone = finish(1, recipe, prepared, tmp_path / "1", *more)
     for world in (2, 4):
         assert_same_training(finish(world, recipe, prepared, tmp_path / str(world), *more), alone)
