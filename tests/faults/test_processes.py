@@ -18,6 +18,7 @@ from electra.base import ranks
 from electra.data.prepare import PrepareSettings, prepare
 from electra.data.shards import manifest_hash
 from electra.pretraining.run import refuse_others
+from electra.train import checkpoint
 from electra.train.checkpoint import checkpoint_folders, problem_of
 from helpers import command, environment, write_corpus
 from together import Together, wait_for_step, wait_until
@@ -79,6 +80,32 @@ def test_a_process_of_another_version_is_refused_with_the_difference(recipe, pre
     monkeypatch.setattr("electra.pretraining.run.refuse_others", refuse)
     data = [f"data={prepared}"]
     assert f"(electra: '{electra.__version__}' -> '0.0.1')" in refused_line(recipe, tmp_path, data, data)
+
+
+@pytest.mark.parametrize("launcher", [{}, {"TORCHELASTIC_RUN_ID": "any"}], ids=["none", "torchrun"])
+def test_sigterm_to_all_processes_saves_once(launcher, recipe, prepared, tmp_path, monkeypatch):
+    """As schedulers send it. torchrun hears it too and passes it on, while the checkpoint is written."""
+    write = checkpoint.save_checkpoint
+
+    def save(*given, **how):
+        (tmp_path / "saves").touch()
+        time.sleep(1)
+        return write(*given, **how)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
+    run = tmp_path / "run"
+    processes = together(2, recipe, prepared, run, "train.steps=9999", "train.save_every=9999", variables=launcher)
+    wait_for_step(run, 10)
+    for _ in range(1 + len(launcher)):
+        for process in processes.processes.values():
+            process.terminate()
+        wait_until((tmp_path / "saves").exists)
+    assert processes.codes(60) == [75, 75]
+    state = json.loads((run / "run_state.json").read_text())
+    (line,) = processes.lines()
+    assert state["state"] == "preempted" and f"stopped at step {state['step']} of 9999; everything is saved" in line
+    (folder,) = checkpoint_folders(run / "checkpoints")
+    assert folder.name == f"step-{state['step']:09d}" and problem_of(folder) is None
 
 
 @pytest.mark.parametrize(("there", "missing"), [([0], [1]), ([1], [0]), ([0, 2], [1])])
@@ -198,11 +225,15 @@ def test_random_kills_with_restarts_end_with_the_same_weights(parallel, kills, r
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigterm_to_the_launcher_saves_once_and_exits_75(recipe, prepared, tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the processes")
+@pytest.mark.parametrize("told", ["launcher", "all"])
+def test_sigterm_to_the_launcher_saves_once_and_exits_75(told, recipe, prepared, tmp_path):
     run = tmp_path / "run"
     words = ["pretrain", recipe, f"data={prepared}", f"run={run}", "train.processes=2", "train.save_every=1000"]
     parent = subprocess.Popen(command(*words), env=environment(), stderr=subprocess.PIPE, text=True)
     wait_for_step(run, 10)
+    for pid in workers_of(parent.pid) if told == "all" else ():
+        os.kill(pid, signal.SIGTERM)
     parent.terminate()
     _, errors = parent.communicate(timeout=120)
     assert parent.returncode == 75 and errors.count("everything is saved") == 1, errors

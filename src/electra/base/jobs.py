@@ -41,10 +41,12 @@ def peak_memory() -> int:
 class Signals:
     """SIGTERM, SIGINT and, unless nohup has it ignored, SIGHUP ask for a stop at the next safe point; a second one ends the
     process at once. So does a reader of our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it
-    likes."""
+    likes. torchrun passes on what it hears, also where a scheduler told its processes the same: to those a second one is no other,
+    and who takes longer than half a minute is ended by torchrun."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.is_told_twice = "TORCHELASTIC_RUN_ID" in os.environ
 
     def __enter__(self) -> "Signals":
         listens = threading.current_thread() is threading.main_thread()  # python lets no other thread listen
@@ -56,10 +58,10 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self.is_told_twice and self.received else handler)
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None and number != signal.SIGPIPE:
+        if self.received is not None and number != signal.SIGPIPE and not self.is_told_twice:
             os._exit(128 + number)
         self.received = self.received or number
 
