@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,8 +16,8 @@ from torch import distributed as dist
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
 from electra.train.step import Step
-from helpers import electra_forked
-from together import Together, wait_for_step
+from helpers import electra_forked, environment
+from together import Together, free_port, wait_for_step
 
 STEPS = "train.steps=50"
 TIMES = ("seconds", "training_seconds", "tokens_per_second")
@@ -131,6 +133,25 @@ def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_g
     assert weights(finish(2, recipe, prepared, run, STEPS)) == weights(two)
     assert metrics(run) == metrics(two)
     assert_same_training(finish(1, recipe, prepared, tmp_path / "with-one", STEPS), alone)
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_machines_trains_like_one_process(alone, recipe, prepared, tmp_path):
+    """Both are this one: each process is the first of its machine, and the agents agree on who is who."""
+    place = ["--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *place]
+    run = tmp_path / "run"
+    words = [*launcher, "-m", "electra", "pretrain", str(recipe), f"data={prepared}", f"run={run}", STEPS]
+    agents = [subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        said = [agent.communicate(timeout=200)[1] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert_same_training(run, alone)
+    assert json.loads((run / "environment.json").read_text())["processes"] == 2
 
 
 @pytest.mark.slow
