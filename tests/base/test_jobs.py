@@ -68,29 +68,6 @@ def test_a_signal_stops_workers_in_the_middle_of_their_jobs() -> None:
     assert time.monotonic() - started < 30
 
 
-STUCK = """
-import ctypes
-from electra.base.jobs import Signals
-
-library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-with Signals():
-    print("ready", flush=True)
-    library.pthread_mutex_lock(lock)
-    library.pthread_mutex_lock(lock)  # for ever
-"""
-
-
-def test_a_second_signal_ends_a_process_that_waits_inside_a_library() -> None:
-    """As for another process of the run that hangs: Python hears no signal there."""
-    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True)
-    assert process.stdout and process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(2)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 128 + signal.SIGTERM
-
-
 def tell(text: str) -> str:
     logging.getLogger("electra.somewhere").warning("working on %s", text)
     return text
@@ -160,6 +137,15 @@ def test_a_terminal_that_is_closed_asks_for_a_stop_unless_nohup_was_said() -> No
         assert signals.received is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_what_torchrun_passes_on_after_the_stop_does_not_end_who_is_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    with jobs.ending_at_signals(lambda number: SystemExit(128 + number)):
+        with Signals() as signals:
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.received == signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

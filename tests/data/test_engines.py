@@ -21,7 +21,7 @@ from electra.base.progress import Progress
 from electra.base.remote import RemotePath, as_place
 from electra.data.plan import PrepareSettings
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
-from helpers import contents, electra, environment
+from helpers import command, contents, electra, environment
 
 SMALL = PrepareSettings(unit_bytes=10_000, heldout_share=0.1)
 
@@ -144,6 +144,41 @@ def test_ray_does_again_what_a_killed_worker_did_not_finish(
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "marker").exists()
+    assert contents(tmp_path / "out") == expected
+
+
+ALONE = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+"""Ray listens on every interface, whatever address it is given: here it has a network of its own, with nothing but loopback. With the
+shell that is the first process there all others end."""
+JOINED_RAY = """
+ip link set lo up
+"$1" -m ray.scripts.scripts start --head --num-cpus 2 --temp-dir "$HOME" --include-dashboard false --object-store-memory 134217728 >&2
+shift
+"$@" && grep --quiet gcs_server /proc/[0-9]*/comm
+"""
+
+
+def has_own_network() -> bool:
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        return False
+    return subprocess.run([*ALONE, "ip", "link", "set", "lo", "up"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_runs_already_is_joined_and_left_running(
+    corpus: Path, tokenizer: Path, tmp_path: Path, expected: dict[str, bytes], ray_folder: str
+) -> None:
+    pytest.importorskip("ray")
+    if not has_own_network():
+        pytest.skip("this user may not have a network of its own")
+    settings = ["--tokenizer", tokenizer, "--unit-bytes", 10_000, "--heldout", 0.1, "--engine", "ray"]
+    words = command("prepare", tmp_path / "out", corpus, *settings)
+    env = environment({"HOME": ray_folder, "RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"})
+    env.pop("RAY_ADDRESS", None)
+    script = [*ALONE, "sh", "-e", "-c", JOINED_RAY, "sh", sys.executable, *words]
+    done = subprocess.run(script, env=env, timeout=240, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Ray runtime started" in done.stderr and "No Ray cluster is running" not in done.stderr
     assert contents(tmp_path / "out") == expected
 
 

@@ -7,7 +7,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,11 +40,13 @@ def peak_memory() -> int:
 
 class Signals:
     """SIGTERM, SIGINT and, unless nohup has it ignored, SIGHUP ask for a stop at the next safe point; a second one ends the
-    process at once, also where the main thread, by which Python hears signals, waits inside a library for a process that
-    hangs. So does a reader of our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it likes."""
+    process at once. So does a reader of our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it
+    likes. torchrun passes on what it hears, also where a scheduler told its processes the same: to those a second one is no other,
+    and who takes longer than half a minute is ended by torchrun."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.is_told_twice = "TORCHELASTIC_RUN_ID" in os.environ
 
     def __enter__(self) -> "Signals":
         listens = threading.current_thread() is threading.main_thread()  # python lets no other thread listen
@@ -53,22 +54,14 @@ class Signals:
         if listens and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         self.previous = {number: signal.signal(number, self.handle) for number in numbers}
-        if listens:
-            read, self.write = os.pipe()
-            os.set_blocking(self.write, False)
-            self.listener = signal.set_wakeup_fd(self.write, warn_on_full_buffer=False)
-            threading.Thread(target=end_at_second, args=(read,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
-            signal.signal(number, handler)
-        if self.previous:
-            signal.set_wakeup_fd(self.listener)
-            os.close(self.write)
+            signal.signal(number, signal.SIG_IGN if self.is_told_twice and self.received else handler)
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None and number != signal.SIGPIPE:
+        if self.received is not None and number != signal.SIGPIPE and not self.is_told_twice:
             os._exit(128 + number)
         self.received = self.received or number
 
@@ -81,17 +74,6 @@ class Signals:
 class SignalHeard(BaseException):
     """Raised wherever the process happens to be. No Exception: a reader that takes a ValueError for a bad row, which it leaves out, must
     not take this for one."""
-
-
-def end_at_second(pipe: int) -> None:
-    """The numbers of signals come through `pipe` even where no handler is called; where one is, it ends the process first."""
-    count = 0
-    with open(pipe, "rb", buffering=0) as numbers:
-        while number := numbers.read(1):
-            count += number[0] in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-            if count == 2:
-                time.sleep(1)
-                os._exit(128 + number[0])
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         # train
         objective = parts.objective.to(device)
         if settings.train.parallel == "fsdp":
-            shard(objective, ranks, device)
+            shard(objective, ranks, device, execution.reduce)
         update = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
         held.callback(update.captured.graphs.clear)  # NCCL ends only after the graphs that hold its kernels
         is_hidden = settings.objective.kind == "electric" or is_sharded(objective)  # energies are no probabilities

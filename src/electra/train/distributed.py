@@ -122,14 +122,15 @@ def add_up_scalars(sums: Sums) -> Sums:
 # Weights in pieces (FSDP2). Every process keeps its piece of each tensor and of what the optimizer knows about it.
 
 
-def shard(objective: Trainable, ranks: Ranks, device: torch.device) -> None:
+def shard(objective: Trainable, ranks: Ranks, device: torch.device, reduce: torch.dtype) -> None:
     """All of it is gathered for a step and given back after it: encoders fit as they are, so that what is saved is weights,
-    gradients and optimizer state between steps."""
+    gradients and optimizer state between steps. Gradients are added up in `reduce`, also those of several parts."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     assert isinstance(objective, nn.Module)
-    fully_shard(objective, mesh=init_device_mesh(device.type, (ranks.world,)), reshard_after_forward=False)
+    mesh, precision = init_device_mesh(device.type, (ranks.world,)), MixedPrecisionPolicy(reduce_dtype=reduce)
+    fully_shard(objective, mesh=mesh, reshard_after_forward=False, mp_policy=precision)
     assert is_sharded(objective)
     objective.set_gradient_divide_factor(1.0)  # gradients are added up; the losses have divided already
     objective.set_force_sum_reduction_for_comms(True)  # gloo knows no other
