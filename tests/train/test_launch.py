@@ -12,9 +12,21 @@ from helpers import command, electra, environment
 from together import wait_for_step, wait_until
 
 
-def start(recipe: Path, prepared: Path, run: Path, *more: str) -> subprocess.Popen[str]:
+def start(recipe: Path, prepared: Path, run: Path, *more: str) -> subprocess.Popen[bytes]:
     words = command("pretrain", recipe, f"data={prepared}", f"run={run}", "train.processes=2", *more)
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
+    with run.with_name("said.txt").open("w") as said:
+        return subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, env=environment())
+
+
+def end(launcher: subprocess.Popen[bytes], run: Path) -> tuple[int, str]:
+    """Its exit code, and what all have said."""
+    try:
+        launcher.wait(90)
+    except subprocess.TimeoutExpired:
+        launcher.terminate()
+        launcher.wait(60)
+        pytest.fail(run.with_name("said.txt").read_text()[-4000:])
+    return launcher.returncode, run.with_name("said.txt").read_text()
 
 
 def ranks_of(launcher: int) -> list[int]:
@@ -36,8 +48,8 @@ def test_a_batch_that_cannot_be_cut_is_refused_before_any_process_is_started(rec
 @pytest.mark.slow
 def test_what_was_refused_is_not_begun_again(recipe, tmp_path):
     launcher = start(recipe, tmp_path / "nowhere", tmp_path / "run", "train.restarts=2")
-    said, _ = launcher.communicate(timeout=120)
-    assert launcher.returncode == 3 and said.count("nowhere does not exist") == 1, said
+    code, said = end(launcher, tmp_path / "run")
+    assert code == 3 and said.count("nowhere does not exist") == 1, said
 
 
 @needs_proc
@@ -46,8 +58,8 @@ def test_what_was_stopped_is_not_begun_again(recipe, prepared, tmp_path):
     launcher = start(recipe, prepared, tmp_path / "run", "train.restarts=2", "train.steps=100000")
     wait_for_step(tmp_path / "run", 5)
     os.kill(ranks_of(launcher.pid)[1], signal.SIGTERM)
-    said, _ = launcher.communicate(timeout=120)
-    assert launcher.returncode == 75 and "resuming" not in said, said
+    code, said = end(launcher, tmp_path / "run")
+    assert code == 75 and "resuming" not in said, said
     assert json.loads((tmp_path / "run" / "run_state.json").read_text())["state"] == "preempted"
 
 
@@ -73,7 +85,7 @@ def test_processes_that_had_to_be_killed_are_told_of(recipe, prepared, tmp_path)
     hanging = ranks_of(launcher.pid)[1]
     os.kill(hanging, signal.SIGSTOP)
     launcher.send_signal(signal.SIGINT)
-    said, _ = launcher.communicate(timeout=90)
-    assert launcher.returncode == 130 and "were killed: what came after the newest checkpoint is lost" in said, said
+    code, said = end(launcher, tmp_path / "run")
+    assert code == 130 and "were killed: what came after the newest checkpoint is lost" in said, said
     state = json.loads((tmp_path / "run" / "run_state.json").read_text())
     assert state["state"] == "failed" and "were killed" in state["reason"]
