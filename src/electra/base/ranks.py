@@ -281,8 +281,10 @@ class Meeting:
             raise late if missing else already_said(late)
         if waited > QUIET and missing and not self.is_told:
             self.is_told = True
+            why = f" ({reason})" if reason else ""
             log.info(
-                "waiting for process %s of %d at %s, for %g s at most.", names, self.world, self.where, self.seconds
+                "waiting for process %s of %d at %s%s, for %g s at most.",
+                *(names, self.world, self.where, why, self.seconds),
             )
         time.sleep(0.02)
 
@@ -292,7 +294,7 @@ def find_others(meeting: Meeting) -> tuple[dist.Store, tuple[str, int]]:
     own rendezvous waits where no signal reaches it."""
     global _board
     is_host = meeting.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    own = "" if is_host else own_address(meeting)
+    own = own_address(meeting, is_host)
     host, port, limit = meeting.host, meeting.port, timedelta(seconds=meeting.seconds)
     hosted = dist.TCPStore(host, port, meeting.world, is_host, limit, wait_for_workers=False, multi_tenant=is_host)
     store = meeting_place(hosted, meeting)
@@ -305,10 +307,13 @@ def find_others(meeting: Meeting) -> tuple[dist.Store, tuple[str, int]]:
     return store, (address, int(number))
 
 
-def own_address(meeting: Meeting) -> str:
-    """By which this machine reaches the store, once that is there."""
+def own_address(meeting: Meeting, is_host: bool) -> str:
+    """By which this machine reaches the store, once that is there. Of the host itself once its name is known: a store that finds
+    none for it says so in pages."""
     while True:
         try:
+            if is_host:
+                return str(socket.getaddrinfo(meeting.host, meeting.port)[0][4][0])
             with socket.create_connection((meeting.host, meeting.port), 2 * SETTLING) as connection:
                 return str(connection.getsockname()[0])
         except OSError as error:
