@@ -1,10 +1,13 @@
 """What processes say that do not meet. Faults of those that have met: tests/faults/test_processes.py."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch import distributed as dist
 
-from together import Together
+from electra.base.ranks import Meeting, meeting_place
+from together import Together, free_port
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -24,3 +27,43 @@ def test_a_host_that_nobody_knows_is_one_line_with_the_reason_in_every_process(
     (line,) = process.lines()
     assert "nobody.invalid" in line and "within 1 s (train.timeout): Name or service not known." in line
     assert "frame #" not in process.said(rank) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("worlds", [(2, 3), (3, 2)])
+def test_processes_that_were_started_for_another_number_are_named_in_one_line(worlds, recipe, prepared, tmp_path):
+    words = ["pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.timeout=20"]
+    port = str(free_port())
+    processes = [
+        Together(
+            *(2, tmp_path / str(rank), *words),
+            missing=[1 - rank],
+            variables={"MASTER_PORT": port, "WORLD_SIZE": str(world)},
+        )
+        for rank, world in enumerate(worlds)
+    ]
+    assert [process.codes(60) for process in processes] == [[5], [5]]
+    (line,) = [line for process in processes for line in process.lines()]
+    assert f"process 1 was started with WORLD_SIZE={worlds[1]}, process 0 with WORLD_SIZE={worlds[0]}." in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("worlds", "reasons"),
+    [
+        ((3, 4, 3), ["process 1 was started with WORLD_SIZE=4", "process 1 was", "did not come"]),
+        ((2, 2, 3), ["", "", "one has WORLD_SIZE=2"]),
+        ((2, 2), ["", ""]),
+    ],
+)
+def test_whom_a_process_of_another_number_keeps_from_meeting(worlds, reasons, monkeypatch):
+    """Of the store names of processes that are gone, of another number, say nothing."""
+    monkeypatch.setattr("electra.base.ranks.SETTLING", 0.1)
+    store = dist.HashStore()
+    store.set("names", "old/7 old/7 gone/7")
+    store.set("name/1", "gone/7")
+    meetings = [Meeting(rank, world, "host", 1, seconds=2) for rank, world in enumerate(worlds)]
+    with ThreadPoolExecutor(len(worlds)) as pool:
+        ends = [pool.submit(meeting_place, store, meeting).exception for meeting in meetings]
+        errors = [str(end() or "") for end in ends]
+    for reason, error in zip(reasons, errors, strict=True):
+        assert reason in error and bool(reason) == bool(error), errors

@@ -322,9 +322,10 @@ def own_address(meeting: Meeting, is_host: bool) -> str:
 
 def meeting_place(store: dist.Store, meeting: Meeting) -> dist.Store:
     """A part of the store that is new. torchrun keeps the store when it starts processes again, and with it the addresses of those
-    that are gone, at which others may wait for ever. Everybody leaves a name, process 0 shows those that it has read, and whoever
-    finds its own among them knows that process 0 is of now."""
-    rank, name, place = meeting.rank, uuid.uuid4().hex, None
+    that are gone, at which others may wait for ever. Everybody leaves a name and for how many it was started, process 0 shows those
+    that it has read, and whoever finds its own among them knows that process 0 is of now. Process 0 says when all are there."""
+    rank, world, place = meeting.rank, str(meeting.world), None
+    name = f"{uuid.uuid4().hex}/{world}"
     named, here = ([f"{word}/{other}" for other in range(meeting.world)] for word in ("name", "here"))
     store.set(named[rank], name)
     while True:
@@ -332,24 +333,39 @@ def meeting_place(store: dist.Store, meeting: Meeting) -> dist.Store:
             known = store.multi_get([key for key in named if store.check([key])])
             store.set("names", " ".join([name, *(other.decode() for other in known)]))
         first, *names = store.get("names").decode().split() if store.check(["names"]) else [""]
+        world_of_first = first.rpartition("/")[2]
         if name in names:
             place = dist.PrefixStore(first, store)
-            place.set(here[rank], "yes")
-            if place.check(here):
+            place.set(here[rank], world)
+            if world != world_of_first:
+                raise already_said(other_world(rank, world, world_of_first))
+            if place.check(["complete"]):
                 return place
             if place.check(["late"]):
                 meeting.seconds = 0
         if place is None:
-            meeting.go_on([0])
+            meeting.go_on([0], f"one has WORLD_SIZE={world_of_first}" if world_of_first not in ("", world) else "")
         elif rank == 0:
             try:
-                meeting.go_on([other for other, key in enumerate(here) if not place.check([key])])
+                there = [other for other, key in enumerate(here) if place.check([key])]
+                for other, its in zip(there, place.multi_get([here[it] for it in there]), strict=True):
+                    if its.decode() != world:
+                        raise other_world(other, its.decode(), world)
+                if missing := [other for other in range(meeting.world) if other not in there]:
+                    meeting.go_on(missing)
+                else:
+                    place.set("complete", "yes")
             except MachineError:
                 place.set("late", "yes")
                 time.sleep(SETTLING)  # the others hear it while there is a store
                 raise
         else:
             meeting.go_on([])
+
+
+def other_world(rank: int, its: str, of_first: str) -> MachineError:
+    what = f"process {rank} was started with WORLD_SIZE={its}, process 0 with WORLD_SIZE={of_first}"
+    return MachineError(f"{what}. Start all of them with the same.")
 
 
 @contextmanager
