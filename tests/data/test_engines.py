@@ -141,6 +141,19 @@ def test_memory_of_this_process(corpus: Path, tokenizer: Path, expected: dict[st
     source.remove()
 
 
+def test_memory_of_a_command_is_refused_for_it_ends_with_the_command(corpus: Path, tokenizer: Path) -> None:
+    reading = [corpus, "--tokenizer", tokenizer]
+    for verb, more in {
+        "prepare": reading,
+        "prepare-plan": reading,
+        "prepare-unit": ["--index", "0/1"],
+        "prepare-finish": [],
+    }.items():
+        done = electra(verb, "memory://out", *more)
+        assert done.returncode == 2 and "memory://out would be gone" in done.stderr, verb
+        assert done.stderr.count("\n") == 1 and not RemotePath("memory://out").exists()
+
+
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("s3fs")

@@ -11,7 +11,17 @@ from electra.commands.console import Documents, OnBad, TextKey, refuse_swapped, 
 if TYPE_CHECKING:
     from electra.data.shards import Manifest
 
-Out = Annotated[str, typer.Argument(help="folder for the token shards, or a URL of one (s3://…)")]
+
+def refuse_memory(out: str) -> str:
+    """From Python it makes sense: there the process goes on."""
+    if out.startswith("memory:"):
+        raise SettingsError(f"{out} would be gone when this command ends. Give a folder, or a URL such as s3://….")
+    return out
+
+
+Out = Annotated[
+    str, typer.Argument(help="folder for the token shards, or a URL of one (s3://…)", callback=refuse_memory)
+]
 Inputs = Annotated[
     list[str], typer.Argument(help="files, folders and URLs of .txt, .jsonl, .parquet or arrow; plain or compressed")
 ]
