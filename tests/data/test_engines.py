@@ -20,6 +20,7 @@ from electra.base.remote import RemotePath, as_place
 from electra.data.plan import PrepareSettings
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
 from helpers import contents, electra, environment
+from together import free_port
 
 SMALL = PrepareSettings(unit_bytes=10_000, heldout_share=0.1)
 
@@ -207,11 +208,15 @@ def test_a_store_of_objects(corpus: Path, tokenizer: Path, tmp_path: Path, bucke
 
 
 def test_addresses_that_cannot_be_opened_are_one_line(tokenizer: Path, tmp_path: Path) -> None:
-    for url, code in (("nonsense://x/y", 2), ("s3://", 5)):
+    nobody = f"http://127.0.0.1:{free_port()}/x.jsonl"
+    for url, code in (("nonsense://x/y", 2), ("s3://", 5), (nobody, 5)):
         done = electra("prepare", tmp_path / "out", url, "--tokenizer", tokenizer)
         assert done.returncode == code and url in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_file_url_is_a_path() -> None:
     assert as_place("file:///tmp/x") == Path("/tmp/x") and as_place("s3://a/b") == RemotePath("s3://a/b")
+    assert as_place("file://localhost/a%20b") == Path("/a b") == as_place("FILE:///a b")
+    assert as_place("local:///a%20b") == Path("/a%20b") == as_place("/a%20b")
+    assert as_place("file://localhostile/x") == Path("localhostile/x")
     assert as_place("a/b") == Path("a/b") and as_place(Path("c")) == Path("c")
