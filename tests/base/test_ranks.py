@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch import distributed as dist
 
-from electra.base.ranks import Meeting, meeting_place
+from electra.base.errors import MachineError
+from electra.base.ranks import Meeting, Ranks, join, meeting_place
 from together import Together, free_port
 
 
@@ -67,3 +68,38 @@ def test_whom_a_process_of_another_number_keeps_from_meeting(worlds, reasons, mo
         errors = [str(end() or "") for end in ends]
     for reason, error in zip(reasons, errors, strict=True):
         assert reason in error and bool(reason) == bool(error), errors
+
+
+def test_a_port_of_somebody_else_has_a_remedy_in_every_process(recipe, prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("electra.base.ranks.QUIET", 0.2)
+    words = ["pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.timeout=1"]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        processes = Together(2, tmp_path / "said", *words, variables={"MASTER_PORT": port})
+        assert processes.codes(60) == [5, 5]
+    assert len(processes.lines()) == 2 and all(f"127.0.0.1:{port}" in line for line in processes.lines())
+    assert all("another MASTER_PORT" in line for line in processes.lines())
+
+
+def test_a_variable_that_was_left_over_is_one_to_unset(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    message = "^WORLD_SIZE, MASTER_ADDR, MASTER_PORT must be set beside RANK. Start with torchrun, or unset RANK.$"
+    with pytest.raises(MachineError, match=message), join():
+        pass
+
+
+def launcher(monkeypatch, world: int, **variables: str) -> str:
+    for name, value in ({"MASTER_ADDR": "head", "MASTER_PORT": "3456", "LOCAL_WORLD_SIZE": "2"} | variables).items():
+        monkeypatch.setenv(name, value)
+    return " ".join(Ranks(0, world, 0, together=True).launcher(1))
+
+
+def test_what_goes_on_names_the_port_and_the_restarts_that_are_known(monkeypatch):
+    plain = "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint head:3456 --nproc-per-node 2 -m electra"
+    assert launcher(monkeypatch, 4) == plain
+    by_torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    assert launcher(monkeypatch, 4, **by_torchrun) == plain.replace("3456", "PORT")
+    alone = "torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m electra"
+    assert launcher(monkeypatch, 2, TORCHELASTIC_MAX_RESTARTS="3") == alone

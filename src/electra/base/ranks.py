@@ -138,13 +138,17 @@ class Ranks:
         if not self.together or self.world == processes > 1:
             return ["electra"]
         here = variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else self.world
-        nodes, endpoint = self.world // max(here, 1), f"{os.environ['MASTER_ADDR']}:29500"
+        nodes, restarts = self.world // max(here, 1), os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+        # torchrun tells nobody at which port its machines met: that of its own store is another
+        port = "PORT" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else os.environ["MASTER_PORT"]
+        endpoint = f"{os.environ['MASTER_ADDR']}:{port}"
         where = (
             ["--standalone"]
             if nodes < 2
             else ["--nnodes", f"{nodes}", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
         )
-        return ["torchrun", *where, "--nproc-per-node", f"{here}", "-m", "electra"]
+        again = ["--max-restarts", restarts] if restarts != "0" else []
+        return ["torchrun", *where, "--nproc-per-node", f"{here}", *again, "-m", "electra"]
 
     @contextmanager
     def adding_up(self) -> Iterator[None]:
@@ -216,7 +220,8 @@ def abort_nccl() -> None:
 
 def meet(patience: float) -> Ranks:
     if missing := [name for name in NAMES if not os.environ.get(name)]:
-        raise MachineError(f"{', '.join(missing)} must be set beside {NAMES[0]} and {NAMES[1]}. Start with torchrun.")
+        names = " and ".join(name for name in NAMES[:2] if name in os.environ)
+        raise MachineError(f"{', '.join(missing)} must be set beside {names}. Start with torchrun, or unset {names}.")
     rank, world = variable("RANK"), variable("WORLD_SIZE")
     if rank >= world:
         raise MachineError(f"RANK={rank}, but WORLD_SIZE={world}: ranks count from 0. Start with torchrun.")
@@ -239,7 +244,10 @@ def meet(patience: float) -> Ranks:
         reason = next(iter(str(error).splitlines()), "it does not answer")
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise MachineError(f"port {meeting.where} is in use. Choose another MASTER_PORT.") from None
-        raise MachineError(f"process {rank} of {world} did not meet the others at {meeting.where}: {reason}") from None
+        raise MachineError(
+            f"process {rank} of {world} did not meet the others at {meeting.where}: {reason.rstrip('.')}. Start all of them again, "
+            "with another MASTER_PORT if something else listens at this one."
+        ) from None
     ranks = Ranks(rank, world, local, together=True, board=board)
     ranks.wait_at_most(patience)
     return ranks
