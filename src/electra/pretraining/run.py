@@ -114,6 +114,9 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     with join(lambda: settings.train.timeout) as ranks:
         if not ranks.together:
             refuse_alone(settings.train)
+        elif settings.train.processes not in (1, ranks.world):
+            what = f"train.processes={settings.train.processes} without effect"
+            log.warning("%s: these are %d, as torchrun started them.", what, ranks.world)
         ranks.wait_at_most(settings.train.timeout)
         metrics = pretrain_together(settings, command, ranks)
     free_memory()
