@@ -3,16 +3,22 @@
     electra speedrun data=SHARDS glue=GLUE seed=0 --out runs/speed-0
     electra speedrun data=SHARDS glue=GLUE seed=1 --out runs/speed-1
     python bench/speedrun.py runs/speed-0 runs/speed-1
+    python bench/speedrun.py --overlap SHARDS GLUE mnli qnli qqp
 
-`glue5_median` is the mean over the seeds of pre-training; each has a median over the seeds of fine-tuning.
+`glue5_median` is the mean over the seeds of pre-training; each has a median over the seeds of fine-tuning. The last line looks for
+dev texts of more tasks in the corpus of the stored runs, on any machine that has it.
 """
 
 import argparse
 import json
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 
 import machine
+from electra.base.files import write_json
+from electra.data.overlap import find_overlap
+from electra.finetuning.speedrun import SpeedrunSettings, plan_tasks, row_texts
 
 SHOWN = ("glue5_median", "pretraining_seed", "tokens", "steps", "tokens_per_second", "mfu", "flops", "paper_flops")
 SHOWN += ("heldout", "tasks", "wall_clock", "overlap", "alarms", "command")
@@ -20,8 +26,31 @@ SHOWN += ("heldout", "tasks", "wall_clock", "overlap", "alarms", "command")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folders", type=Path, nargs="+")
-    folders = parser.parse_args().folders
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--overlap", nargs="+", metavar="SHARDS GLUE TASK")
+    arguments = parser.parse_args()
+    if arguments.overlap:
+        shards, glue, *tasks = arguments.overlap
+        add_overlap(SpeedrunSettings(Path(shards), Path(glue), tasks=tasks))
+    else:
+        put_together(arguments.folders)
+
+
+def add_overlap(settings: SpeedrunSettings) -> None:
+    """The rest of the result stays, with the machine that it was measured on."""
+    plans = plan_tasks(settings)
+    texts = {name: [row_texts(plan, row) for row in plan.splits["dev"]] for name, plan in plans.items()}
+    overlaps = {name: asdict(it) for name, it in find_overlap(texts, settings.data).items()}
+    for name, it in overlaps.items():
+        print(f"{name}: {it}")
+    with machine.alone():
+        result = machine.read("speedrun")
+        for run in result["runs"]:
+            run["overlap"] |= overlaps
+        write_json(machine.RESULTS / "speedrun.json", result)
+
+
+def put_together(folders: list[Path]) -> None:
     runs = [json.loads((folder / "speedrun.json").read_text("utf-8")) for folder in folders]
     fixed = [{key: run[key] for key in ("minutes", "seeds", "method")} for run in runs]
     settings = [run["pretraining"] | {"seed": None, "run": None, "data": None} for run in runs]

@@ -7,11 +7,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from electra.commands import app
 from electra.data.shards import verify_shards
@@ -121,6 +125,30 @@ def test_the_image_takes_what_is_in_the_repository():
     extras = re.search(r'--constraint constraints.txt "\.\[([\w,]+)\]"', text)
     assert extras and all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras[1].split(","))
     assert parse_electra(["verify", "x"]) == "verify" and json.loads(dict(steps)["CMD"])[0] == "electra"
+
+
+def test_the_image_installs_nothing_that_is_not_pinned():
+    """By what the packages here require of each other. Other builds of torch pin CUDA's libraries themselves."""
+    pytest.importorskip("ray")
+    pytest.importorskip("s3fs")
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines[1:])}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (words,) = re.findall(r'--constraint constraints.txt "\.\[([\w,]+)\]" (.+)', (CLUSTER / "Dockerfile").read_text())
+    extras = (it for extra in words[0].split(",") for it in project["optional-dependencies"][extra])
+    todo = [Requirement(it) for it in (*project["dependencies"], *extras, *words[1].split())]
+    seen = set()
+    while todo:
+        requirement = todo.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version and requirement.specifier.contains(version), f"{requirement}, but pinned is {version}"
+        below = map(Requirement, distribution(requirement.name).requires or [])
+        asked = [{"extra": extra} for extra in ("", *requirement.extras)]
+        todo += [it for it in below if it.marker is None or any(map(it.marker.evaluate, asked))]
+    assert len(seen) > 50
 
 
 def stand_in(folder: Path, name: str, text: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from electra.base.batch import SpecialIds
+from electra.finetuning.speedrun import FULLY_TRAINED, TITLES, TOKENS
 from electra.objectives import build
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.train.settings import rate_fraction
@@ -302,6 +303,32 @@ def test_every_file_that_a_comparison_writes_is_in_its_page():
     assert files >= {"comparison.json", "comparison.png", "results.json"} and all(f"`{file}`" in page for file in files)
 
 
+def test_the_page_of_ten_minutes_has_the_numbers_that_are_stored():
+    page = (ROOT / "docs" / "evidence" / "speedrun.md").read_text("utf-8")
+    results = {
+        name: json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text("utf-8"))
+        for name in ("speedrun", "screens", "screens_decay", "robust_languages")
+    }
+    (run,), languages = results["speedrun"]["runs"], results["robust_languages"]["sets"]["5000"]["nsmc"]
+    for name, it in run["overlap"].items():
+        counts = " | ".join(f"{it[key]:,}" for key in ("rows", "checked", "with_ngram", "whole_text"))
+        assert re.search(rf"^\| {TITLES[name]}[^|]* \| {re.escape(counts)} \|$", page, re.MULTILINE), name
+
+    limits = re.search(r"^## What limits it now\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)[1]
+    lacking = {name: FULLY_TRAINED[name] - task["median"] for name, task in run["tasks"].items()}
+    said = [f"{points:.1f}" for points in (sum(lacking.values()) / 5, *lacking.values())]
+    said += [f"{task['sd']:.1f} on {TITLES[name]}" for name, task in run["tasks"].items() if name in ("rte", "cola")]
+    said += [f"{run['heldout']['mlm_loss']:.3f}", f"{run['steps']:,} steps", f"{100 * run['tokens'] / TOKENS:.1f} %"]
+    arms = {it["name"]: it["heldout"] for it in results["screens"]["arms"]}
+    arms |= {it["arm"]["name"]: it["heldout"] for it in results["screens_decay"]["arms"] if "heldout" in it}
+    said += [f"{arms[name]['mlm_loss']:.3f}" for name in ("decay30", "muon2e3", "muon2e3_gen256x3")]
+    names = ("decay30", "muon2e3", "muon2e3_gen256x3", "lr1e3", "lr2e3", "muon4e3", "b512_muon4e3", "b512_muon8e3")
+    said += [f"{arms[name]['auc']:.3f}"[1:] for name in names]
+    assert not [number for number in said if number not in limits]
+    for key in ("scores", "untrained_scores"):
+        assert ", ".join(f"{score:.3f}"[1:] for score in sorted(languages[key])) in page
+
+
 def test_the_readme_says_what_each_command_of_a_first_run_needs():
     (table,) = re.findall(r"\| command \| needs \| takes \|\n(.*?)\n\n", README, re.DOTALL)
     needs = {cells[0]: cells[1] for line in table.splitlines()[1:] for cells in [line.strip("| ").split(" | ")]}
@@ -403,10 +430,14 @@ def shingles(text: str) -> set[tuple[str, ...]]:
 def test_the_arithmetic_of_scaling_is_right():
     """Bytes of gradients, sent 2 (N - 1) / N times, at the bandwidths that the page states."""
     page = (ROOT / "docs" / "scale.md").read_text("utf-8")
-    rows = re.findall(r"^\| (Small|Base|Large), .*? \| ([\d.]+) M \| ([\d.]+) \| (.*) \|$", page, re.MULTILINE)
-    assert len(rows) == 3
+    sizes = "Small|Base|Large|modern-small"
+    rows = re.findall(rf"^\| ({sizes}), .*? \| ([\d.]+) M \| ([\d.]+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    results = [json.loads((ROOT / "bench/results" / f"{it}.json").read_text()) for it in ("modern_128", "speedrun")]
+    stored = results[0]["rows"][0]["ms"], 1000 * 60 * results[1]["minutes"] / results[1]["runs"][0]["steps"]
+    assert [row[2] for row in rows if row[0] == "modern-small"] == [f"{stored[0]:.2f}", f"{stored[1]:.1f}"]
     for size, millions, alone, cells in rows:
-        settings, _ = resolve(f"electra-{size.lower()}", ["data=x", "run=x"])
+        settings, _ = resolve(size if "-" in size else f"electra-{size.lower()}", ["data=x", "run=x"])
         with torch.device("meta"):
             flags = torch.zeros(30522, dtype=torch.bool)
             objective = build(settings.objective, settings.inputs(SpecialIds(0, 1, 2, 3, 4), flags, flags.float()))

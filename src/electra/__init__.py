@@ -139,6 +139,7 @@ def pretrain(
     """
     from electra.base.ranks import is_launched, join
     from electra.pretraining.run import pretrain as train
+    from electra.pretraining.run import refuse_uneven
     from electra.pretraining.settings import resolve, warn_without_effect
     from electra.train.distributed import launch
     from electra.train.log import plot_run, read_metrics
@@ -151,7 +152,8 @@ def pretrain(
         warn_without_effect(settings, sources)
         folder = Path(settings.run)
         if settings.train.processes > 1 and not is_launched():
-            launch(command, settings.train)
+            refuse_uneven(settings.train.batch, settings.train.accumulate, settings.train.processes)
+            launch(command, settings.train, folder)
             metrics = (read_metrics(folder, "heldout") or [{}])[-1]
         else:
             metrics = train(settings, shlex.join([*ranks.launcher(settings.train.processes), *command]))

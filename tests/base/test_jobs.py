@@ -139,6 +139,15 @@ def test_a_terminal_that_is_closed_asks_for_a_stop_unless_nohup_was_said() -> No
         signal.signal(signal.SIGHUP, before)
 
 
+def test_what_torchrun_passes_on_after_the_stop_does_not_end_who_is_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    with jobs.ending_at_signals(lambda number: SystemExit(128 + number)):
+        with Signals() as signals:
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.received == signal.SIGTERM
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_saves_nothing_leaves_as_at_an_error(number: signal.Signals, tmp_path: Path) -> None:
     signal.signal(number, signal.SIG_DFL)  # it may be ignored where tests are started in the background

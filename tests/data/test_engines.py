@@ -1,5 +1,6 @@
 """Ray with a worker that is killed, a store of objects, memory: the same bytes as one process on a disk."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -13,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from electra.base import files
 from electra.base.errors import DataError, MachineError, SettingsError
 from electra.base.jobs import STOPPED
 from electra.base.progress import Progress
 from electra.base.remote import RemotePath, as_place
 from electra.data.plan import PrepareSettings
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
-from helpers import contents, electra, environment
+from helpers import command, contents, electra, environment
 from together import free_port
 
 SMALL = PrepareSettings(unit_bytes=10_000, heldout_share=0.1)
@@ -76,6 +78,33 @@ def test_sigterm_ends_with_75_and_the_same_command_goes_on(
     assert all(path.stat().st_mtime_ns == time for path, time in before.items() if path.exists())
 
 
+def test_a_signal_that_comes_while_a_row_is_parsed_is_no_bad_row(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `skip` its document would be left out for good, in shards that are called whole."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"bar lon tim {number}"}) + "\n" for number in range(50)))
+    words = ["--tokenizer", tokenizer, "--heldout", 0, "--on-bad", "skip"]
+    for out in ("out", "undisturbed"):
+        assert electra("prepare-plan", tmp_path / out, rows, *words).returncode == 0
+    parsed = []
+
+    def signalled(*given: object) -> object:
+        parsed.append(given)
+        if len(parsed) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return files.parse_json(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("electra.data.files.parse_json", signalled)
+        stopped = electra("prepare-unit", tmp_path / "out", "--index", "0/1")
+    assert stopped.returncode == 75 and STOPPED in stopped.stderr
+    for out in ("out", "undisturbed"):
+        assert electra("prepare-unit", tmp_path / out, "--index", "0/1").returncode == 0
+        assert electra("prepare-finish", tmp_path / out).returncode == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
 KILLED_ON_RAY = """
 import os, sys
 from pathlib import Path
@@ -116,6 +145,41 @@ def test_ray_does_again_what_a_killed_worker_did_not_finish(
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "marker").exists()
+    assert contents(tmp_path / "out") == expected
+
+
+ALONE = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+"""Ray listens on every interface, whatever address it is given: here it has a network of its own, with nothing but loopback. With the
+shell that is the first process there all others end."""
+JOINED_RAY = """
+ip link set lo up
+"$1" -m ray.scripts.scripts start --head --num-cpus 2 --temp-dir "$HOME" --include-dashboard false --object-store-memory 134217728 >&2
+shift
+"$@" && grep --quiet gcs_server /proc/[0-9]*/comm
+"""
+
+
+def has_own_network() -> bool:
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        return False
+    return subprocess.run([*ALONE, "ip", "link", "set", "lo", "up"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_runs_already_is_joined_and_left_running(
+    corpus: Path, tokenizer: Path, tmp_path: Path, expected: dict[str, bytes], ray_folder: str
+) -> None:
+    pytest.importorskip("ray")
+    if not has_own_network():
+        pytest.skip("this user may not have a network of its own")
+    settings = ["--tokenizer", tokenizer, "--unit-bytes", 10_000, "--heldout", 0.1, "--engine", "ray"]
+    words = command("prepare", tmp_path / "out", corpus, *settings)
+    env = environment({"HOME": ray_folder, "RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"})
+    env.pop("RAY_ADDRESS", None)
+    script = [*ALONE, "sh", "-e", "-c", JOINED_RAY, "sh", sys.executable, *words]
+    done = subprocess.run(script, env=env, timeout=240, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Ray runtime started" in done.stderr and "No Ray cluster is running" not in done.stderr
     assert contents(tmp_path / "out") == expected
 
 

@@ -184,7 +184,10 @@ def test_commands_of_an_array(corpus: Path, tokenizer: Path, tmp_path: Path, exp
     for index in ("2/2", "-1/2", "1", "x/y", "0/0", "٠/٢"):
         refused = electra("prepare-unit", out, f"--index={index}")
         assert refused.returncode == 2 and "share" in refused.stderr and refused.stderr.count("\n") == 1
-    assert electra("prepare", out, corpus, *words, "--engine", "array").returncode == 2
+    refused = electra("prepare", out, corpus, *words, "--engine", "array")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "--engine array is unknown" in refused.stderr
+    assert "prepare-plan, prepare-unit, prepare-finish" in refused.stderr
 
 
 def test_shares_at_the_same_time_and_killed_ones_do_no_harm(

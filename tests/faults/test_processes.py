@@ -7,14 +7,20 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+import electra
 from electra.base import ranks
+from electra.data.prepare import PrepareSettings, prepare
+from electra.data.shards import manifest_hash
+from electra.pretraining.run import refuse_others
+from electra.train import checkpoint
 from electra.train.checkpoint import checkpoint_folders, problem_of
-from helpers import command, environment
+from helpers import command, environment, write_corpus
 from together import Together, wait_for_step, wait_until
 
 
@@ -23,22 +29,83 @@ def together(world: int, recipe: Path, prepared: Path, run: Path, *more: object,
     return Together(world, run.parent / "said", *words, **how)
 
 
-def test_a_batch_that_cannot_be_cut_is_refused_in_one_line_before_anything_is_written(recipe, prepared, tmp_path):
-    for world, cut in ((3, "into 3 processes"), (2, "into 2 processes x train.accumulate=8")):
-        more = ["train.accumulate=8"] if world == 2 else []
-        processes = together(world, recipe, prepared, tmp_path / "run", *more)
-        assert processes.codes(60) == [2] * world
-        (line,) = processes.lines()
-        assert cut in line and "Use train.batch=" in line
+@pytest.mark.parametrize(
+    ("world", "word", "reason"),
+    [
+        (3, "train.batch=8", "train.batch=8 into 3 processes: every process must have equally many rows. Use train.batch=6 or 9"),
+        (2, "train.batch=1", "train.batch=1 into 2 processes: every process must have equally many rows. Use train.batch=2,"),
+        (2, "train.accumulate=8", "into 2 processes x train.accumulate=8: every process must have equally many rows. Use train.batch=16,"),
+        (2, "encoder.heads=3", "hidden (32) must be a multiple of heads (3)"),
+    ],
+    ids=["batch", "fewer rows than processes", "accumulate", "heads"],
+)  # fmt: skip
+def test_what_cannot_be_cut_is_refused_in_one_line_before_anything_is_written(
+    world, word, reason, recipe, prepared, tmp_path
+):
+    processes = together(world, recipe, prepared, tmp_path / "run", word)
+    assert processes.codes(60) == [2] * world
+    (line,) = processes.lines()
+    assert reason in line
     assert not (tmp_path / "run").exists()
+
+
+def refused_line(recipe: Path, tmp_path: Path, *changes: Sequence[str]) -> str:
+    """What is said where process 0 and process 1 have other words."""
+    words = "pretrain", recipe, f"run={tmp_path / 'run'}"
+    processes = Together(2, tmp_path / "said", *words, changes=dict(enumerate(changes)))
+    assert processes.codes(60) == [2, 2]
+    (line,) = processes.lines()
+    assert "process 1 of 2 has not what process 0 has" in line and not (tmp_path / "run").exists()
+    return line
 
 
 def test_a_process_with_other_settings_is_refused_with_the_difference(recipe, prepared, tmp_path):
-    processes = together(2, recipe, prepared, tmp_path / "run", changes={1: ["optimizer.lr=0.5"]})
-    assert processes.codes(60) == [2, 2]
+    data = f"data={prepared}"
+    assert "optimizer.lr: 0.001 -> 0.5" in refused_line(recipe, tmp_path, [data], [data, "optimizer.lr=0.5"])
+
+
+def test_a_process_with_other_data_is_refused_with_the_difference(recipe, prepared, tmp_path):
+    text, other = write_corpus(tmp_path / "text.txt"), tmp_path / "shards"
+    prepare([text], other, prepared, PrepareSettings(heldout_share=0.3), workers=1)
+    line = refused_line(recipe, tmp_path, [f"data={prepared}"], [f"data={other}"])
+    assert f"(data_manifest_sha256: '{manifest_hash(prepared)}' -> '{manifest_hash(other)}')" in line
+
+
+def test_a_process_of_another_version_is_refused_with_the_difference(recipe, prepared, tmp_path, monkeypatch):
+    def refuse(there: ranks.Ranks, *known) -> None:
+        if there.rank == 1:
+            monkeypatch.setattr("electra.__version__", "0.0.1")
+        refuse_others(there, *known)
+
+    monkeypatch.setattr("electra.pretraining.run.refuse_others", refuse)
+    data = [f"data={prepared}"]
+    assert f"(electra: '{electra.__version__}' -> '0.0.1')" in refused_line(recipe, tmp_path, data, data)
+
+
+@pytest.mark.parametrize("launcher", [{}, {"TORCHELASTIC_RUN_ID": "any"}], ids=["none", "torchrun"])
+def test_sigterm_to_all_processes_saves_once(launcher, recipe, prepared, tmp_path, monkeypatch):
+    """As schedulers send it. torchrun hears it too and passes it on, while the checkpoint is written."""
+    write = checkpoint.save_checkpoint
+
+    def save(*given, **how):
+        (tmp_path / "saves").touch()
+        time.sleep(1)
+        return write(*given, **how)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
+    run = tmp_path / "run"
+    processes = together(2, recipe, prepared, run, "train.steps=9999", "train.save_every=9999", variables=launcher)
+    wait_for_step(run, 10)
+    for _ in range(1 + len(launcher)):
+        for process in processes.processes.values():
+            process.terminate()
+        wait_until((tmp_path / "saves").exists)
+    assert processes.codes(60) == [75, 75]
+    state = json.loads((run / "run_state.json").read_text())
     (line,) = processes.lines()
-    assert "process 1 of 2" in line and "optimizer.lr: 0.001 -> 0.5" in line
-    assert not (tmp_path / "run").exists()
+    assert state["state"] == "preempted" and f"stopped at step {state['step']} of 9999; everything is saved" in line
+    (folder,) = checkpoint_folders(run / "checkpoints")
+    assert folder.name == f"step-{state['step']:09d}" and problem_of(folder) is None
 
 
 @pytest.mark.parametrize(("there", "missing"), [([0], [1]), ([1], [0]), ([0, 2], [1])])
@@ -127,14 +194,22 @@ def workers_of(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the processes")
-def test_twenty_random_kills_with_restarts_end_with_the_same_weights(recipe, prepared, tmp_path):
+@pytest.mark.parametrize(("parallel", "kills"), [("ddp", 20), ("fsdp", 4)])
+def test_random_kills_with_restarts_end_with_the_same_weights(parallel, kills, recipe, prepared, tmp_path):
     """At any moment: while processes start and meet (every fourth), train, log or save."""
-    words = ["pretrain", recipe, f"data={prepared}", "train.processes=2", "train.save_every=3", "train.restarts=20"]
-    words += ["train.steps=300", "train.log_every=2", "train.evaluate_every=25"]
+    words = [
+        "pretrain",
+        recipe,
+        f"data={prepared}",
+        "train.processes=2",
+        "train.save_every=3",
+        f"train.restarts={kills}",
+    ]
+    words += [f"train.parallel={parallel}", "train.steps=300", "train.log_every=2", "train.evaluate_every=25"]
     whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(0)
     subprocess.run(command(*words, f"run={whole}"), env=environment(), check=True, timeout=600)
     parent = subprocess.Popen(command(*words, f"run={killed}"), env=environment(), stderr=subprocess.PIPE, text=True)
-    for number in range(20):
+    for number in range(kills):
         if number % 4:
             wait_for_step(killed, 10 * number, timeout=300)
         time.sleep(rng.uniform(0, 0.3 if number % 4 else 6))
@@ -150,11 +225,15 @@ def test_twenty_random_kills_with_restarts_end_with_the_same_weights(recipe, pre
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sigterm_to_the_launcher_saves_once_and_exits_75(recipe, prepared, tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the processes")
+@pytest.mark.parametrize("told", ["launcher", "all"])
+def test_sigterm_to_the_launcher_saves_once_and_exits_75(told, recipe, prepared, tmp_path):
     run = tmp_path / "run"
     words = ["pretrain", recipe, f"data={prepared}", f"run={run}", "train.processes=2", "train.save_every=1000"]
     parent = subprocess.Popen(command(*words), env=environment(), stderr=subprocess.PIPE, text=True)
     wait_for_step(run, 10)
+    for pid in workers_of(parent.pid) if told == "all" else ():
+        os.kill(pid, signal.SIGTERM)
     parent.terminate()
     _, errors = parent.communicate(timeout=120)
     assert parent.returncode == 75 and errors.count("everything is saved") == 1, errors

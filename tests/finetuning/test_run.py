@@ -548,3 +548,21 @@ def test_a_worker_fine_tunes_in_its_own_process(toy_model, table, tmp_path, monk
     results = run.finetune(toy_model, [str(table)], {"epochs": 1}, tmp_path / "out", seeds=2, jobs=2)
     (result,) = results["tasks"].values()
     assert len(result["seconds"]) == 2
+
+
+def test_every_gpu_has_its_own_runs(toy_model, table, tmp_path, monkeypatch):
+    """Also the trials of a search."""
+    started: list[tuple] = []
+
+    def run_here(function, jobs, workers, signals, share, relays, devices):
+        started.append((len(jobs), workers, devices, *share.args))
+        return (function(*job) for job in jobs)
+
+    for place in ("run", "search"):
+        monkeypatch.setattr(f"electra.finetuning.{place}.gpu_names", lambda device: ["4", "5"])
+    monkeypatch.setattr("electra.finetuning.seeds.run_jobs", run_here)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 20)
+    run.finetune(toy_model, [str(table)], {"epochs": 1, "min_steps": 0}, tmp_path / "out", seeds=2, jobs=3, trials=1)
+    trials, seeds = started
+    assert trials[1:] == seeds[1:] == (6, ["4", "5"], 3)  # of the 20 threads each worker has 3
+    assert seeds[0] == 2

@@ -2,13 +2,15 @@
 
 import json
 import random
+import runpy
 import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings, refuse_other_tokenizer
+from electra.finetuning.report import GLUE
+from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings, beside_table, refuse_other_tokenizer
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
 from helpers import Forked, electra, write_corpus
@@ -88,6 +90,11 @@ def test_a_speedrun_is_killed_and_goes_on_and_reports_everything(recipe, prepare
     ):
         assert text in report, text
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
+    for official, cells in ((True, ("–", "44.5", "79.9")), (False, ("–", "44.5*", "79.9"))):
+        files = [{"split": "train", "official": official}, {"split": "test", "official": False}]
+        eight = {name: {"median": 41.0 + number, "files": files} for number, name in enumerate(GLUE)}
+        tables = [beside_table(result).rows, beside_table(result | {"tasks": eight}).rows]
+        assert (tables[0][0][-1], tables[1][0][-1], tables[1][-1][-1]) == cells
 
     assert electra(*words).returncode == 0
     again = json.loads((out / "speedrun.json").read_text())
@@ -116,6 +123,24 @@ def test_text_is_prepared_first_and_tasks_can_be_chosen(recipe, glue, tmp_path):
     vocabulary.write_text(vocabulary.read_text() + "walks\n")
     done = electra("speedrun", recipe, *words, *METHOD, "--out", out)
     assert done.returncode == 2 and "was begun with another tokenizer" in done.stderr
+
+
+def test_more_tasks_are_looked_for_in_the_corpus_and_the_stored_result_keeps_the_rest(
+    prepared, glue, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "bench")
+    import machine
+
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    stored = {"gpu": "another machine's", "runs": [{"tokens": 7, "overlap": {"cola": {"rows": 3}}}]}
+    (tmp_path / "speedrun.json").write_text(json.dumps(stored))
+    script = runpy.run_path(str(Path(machine.__file__).parent / "speedrun.py"))
+    monkeypatch.setattr("sys.argv", ["speedrun.py", "--overlap", str(prepared), str(glue), "rte", "mrpc"])
+    script["main"]()
+    result = json.loads((tmp_path / "speedrun.json").read_text())
+    overlap = result["runs"][0].pop("overlap")
+    assert result == {"gpu": "another machine's", "runs": [{"tokens": 7}]} and overlap.pop("cola") == {"rows": 3}
+    assert {name: (it["rows"], it["whole_text"]) for name, it in overlap.items()} == {"rte": (12, 1), "mrpc": (12, 1)}
 
 
 def test_warm_up_keeps_its_share_of_the_recipe():

@@ -58,7 +58,7 @@ def test_varying_a_key_makes_a_variant_of_every_recipe_and_value():
     assert made[1].overrides == ("data=x", "generator.width=1")
 
 
-def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measured():
+def test_the_table_has_median_and_all_seeds_and_leaves_gaps_where_nothing_was_measured():
     results = [ComparedRun("a", seed, 10, 1e9, 1.0, {"auc": auc}, None) for seed, auc in enumerate((0.6, 0.9, 0.7))]
     results.append(ComparedRun("b", 0, 20, 2e9, 1.0, {"auc": float("nan")}, 0.5))
     results.append(ComparedRun("b", 1, 20, 2e9, 1.0, {}, None, diverged=True))
@@ -67,7 +67,8 @@ def test_the_table_has_median_and_spread_and_leaves_gaps_where_nothing_was_measu
     assert "auc" not in rows[1]
     table = comparison_table(results).markdown()
     assert rows[1]["probe"]["median"] == 0.5 and "| b | 2 (1 diverged) | 20 |" in table
-    assert "| a | 3 | 10 | – | – | 1.00e+09 | – | 0.700 (0.600–0.900) | – |" in table
+    assert "| a | 3 | 10 | – | – | 1.00e+09 | – | 0.700 (0.600, 0.900, 0.700) | – |" in table
+    assert "| 0.700 (0.600–0.900) | – |" in comparison_table(results, is_wide=False).markdown()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,10 @@ def test_every_recipe_is_trained_for_every_seed_and_measured(compared, recipe):
     assert all(row["tokens"] == 6 * 8 * 24 and row["learning_rate"] == 1e-3 for row in rows.values())
     assert [run["seed"] for run in rows[str(recipe)]["runs"]] == [0, 1]
     assert (out / "comparison.png").stat().st_size > 5000
-    assert (out / "comparison.md").read_text().count("\n") == 4
+    page = (out / "comparison.md").read_text()
+    assert page.count("\n") == 4
+    for row in rows.values():
+        assert f"({', '.join(f'{score:.3f}' for score in row['mlm_loss']['seeds'])})" in page
     assert "comparison.md" in done.stdout
 
 
@@ -297,7 +301,7 @@ def test_what_is_finished_is_in_the_report_when_a_run_fails(error, finished, rec
         compare(recipes, [f"data={prepared}"], seeds=1, budget="1 steps", out=tmp_path / "out")
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["variant"] for row in rows] == [recipes[0], recipes[2]][:finished]
-    assert (tmp_path / "out" / "comparison.md").read_text().count("0.700") == 3 * finished
+    assert (tmp_path / "out" / "comparison.md").read_text().count("| 0.700 |") == finished
     assert (tmp_path / "out" / "comparison.png").is_file() == (error is MemoryExhaustedError)
 
 
@@ -330,7 +334,7 @@ def test_other_tasks_stand_beside_the_mean_of_glues_five():
     assert run.measure("glue5") == 56 and run.measure("tasks") is None
     (row,) = summary([run])
     assert row["glue5"]["median"] == row["runs"][0]["glue5"] == 56 and row["runs"][0]["tasks"]["cola"] == [10, 30, 20]
-    assert "| 56.0 (56.0–56.0) |" in comparison_table([run]).markdown()
+    assert "| 56.0 |" in comparison_table([run]).markdown()
 
 
 def test_tasks_and_their_seeds_join_finished_runs(recipe, prepared, tmp_path, monkeypatch):

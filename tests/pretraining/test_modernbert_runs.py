@@ -3,6 +3,7 @@
 import json
 import shutil
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from electra.base import config
 from electra.base.errors import SettingsError
 from electra.finetuning.folder import load_task_folder
 from electra.inspector import load
+from electra.interop.formats import has_form
 from electra.interop.write import probe_batch
 from electra.pretraining.load import load_network
 from electra.pretraining.run import pretrain
@@ -318,6 +320,20 @@ def test_our_sizes_have_the_parameters_they_say_and_not_more_than_the_papers(nam
     assert said[0] <= discriminator_and_generator(paper)[0] + 0.1
     comment = (resources.files("electra") / "recipes" / f"{name}.toml").read_text().partition("[")[0]
     assert f"{said[0]:.3g} M parameters and {said[1]:.3g} M" in comment.replace("more ", "")
+
+
+def test_the_pages_say_which_of_our_generators_transformers_reads():
+    """ "tied" would make all of them so, and was worse where it was measured (experiments/LOG.md)."""
+    names, has_head = ("modern-tiny", "modern-small", "modern-base", "modern-large"), {True: [], False: []}
+    for name in names:
+        settings, _ = resolve(name, ["data=x"])
+        small = settings.encoder.scaled(settings.generator.width, settings.generator.depth)
+        has_head[has_form(small, "generator")].append(name)
+        assert has_form(small.model_copy(update={"token_head": "tied"}), "generator")
+    page = " ".join((Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8").split())
+    (with_head,), (*others, last) = has_head[True], has_head[False]
+    assert f"Of our recipes {with_head}'s generator is a ModernBertForMaskedLM." in page
+    assert f"Those of {', '.join(others)} and {last} are encoders alone" in page
 
 
 @pytest.mark.parametrize("name", ["modern-tiny", "modern-small", "modern-base", "modern-large"])

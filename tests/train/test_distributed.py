@@ -3,24 +3,37 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import distributed as dist
 
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
 from electra.train.step import Step
-from together import Together, wait_for_step
+from helpers import electra_forked, environment
+from together import Together, free_port, wait_for_step
 
-LAST = "step-000000040"
+STEPS = "train.steps=50"
 TIMES = ("seconds", "training_seconds", "tokens_per_second")
 
 
 def pretrain(world: int, recipe: Path, prepared: Path, run: Path, *more: object) -> Together:
     return Together(world, run.parent / f"{run.name}-said", "pretrain", recipe, f"data={prepared}", f"run={run}", *more)
+
+
+def stopped(world: int, recipe: Path, prepared: Path, run: Path, *more: object, step: int = 10) -> Together:
+    """By a signal to the last process, some time after `step`."""
+    processes = pretrain(world, recipe, prepared, run, *more)
+    wait_for_step(run, step)
+    processes.processes[world - 1].terminate()
+    assert processes.codes() == [75] * world, processes.said(0)
+    return processes
 
 
 def finish(world: int, recipe: Path, prepared: Path, run: Path, *more: object) -> Path:
@@ -58,21 +71,29 @@ def assert_same_training(run: Path, other: Path, tolerance: float = 1e-5) -> Non
 
 
 @pytest.fixture(scope="module")
+def alone(recipe, prepared, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("alone") / "run"
+    done = electra_forked("pretrain", recipe, f"data={prepared}", f"run={run}", STEPS)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
 def two(recipe, prepared, tmp_path_factory) -> Path:
-    return finish(2, recipe, prepared, tmp_path_factory.mktemp("two") / "run")
+    return finish(2, recipe, prepared, tmp_path_factory.mktemp("two") / "run", STEPS)
 
 
-def test_two_processes_compute_what_one_computes_dropout_included(two, finished_run):
-    assert_same_training(two, finished_run)
+def test_two_processes_compute_what_one_computes_dropout_included(two, alone):
+    assert_same_training(two, alone)
     assert json.loads((two / "run_state.json").read_text())["state"] == "finished"
     assert json.loads((two / "environment.json").read_text())["processes"] == 2
     assert (two / "export" / "model.safetensors").is_file()
 
 
-def test_one_process_under_torchrun_is_to_the_bit_one_without(finished_run, recipe, prepared, tmp_path):
-    run = finish(1, recipe, prepared, tmp_path / "run")
-    assert weights(run) == weights(finished_run)
-    assert metrics(run) == metrics(finished_run)
+def test_one_process_under_torchrun_is_to_the_bit_one_without(alone, recipe, prepared, tmp_path):
+    run = finish(1, recipe, prepared, tmp_path / "run", STEPS)
+    assert weights(run) == weights(alone)
+    assert metrics(run) == metrics(alone)
 
 
 def test_with_a_budget_of_time_all_have_one_plan_though_one_of_them_compiles(recipe, prepared, tmp_path, monkeypatch):
@@ -96,13 +117,10 @@ def test_with_a_budget_of_time_all_have_one_plan_though_one_of_them_compiles(rec
 
 
 def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_goes_on(
-    two, finished_run, recipe, prepared, tmp_path
+    two, alone, recipe, prepared, tmp_path
 ):
     run = tmp_path / "run"
-    processes = pretrain(2, recipe, prepared, run, "train.save_every=1000")
-    wait_for_step(run, 10)
-    processes.processes[1].terminate()
-    assert processes.processes[1].pid and processes.codes() == [75, 75], processes.said(0)
+    processes = stopped(2, recipe, prepared, run, STEPS, "train.save_every=1000")
     state = json.loads((run / "run_state.json").read_text())
     assert (
         state["state"] == "preempted"
@@ -112,16 +130,38 @@ def test_a_signal_to_one_process_stops_all_after_one_checkpoint_and_any_number_g
     assert saved.name == f"step-{state['step']:09d}"
 
     shutil.copytree(run, tmp_path / "with-one")
-    assert weights(finish(2, recipe, prepared, run)) == weights(two)
+    assert weights(finish(2, recipe, prepared, run, STEPS)) == weights(two)
     assert metrics(run) == metrics(two)
-    assert_same_training(finish(1, recipe, prepared, tmp_path / "with-one"), finished_run)
+    assert_same_training(finish(1, recipe, prepared, tmp_path / "with-one", STEPS), alone)
 
 
 @pytest.mark.slow
-def test_weights_in_pieces_train_alike(finished_run, recipe, prepared, tmp_path):
-    run = finish(2, recipe, prepared, tmp_path / "run", "train.parallel=fsdp")
-    assert_same_training(run, finished_run)
+def test_torchrun_on_two_machines_trains_like_one_process(alone, recipe, prepared, tmp_path):
+    """Both are this one: each process is the first of its machine, and the agents agree on who is who."""
+    place = ["--local-addr", "127.0.0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *place]
+    run = tmp_path / "run"
+    words = [*launcher, "-m", "electra", "pretrain", str(recipe), f"data={prepared}", f"run={run}", STEPS]
+    agents = [subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        said = [agent.communicate(timeout=200)[1] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert_same_training(run, alone)
+    assert json.loads((run / "environment.json").read_text())["processes"] == 2
+
+
+@pytest.mark.slow
+def test_weights_in_pieces_train_alike_and_go_on_to_the_bit(alone, recipe, prepared, tmp_path):
+    run, interrupted, more = tmp_path / "run", tmp_path / "interrupted", (STEPS, "train.parallel=fsdp")
+    assert_same_training(finish(2, recipe, prepared, run, *more), alone)
     assert (run / "export" / "model.safetensors").is_file()
+    stopped(2, recipe, prepared, interrupted, *more)
+    assert weights(finish(2, recipe, prepared, interrupted, *more)) == weights(run)
+    assert metrics(interrupted) == metrics(run)
 
 
 @pytest.mark.slow
@@ -130,11 +170,32 @@ def test_weights_in_pieces_train_alike(finished_run, recipe, prepared, tmp_path)
 def test_a_run_goes_from_whole_weights_to_pieces_and_back(more, recipe, prepared, tmp_path):
     alone, run = finish(1, recipe, prepared, tmp_path / "alone", *more), tmp_path / "run"
     for world, parallel, step in ((2, "ddp", 10), (2, "fsdp", 20), (4, "fsdp", 30)):
-        processes = pretrain(world, recipe, prepared, run, f"train.parallel={parallel}", *more)
-        wait_for_step(run, step)
-        processes.processes[0].terminate()
-        assert processes.codes() == [75] * world, processes.said(0)
+        stopped(world, recipe, prepared, run, f"train.parallel={parallel}", *more, step=step)
     assert_same_training(finish(1, recipe, prepared, run, *more), alone)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_gradients_are_sent_in_bfloat16_and_train_nearly_alike(parallel, two, recipe, prepared, tmp_path, monkeypatch):
+    """Rounding moves a gradient by 2^-9 of itself, and losses by 1e-5 until the first token is sampled otherwise, which counts for one
+    of the few hundred tokens behind a metric: losses that fall by 1.2 and 0.3 are then 0.005 apart."""
+    sends = "all_reduce" if parallel == "ddp" else "reduce_scatter_single"
+    sends = sends if hasattr(dist, sends) else "reduce_scatter_tensor"  # torch before 2.13
+    send = getattr(dist, sends)
+
+    def recorded(*tensors, **named):
+        with (tmp_path / os.environ["RANK"]).open("a") as file:
+            message = named["input"] if parallel == "fsdp" else tensors[0]
+            print(message.dtype, message.numel(), file=file)
+        return send(*tensors, **named)
+
+    monkeypatch.setattr(dist, sends, recorded)
+    words = STEPS, "train.reduce=bfloat16", f"train.parallel={parallel}"
+    run = finish(2, recipe, prepared, tmp_path / "run", *words)
+    sent = [line.split() for line in (tmp_path / "0").read_text().splitlines()]
+    assert [dtype for dtype, size in sent if int(size) > 10_000] == ["torch.bfloat16"] * 50
+    for record, reference in zip(metrics(run), metrics(two), strict=True):
+        for key in ("mlm_loss", "rtd_loss"):
+            assert record[key] == pytest.approx(reference[key], abs=1e-4 if record["step"] == 5 else 0.02)
 
 
 def test_doctor_examines_the_processes_too(recipe, prepared, tmp_path):
@@ -148,6 +209,7 @@ def test_doctor_examines_the_processes_too(recipe, prepared, tmp_path):
 
 
 MORE = {
+    "plain": [],
     "accumulate": ["train.accumulate=2"],
     "muon": ["optimizer.kind=muon", "optimizer.decoupled=true"],
     "electric": ["objective.kind=electric", "generator.kind=two_tower"],
@@ -161,7 +223,7 @@ MORE = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MORE)
 def test_one_two_and_four_processes_train_alike(name, recipe, prepared, tmp_path):
-    more = [*MORE[name], "train.steps=50", "train.evaluate_every=25", "train.save_every=100"]
+    more = [*MORE[name], STEPS, "train.evaluate_every=25", "train.save_every=100"]
     alone = finish(1, recipe, prepared, tmp_path / "1", *more)
     for world in (2, 4):
         assert_same_training(finish(world, recipe, prepared, tmp_path / str(world), *more), alone)

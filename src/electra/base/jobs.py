@@ -41,10 +41,12 @@ def peak_memory() -> int:
 class Signals:
     """SIGTERM, SIGINT and, unless nohup has it ignored, SIGHUP ask for a stop at the next safe point; a second one ends the
     process at once. So does a reader of our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it
-    likes."""
+    likes. torchrun passes on what it hears, also where a scheduler told its processes the same: to those a second one is no other,
+    and who takes longer than half a minute is ended by torchrun."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.is_told_twice = "TORCHELASTIC_RUN_ID" in os.environ
 
     def __enter__(self) -> "Signals":
         listens = threading.current_thread() is threading.main_thread()  # python lets no other thread listen
@@ -56,10 +58,10 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self.is_told_twice and self.received else handler)
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None and number != signal.SIGPIPE:
+        if self.received is not None and number != signal.SIGPIPE and not self.is_told_twice:
             os._exit(128 + number)
         self.received = self.received or number
 
@@ -69,6 +71,11 @@ class Signals:
         return InterruptedRunError(message) if self.received == signal.SIGINT else PreemptedError(message)
 
 
+class SignalHeard(BaseException):
+    """Raised wherever the process happens to be. No Exception: a reader that takes a ValueError for a bad row, which it leaves out, must
+    not take this for one."""
+
+
 @contextmanager
 def ending_at_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
     """SIGTERM and SIGHUP end what is at work as errors do, so that nothing but whole files stays; a second one ends the process.
@@ -76,13 +83,15 @@ def ending_at_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
 
     def end(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        raise error(number)
+        raise SignalHeard(number)
 
     listens = threading.current_thread() is threading.main_thread()
     heard = [it for it in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, end) for number in heard if listens}
     try:
         yield
+    except SignalHeard as heard_signal:
+        raise error(*heard_signal.args) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -8,7 +8,9 @@ process 0 speaks of those; of processes that are gone, the first of the others.
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -250,7 +252,16 @@ def meet(patience: float) -> Ranks:
         ) from None
     ranks = Ranks(rank, world, local, together=True, board=board)
     ranks.wait_at_most(patience)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=stop_without, args=(os.getppid(),), daemon=True).start()
     return ranks
+
+
+def stop_without(launcher: int) -> None:
+    """Where it was killed, nobody is left who would stop us."""
+    while os.getppid() == launcher:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def variable(name: str, most: int = 999999) -> int:

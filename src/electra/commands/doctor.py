@@ -99,7 +99,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         with explain_machine(remedy, "Training would fail too."):
             objective, execution = parts.objective.to(device).train(), Execution.of(train, device, ranks)
             if train.parallel == "fsdp" and ranks.together:
-                shard(objective, ranks, device)
+                shard(objective, ranks, device, execution.reduce)
             step = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
             seconds, peak = try_step(step, parts.loader.batch_at(0))
         peaks = ", ".join(f"{most / 2**30:.1f}" for most in ranks.gather(peak))

@@ -50,8 +50,8 @@ def prepare_command(
     heldout: Heldout = 0.01,
     unit_bytes: UnitBytes = 4 << 20,
     engine: Annotated[
-        Literal["local", "ray"],
-        typer.Option(help="this machine, or a Ray cluster; for arrays of jobs: prepare-plan, -unit and -finish"),
+        str,
+        typer.Option(metavar="<local|ray>", help="here or by Ray; for arrays of jobs: prepare-plan, -unit and -finish"),
     ] = "local",
     workers: Annotated[int | None, typer.Option(help="processes", show_default="all cores")] = None,
     text_key: TextKey = "text",
@@ -65,9 +65,12 @@ def prepare_command(
     import electra
 
     refuse_swapped(out, "prepare")
-    more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
+    if engine not in ("local", "ray"):
+        arrays = "arrays of jobs: prepare-plan, prepare-unit, prepare-finish"
+        raise SettingsError(f"--engine {engine} is unknown. There are local and ray; for {arrays}.")
+    more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad, "engine": engine}
     more |= left_out(duplicates, near_share, filters)
-    manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, engine=engine, **more)
+    manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, **more)
     show_manifest(out, manifest, heldout)
 
 

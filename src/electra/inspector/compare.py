@@ -488,15 +488,14 @@ def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
 def comparison_table(
     results: Sequence[ComparedRun], title: str = "", is_wide: bool = True, is_timed: bool = False
 ) -> Table:
-    """A terminal has no room for spreads of one seed (`is_wide` = False). Where the budget is time (`is_timed`) trial steps planned
+    """A terminal has no room for every seed's score (`is_wide` = False). Where the budget is time (`is_timed`) trial steps planned
     the runs, and what these took stands beside it."""
     measures = measures_of(results)
     hundredths = {GLUE5, "tasks", *(task for result in results for task in result.tasks)}
     rows = []
     for row in summary(results):
         seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
-        has_spread = is_wide or row["seeds"] > 1
-        cells = [with_spread(row.get(name), 1 if name in hundredths else 3, has_spread) for name in measures]
+        cells = [with_spread(row.get(name), 1 if name in hundredths else 3, is_wide) for name in measures]
         seconds = sorted(run["seconds"] for run in row["runs"])
         taken = [cost_cell("seconds", [seconds[0], seconds[-1]])] if is_timed else []
         rows.append((row["variant"], seeds, *taken, *(cost_cell(name, row[name]) for name in COSTS), *cells))
@@ -513,11 +512,13 @@ def cost_cell(name: str, cost: float | list[float] | None) -> str:
     return "–".join(dict.fromkeys("–" if end is None else format(end / unit, form) for end in ends))
 
 
-def with_spread(values: Mapping[str, float] | None, digits: int, has_spread: bool) -> str:
+def with_spread(values: Mapping[str, Any] | None, digits: int, is_wide: bool) -> str:
+    """The median, and of several seeds all points in their order, or the least and the greatest."""
     if values is None:
         return "–"
     median, least, greatest = (f"{values[key]:.{digits}f}" for key in ("median", "least", "greatest"))
-    return f"{median} ({least}–{greatest})" if has_spread else median
+    spread = ", ".join(f"{point:.{digits}f}" for point in values["seeds"]) if is_wide else f"{least}–{greatest}"
+    return f"{median} ({spread})" if len(values["seeds"]) > 1 else median
 
 
 def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:

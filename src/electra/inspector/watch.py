@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import platform
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -13,11 +12,11 @@ from typing import Any
 
 from electra.base import config
 from electra.base.errors import ElectraError
-from electra.base.files import is_running, json_text, parse_json, read_object
+from electra.base.files import json_text, parse_json, read_object
 from electra.inspector.gallery import Gallery
 from electra.pretraining.load import load_settings
 from electra.pretraining.samples import SAMPLES, read_samples
-from electra.train.log import METRICS, RUN_STATE, Record, is_record
+from electra.train.log import METRICS, RUN_STATE, Record, is_gone, is_record
 
 MOST_RECORDS = 1000  # of each kind: more than a screen has points
 MOST_BYTES, LAST_BYTES = 1 << 26, 1 << 15
@@ -97,7 +96,7 @@ def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
         "state": name if isinstance(name, str) else "unknown",
         "reason": str(stored.get("reason", "")),
     }
-    if state["state"] == "running" and stored.get("host") == platform.node() and not is_running(stored.get("pid")):
+    if state["state"] == "running" and is_gone(stored):
         state |= {
             "state": "killed",
             "reason": "its process is gone; the same command goes on from the newest checkpoint",

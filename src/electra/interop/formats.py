@@ -257,8 +257,8 @@ def network_class(settings: EncoderSettings, kind: NetworkKind) -> str:
 
 
 def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:
-    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one as wide as a
-    narrower word table has no place there."""
+    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one as wide as words of
+    another width has no place there."""
     return (
         kind != "generator"
         or settings.kind == "electra"

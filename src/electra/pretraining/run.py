@@ -181,7 +181,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         # train
         objective = parts.objective.to(device)
         if settings.train.parallel == "fsdp":
-            shard(objective, ranks, device)
+            shard(objective, ranks, device, execution.reduce)
         update = build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
         held.callback(update.captured.graphs.clear)  # NCCL ends only after the graphs that hold its kernels
         is_hidden = settings.objective.kind == "electric" or is_sharded(objective)  # energies are no probabilities
@@ -225,7 +225,10 @@ def refuse_uneven(batch: int, parts: int, processes: int) -> None:
     cut = f"train.batch={batch} into {processes} processes" + (f" x train.accumulate={parts}" if parts > 1 else "")
     below = batch // (parts * processes) * parts * processes
     other = " or ".join(str(rows) for rows in (below, below + parts * processes) if rows)
-    raise SettingsError(f"{cut}: every process must have equally many rows. Use train.batch={other}, or other numbers.")
+    fewer = max((count for count in range(1, processes) if batch % (parts * count) == 0), default=1)
+    raise SettingsError(
+        f"{cut}: every process must have equally many rows. Use train.batch={other}, or train.processes={fewer}."
+    )
 
 
 def refuse_others(ranks: Ranks, settings: PretrainSettings, device: torch.device, fingerprint: dict[str, str]) -> None:

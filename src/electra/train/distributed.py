@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -22,17 +23,28 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from electra.base.errors import InterruptedRunError, MachineError, PreemptedError, already_said, error_of
+from electra.base.errors import (
+    ElectraError,
+    InterruptedRunError,
+    MachineError,
+    PreemptedError,
+    already_said,
+    error_of,
+    is_said,
+)
 from electra.base.jobs import cpu_count
 from electra.base.ranks import Ranks
 from electra.objectives import Trainable
 from electra.objectives.losses import Sums
+from electra.train.log import is_gone, say_failed
 from electra.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
+log = logging.getLogger(__name__)
+KILLED = "the processes did not stop by themselves and were killed: what came after the newest checkpoint is lost."
 BUCKET = 64 << 20  # bytes
 
 
@@ -110,14 +122,15 @@ def add_up_scalars(sums: Sums) -> Sums:
 # Weights in pieces (FSDP2). Every process keeps its piece of each tensor and of what the optimizer knows about it.
 
 
-def shard(objective: Trainable, ranks: Ranks, device: torch.device) -> None:
+def shard(objective: Trainable, ranks: Ranks, device: torch.device, reduce: torch.dtype) -> None:
     """All of it is gathered for a step and given back after it: encoders fit as they are, so that what is saved is weights,
-    gradients and optimizer state between steps."""
+    gradients and optimizer state between steps. Gradients are added up in `reduce`, also those of several parts."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     assert isinstance(objective, nn.Module)
-    fully_shard(objective, mesh=init_device_mesh(device.type, (ranks.world,)), reshard_after_forward=False)
+    mesh, precision = init_device_mesh(device.type, (ranks.world,)), MixedPrecisionPolicy(reduce_dtype=reduce)
+    fully_shard(objective, mesh=mesh, reshard_after_forward=False, mp_policy=precision)
     assert is_sharded(objective)
     objective.set_gradient_divide_factor(1.0)  # gradients are added up; the losses have divided already
     objective.set_force_sum_reduction_for_comms(True)  # gloo knows no other
@@ -200,9 +213,24 @@ def spread(groups: Groups, wholes: Groups, ranks: Ranks) -> None:
 # Starting them on this machine, as torchrun does, by the same launcher
 
 
-def launch(words: Sequence[str], settings: TrainSettings) -> None:
-    """`electra words…` in `settings.processes` processes. Where one dies, all begin again, at most `settings.restarts` times.
-    What they say is said by themselves; the error that this raises has the exit code of the first that failed."""
+def launch(words: Sequence[str], settings: TrainSettings, folder: Path) -> None:
+    """`electra words…` in `settings.processes` processes, a run in `folder`. Where one is killed or its machine fails, all begin
+    again, at most `settings.restarts` times; torchrun's own restarts would also begin what was stopped or refused."""
+    for restart in range(settings.restarts + 1):
+        try:
+            return launch_once(words, settings)
+        except ElectraError as error:
+            if say_failed(folder, KILLED, is_gone):
+                log.warning(KILLED)
+            if not isinstance(error, MachineError) or restart == settings.restarts:
+                raise
+            if not is_said(error):
+                log.warning("%s", error)
+            log.warning("starting all again, %d of %d times.", restart + 1, settings.restarts)
+
+
+def launch_once(words: Sequence[str], settings: TrainSettings) -> None:
+    """What they say is said by themselves; the error that this raises has the exit code of the first that failed."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -219,7 +247,7 @@ def launch(words: Sequence[str], settings: TrainSettings) -> None:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         local_addr="127.0.0.1",  # the machine's own name may not be known anywhere
-        max_restarts=settings.restarts,
+        max_restarts=0,
     )
     try:
         elastic_launch(config, sys.executable)("-m", "electra", *words)
@@ -227,9 +255,10 @@ def launch(words: Sequence[str], settings: TrainSettings) -> None:
         rank, failure = failed.get_first_failure()
         if failure.exitcode > 0:
             raise already_said(error_of(failure.exitcode)(f"process {rank} failed.")) from None
+        name = failure.signal_name()
+        why = f"{name}, mostly for lack of memory" if name == "SIGKILL" else name
         raise MachineError(
-            f"process {rank} of {settings.processes} was killed ({failure.signal_name()}; SIGKILL is mostly for lack of memory). "
-            "Everything up to the newest checkpoint is saved: run the same command again."
+            f"process {rank} of {settings.processes} was killed ({why}). The same command goes on from the newest checkpoint."
         ) from None
     except SignalException as stopped:
         kind = InterruptedRunError if stopped.sigval.name == "SIGINT" else PreemptedError

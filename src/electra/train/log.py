@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
@@ -14,7 +14,15 @@ from typing import Any
 
 from electra.base.config import GREATEST, LARGEST
 from electra.base.errors import ElectraError
-from electra.base.files import read_json_lines, read_object, remove_leftovers, write_atomically, write_json, writing
+from electra.base.files import (
+    is_running,
+    read_json_lines,
+    read_object,
+    remove_leftovers,
+    write_atomically,
+    write_json,
+    writing,
+)
 from electra.base.progress import visible
 from electra.train.trackers import Tracked, TrackerName, Trackers
 
@@ -87,16 +95,28 @@ class RunLog:
             write_json(self.folder / RUN_STATE, {"state": state, "step": step, **self.writer, **more})
 
     def fail_for_writer(self, reason: str) -> None:
-        """Of a run whose writer cannot say so itself, unless it did, or another has begun since."""
-        with suppress(ElectraError, OSError):  # not every machine need have the folder
-            stored = read_object(self.folder / RUN_STATE)
-            if stored.items() >= {"state": "running", **self.writer}.items():
-                write_json(self.folder / RUN_STATE, stored | {"state": "failed", "reason": reason})
+        """Unless another has begun since."""
+        say_failed(self.folder, reason, lambda stored: stored.items() >= self.writer.items())
 
     def close(self) -> None:
         if self.writes:
             self.file.close()
             self.trackers.close()
+
+
+def say_failed(folder: Path, reason: str, is_ours: Callable[[dict[str, Any]], bool]) -> bool:
+    """Of a run whose writer cannot say so itself. Whether it was still said to be running."""
+    with suppress(ElectraError, OSError):  # not every machine need have the folder
+        stored = read_object(folder / RUN_STATE)
+        if stored.get("state") == "running" and is_ours(stored):
+            write_json(folder / RUN_STATE, stored | {"state": "failed", "reason": reason})
+            return True
+    return False
+
+
+def is_gone(stored: dict[str, Any]) -> bool:
+    """Whether the process that wrote run_state.json was one of this machine and has ended."""
+    return stored.get("host") == platform.node() and not is_running(stored.get("pid"))
 
 
 def read_metrics(folder: Path, kind: str = "") -> list[Record]:
