@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -22,6 +21,7 @@ from electra.commands import app
 from electra.data.shards import verify_shards
 from electra.pretraining.settings import resolve
 from helpers import environment, write_corpus
+from together import wait_until
 
 ROOT = Path(__file__).parents[1]
 CLUSTER = ROOT / "examples" / "cluster"
@@ -156,31 +156,63 @@ def stand_in(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-@pytest.mark.parametrize(("state", "requeued", "code"), [("preempted", True, 0), ("failed", False, 1)])
-def test_a_preempted_run_goes_back_into_the_queue(tmp_path, state, requeued, code):
-    """torchrun ends with 1 after its processes saved: the run's state says what happened."""
-    (tmp_path / "run").mkdir()
+EARLIER, SAVED, FAILED = (
+    f'{{"state": "{state}", "pid": {pid}}}' for state, pid in (("preempted", 1), ("preempted", 2), ("failed", 2))
+)
+
+
+@pytest.mark.parametrize(
+    ("has_signal", "before", "after", "code", "is_requeued"),
+    [
+        (True, "", SAVED, 1, True),
+        (True, EARLIER, SAVED, 1, True),
+        (True, "", "", 143, True),  # before there was a run
+        (True, EARLIER, "", 1, True),
+        (
+            True,
+            "",
+            FAILED,
+            1,
+            True,
+        ),  # a process that was killed on the way: the next start says whether there is more to it
+        (True, "", "", 0, False),  # finished just in time
+        (False, "", SAVED, 1, True),  # the processes had the signal, not the script
+        (False, EARLIER, "", 1, False),
+        (False, EARLIER, FAILED, 1, False),
+        (False, "", "", 2, False),
+        (False, EARLIER, "", 0, False),
+    ],
+)
+def test_what_was_preempted_goes_back_into_the_queue_and_nothing_else(
+    tmp_path, has_signal, before, after, code, is_requeued
+):
+    """torchrun ends with 1 after its processes saved, and with 1 where there is no data: what an earlier start left in run_state.json
+    must not put a run that fails back into the queue for ever."""
+    state = tmp_path / "run" / "run_state.json"
+    state.parent.mkdir()
+    if before:
+        state.write_text(before)
     stand_in(
         tmp_path,
         "torchrun",
         f"""#!/bin/bash
-end() {{ sleep 0.3; echo '{{"state": "{state}"}}' > {tmp_path}/run/run_state.json; exit 1; }}
-trap end TERM
+end() {{ {f"echo '{after}' > {state}; " if after else ""}exit {code}; }}
+trap 'sleep 0.3; end' TERM
 touch {tmp_path}/started
-while true; do sleep 0.05; done
+while {str(has_signal).lower()}; do sleep 0.05; done
+end
 """,
     )
     stand_in(tmp_path, "scontrol", f'#!/bin/bash\necho "$@" > {tmp_path}/queue\n')
-    env = environment({"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN": str(tmp_path / "run"), "SLURM_JOB_ID": "77"})
-    job = subprocess.Popen(["bash", CLUSTER / "slurm_preemptible.sbatch"], env=env)
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(20) == code
-    assert (tmp_path / "queue").exists() == requeued
-    if requeued:
-        assert (tmp_path / "queue").read_text() == "requeue 77\n"
+    env = environment({"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN": str(state.parent), "SLURM_JOB_ID": "77"})
+    job = subprocess.Popen(["bash", CLUSTER / "slurm_preemptible.sbatch"], env=env, stderr=subprocess.PIPE, text=True)
+    if has_signal:
+        wait_until((tmp_path / "started").exists, 20)
+        job.send_signal(signal.SIGTERM)
+    complaints = job.communicate(timeout=20)[1]
+    assert (job.returncode, complaints) == (0 if is_requeued else code, "")
+    queue = tmp_path / "queue"
+    assert queue.exists() == is_requeued and (not is_requeued or queue.read_text() == "requeue 77\n")
 
 
 def test_an_array_of_slurm_prepares_a_corpus(tmp_path, prepared):

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import electra as package
 from helpers import SETTINGS, electra, electra_process, environment, write_corpus
+from together import Together
 
 TEXT = "The barak walks the lonute, and the lonute walks back."
 
@@ -178,7 +179,22 @@ def test_doctor_tries_a_step_and_a_checkpoint(recipe, prepared, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     for part in ("machine", "settings", "every hash right", "the whole run takes about", "one checkpoint"):
         assert part in done.stdout
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and "of one process" not in done.stdout
+
+
+def test_doctor_says_that_it_examines_one_process_of_several(recipe, prepared, tmp_path):
+    done = electra("doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.processes=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of one process with all rows, not of 2: torchrun --standalone --nproc-per-node 2 -m" in done.stdout
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_that_torchrun_did_not_start_are_said_to_be_without_effect(processes, recipe, tmp_path):
+    started = Together(2, tmp_path, "pretrain", recipe, "data=nowhere", f"train.processes={processes}")
+    assert started.codes() == [3, 3]
+    warning = "WARNING: train.processes=4 without effect: these are 2, as torchrun started them."
+    lines = [line for line in started.said(0).splitlines() if "without effect" in line]
+    assert lines == ([warning] if processes == 4 else []) and started.said(1) == ""
 
 
 @pytest.mark.parametrize(

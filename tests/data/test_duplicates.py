@@ -184,6 +184,27 @@ def test_the_command_tells_what_was_removed(tokenizer: Path, tmp_path: Path) -> 
     assert nothing.returncode == 3 and "nothing left, the filters removed 628 documents" in nothing.stderr
 
 
+@pytest.mark.parametrize("verb", ["prepare", "prepare-plan"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--filter", "min_characters=10", "--filter", "min_characters=20"], "min_characters has several values."),
+        (
+            ["--filter", "min_characters=9", "--filter", "max_characters=8"],
+            "min_characters (9) is above max_characters (8)",
+        ),
+        (["--filter", "min_word_length=5", "--filter", "max_word_length=4.5"], "is above max_word_length (4.5)"),
+        (["--near-share", "0.9"], "--near-share 0.9 is for near copies. Add --duplicates near"),
+        (["--near-share", "0.8", "--duplicates", "exact"], "Add --duplicates near"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(verb, options, message, tokenizer, tmp_path):
+    (tmp_path / "in.txt").write_text("The bar sees the lon.")
+    done = electra(verb, tmp_path / "out", tmp_path / "in.txt", "--tokenizer", tokenizer, *options)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 ENGLISH = "The weather was fine, and so they went for a walk along the river before it became dark."
 GERMAN = "Das Wetter war schön, und so gingen sie am Fluss spazieren, bevor es dunkel wurde und kalt."
 

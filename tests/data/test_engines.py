@@ -22,6 +22,7 @@ from electra.base.remote import RemotePath, as_place
 from electra.data.plan import PrepareSettings
 from electra.data.prepare import finish_units, plan_units, prepare, run_share
 from helpers import command, contents, electra, environment
+from together import free_port
 
 SMALL = PrepareSettings(unit_bytes=10_000, heldout_share=0.1)
 
@@ -205,6 +206,19 @@ def test_memory_of_this_process(corpus: Path, tokenizer: Path, expected: dict[st
     source.remove()
 
 
+def test_memory_of_a_command_is_refused_for_it_ends_with_the_command(corpus: Path, tokenizer: Path) -> None:
+    reading = [corpus, "--tokenizer", tokenizer]
+    for verb, more in {
+        "prepare": reading,
+        "prepare-plan": reading,
+        "prepare-unit": ["--index", "0/1"],
+        "prepare-finish": [],
+    }.items():
+        done = electra(verb, "memory://out", *more)
+        assert done.returncode == 2 and "memory://out would be gone" in done.stderr, verb
+        assert done.stderr.count("\n") == 1 and not RemotePath("memory://out").exists()
+
+
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("s3fs")
@@ -258,11 +272,15 @@ def test_a_store_of_objects(corpus: Path, tokenizer: Path, tmp_path: Path, bucke
 
 
 def test_addresses_that_cannot_be_opened_are_one_line(tokenizer: Path, tmp_path: Path) -> None:
-    for url, code in (("nonsense://x/y", 2), ("s3://", 5)):
+    nobody = f"http://127.0.0.1:{free_port()}/x.jsonl"
+    for url, code in (("nonsense://x/y", 2), ("s3://", 5), (nobody, 5)):
         done = electra("prepare", tmp_path / "out", url, "--tokenizer", tokenizer)
         assert done.returncode == code and url in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_file_url_is_a_path() -> None:
     assert as_place("file:///tmp/x") == Path("/tmp/x") and as_place("s3://a/b") == RemotePath("s3://a/b")
+    assert as_place("file://localhost/a%20b") == Path("/a b") == as_place("FILE:///a b")
+    assert as_place("local:///a%20b") == Path("/a%20b") == as_place("/a%20b")
+    assert as_place("file://localhostile/x") == Path("localhostile/x")
     assert as_place("a/b") == Path("a/b") and as_place(Path("c")) == Path("c")

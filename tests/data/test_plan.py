@@ -181,7 +181,7 @@ def test_commands_of_an_array(corpus: Path, tokenizer: Path, tmp_path: Path, exp
     finished = electra("prepare-finish", out)
     assert finished.returncode == 0 and " tokens in " in finished.stdout, finished.stderr
     assert contents(out) == expected
-    for index in ("2/2", "-1/2", "1", "x/y", "0/0"):
+    for index in ("2/2", "-1/2", "1", "x/y", "0/0", "٠/٢"):
         refused = electra("prepare-unit", out, f"--index={index}")
         assert refused.returncode == 2 and "share" in refused.stderr and refused.stderr.count("\n") == 1
     refused = electra("prepare", out, corpus, *words, "--engine", "array")

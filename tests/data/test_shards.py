@@ -98,6 +98,10 @@ def test_a_folder_without_a_manifest_names_the_command(prepared: Path) -> None:
     (prepared / "manifest.json").unlink()
     message = refused(prepared, exit_code=3)
     assert message == f'{prepared} has no manifest.json. Run "electra prepare" to build token shards there.'
+    (prepared / "units").mkdir()
+    (prepared / "units" / "plan.json").touch()
+    message = refused(prepared, exit_code=3)
+    assert "its preparation is not finished" in message and "electra prepare-finish" in message
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 1}', '{"version": 2}', "\xff"])

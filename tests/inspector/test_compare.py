@@ -270,6 +270,13 @@ def test_wrong_settings_of_any_recipe_stop_everything_before_it_starts(recipe, p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("word", ["train.processes=2", "train.parallel=fsdp"])
+def test_what_needs_several_processes_is_refused_before_anything_is_written(word, recipe, prepared, tmp_path):
+    done = electra("compare", recipe, f"data={prepared}", word, "--budget", "2 steps", "--out", tmp_path / "out")
+    assert done.returncode == 2 and word.partition("=")[0] in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_diverges_is_a_result_and_the_others_go_on(recipe, prepared, tmp_path):
     words = ["compare", recipe, f"data={prepared}", "--vary", "optimizer.lr=1e-3,1e30", "--seeds", "1"]
     done = electra(*words, "--budget", "6 steps", "--out", tmp_path / "out")

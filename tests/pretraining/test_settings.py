@@ -94,6 +94,14 @@ def test_every_addition_joins_every_size(size, addition):
         assert values[key] == value
 
 
+@pytest.mark.parametrize("url", ["file:///tmp/x", "s3://bucket/shards", "memory://x"])
+@pytest.mark.parametrize("key", ["data", "run"])
+def test_a_url_is_no_folder_to_train_in_or_from(key, url):
+    with pytest.raises(SettingsError, match=rf"^{key}={url} is a URL, .* Give a path: copy .*\.$"):
+        resolve("tiny", [f"{other}={url if other == key else 'x'}" for other in ("data", "run")])
+    assert resolve("tiny", ["data=C:/x:y", "run=a:/b"])
+
+
 def test_an_unknown_objective_is_answered_with_those_there_are():
     with pytest.raises(SettingsError, match=r"objective.kind: 'electrik' is none of electra, masked_lm"):
         resolve("electra-small", [DATA, "objective.kind=electrik"])

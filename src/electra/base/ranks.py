@@ -140,13 +140,17 @@ class Ranks:
         if not self.together or self.world == processes > 1:
             return ["electra"]
         here = variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else self.world
-        nodes, endpoint = self.world // max(here, 1), f"{os.environ['MASTER_ADDR']}:29500"
+        nodes, restarts = self.world // max(here, 1), os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+        # torchrun tells nobody at which port its machines met: that of its own store is another
+        port = "PORT" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else os.environ["MASTER_PORT"]
+        endpoint = f"{os.environ['MASTER_ADDR']}:{port}"
         where = (
             ["--standalone"]
             if nodes < 2
             else ["--nnodes", f"{nodes}", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
         )
-        return ["torchrun", *where, "--nproc-per-node", f"{here}", "-m", "electra"]
+        again = ["--max-restarts", restarts] if restarts != "0" else []
+        return ["torchrun", *where, "--nproc-per-node", f"{here}", *again, "-m", "electra"]
 
     @contextmanager
     def adding_up(self) -> Iterator[None]:
@@ -218,7 +222,8 @@ def abort_nccl() -> None:
 
 def meet(patience: float) -> Ranks:
     if missing := [name for name in NAMES if not os.environ.get(name)]:
-        raise MachineError(f"{', '.join(missing)} must be set beside {NAMES[0]} and {NAMES[1]}. Start with torchrun.")
+        names = " and ".join(name for name in NAMES[:2] if name in os.environ)
+        raise MachineError(f"{', '.join(missing)} must be set beside {names}. Start with torchrun, or unset {names}.")
     rank, world = variable("RANK"), variable("WORLD_SIZE")
     if rank >= world:
         raise MachineError(f"RANK={rank}, but WORLD_SIZE={world}: ranks count from 0. Start with torchrun.")
@@ -241,7 +246,10 @@ def meet(patience: float) -> Ranks:
         reason = next(iter(str(error).splitlines()), "it does not answer")
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise MachineError(f"port {meeting.where} is in use. Choose another MASTER_PORT.") from None
-        raise MachineError(f"process {rank} of {world} did not meet the others at {meeting.where}: {reason}") from None
+        raise MachineError(
+            f"process {rank} of {world} did not meet the others at {meeting.where}: {reason.rstrip('.')}. Start all of them again, "
+            "with another MASTER_PORT if something else listens at this one."
+        ) from None
     ranks = Ranks(rank, world, local, together=True, board=board)
     ranks.wait_at_most(patience)
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -292,8 +300,10 @@ class Meeting:
             raise late if missing else already_said(late)
         if waited > QUIET and missing and not self.is_told:
             self.is_told = True
+            why = f" ({reason})" if reason else ""
             log.info(
-                "waiting for process %s of %d at %s, for %g s at most.", names, self.world, self.where, self.seconds
+                "waiting for process %s of %d at %s%s, for %g s at most.",
+                *(names, self.world, self.where, why, self.seconds),
             )
         time.sleep(0.02)
 
@@ -303,7 +313,7 @@ def find_others(meeting: Meeting) -> tuple[dist.Store, tuple[str, int]]:
     own rendezvous waits where no signal reaches it."""
     global _board
     is_host = meeting.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    own = "" if is_host else own_address(meeting)
+    own = own_address(meeting, is_host)
     host, port, limit = meeting.host, meeting.port, timedelta(seconds=meeting.seconds)
     hosted = dist.TCPStore(host, port, meeting.world, is_host, limit, wait_for_workers=False, multi_tenant=is_host)
     store = meeting_place(hosted, meeting)
@@ -316,10 +326,13 @@ def find_others(meeting: Meeting) -> tuple[dist.Store, tuple[str, int]]:
     return store, (address, int(number))
 
 
-def own_address(meeting: Meeting) -> str:
-    """By which this machine reaches the store, once that is there."""
+def own_address(meeting: Meeting, is_host: bool) -> str:
+    """By which this machine reaches the store, once that is there. Of the host itself once its name is known: a store that finds
+    none for it says so in pages."""
     while True:
         try:
+            if is_host:
+                return str(socket.getaddrinfo(meeting.host, meeting.port)[0][4][0])
             with socket.create_connection((meeting.host, meeting.port), 2 * SETTLING) as connection:
                 return str(connection.getsockname()[0])
         except OSError as error:
@@ -328,9 +341,10 @@ def own_address(meeting: Meeting) -> str:
 
 def meeting_place(store: dist.Store, meeting: Meeting) -> dist.Store:
     """A part of the store that is new. torchrun keeps the store when it starts processes again, and with it the addresses of those
-    that are gone, at which others may wait for ever. Everybody leaves a name, process 0 shows those that it has read, and whoever
-    finds its own among them knows that process 0 is of now."""
-    rank, name, place = meeting.rank, uuid.uuid4().hex, None
+    that are gone, at which others may wait for ever. Everybody leaves a name and for how many it was started, process 0 shows those
+    that it has read, and whoever finds its own among them knows that process 0 is of now. Process 0 says when all are there."""
+    rank, world, place = meeting.rank, str(meeting.world), None
+    name = f"{uuid.uuid4().hex}/{world}"
     named, here = ([f"{word}/{other}" for other in range(meeting.world)] for word in ("name", "here"))
     store.set(named[rank], name)
     while True:
@@ -338,24 +352,39 @@ def meeting_place(store: dist.Store, meeting: Meeting) -> dist.Store:
             known = store.multi_get([key for key in named if store.check([key])])
             store.set("names", " ".join([name, *(other.decode() for other in known)]))
         first, *names = store.get("names").decode().split() if store.check(["names"]) else [""]
+        world_of_first = first.rpartition("/")[2]
         if name in names:
             place = dist.PrefixStore(first, store)
-            place.set(here[rank], "yes")
-            if place.check(here):
+            place.set(here[rank], world)
+            if world != world_of_first:
+                raise already_said(other_world(rank, world, world_of_first))
+            if place.check(["complete"]):
                 return place
             if place.check(["late"]):
                 meeting.seconds = 0
         if place is None:
-            meeting.go_on([0])
+            meeting.go_on([0], f"one has WORLD_SIZE={world_of_first}" if world_of_first not in ("", world) else "")
         elif rank == 0:
             try:
-                meeting.go_on([other for other, key in enumerate(here) if not place.check([key])])
+                there = [other for other, key in enumerate(here) if place.check([key])]
+                for other, its in zip(there, place.multi_get([here[it] for it in there]), strict=True):
+                    if its.decode() != world:
+                        raise other_world(other, its.decode(), world)
+                if missing := [other for other in range(meeting.world) if other not in there]:
+                    meeting.go_on(missing)
+                else:
+                    place.set("complete", "yes")
             except MachineError:
                 place.set("late", "yes")
                 time.sleep(SETTLING)  # the others hear it while there is a store
                 raise
         else:
             meeting.go_on([])
+
+
+def other_world(rank: int, its: str, of_first: str) -> MachineError:
+    what = f"process {rank} was started with WORLD_SIZE={its}, process 0 with WORLD_SIZE={of_first}"
+    return MachineError(f"{what}. Start all of them with the same.")
 
 
 @contextmanager

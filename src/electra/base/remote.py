@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from electra.base.errors import ElectraError, MachineError, SettingsError
 
@@ -46,7 +47,15 @@ class RemotePath:
 
     def is_file(self) -> bool:
         with self._asking() as (system, path):
-            return bool(system.isfile(path))
+            if system.isfile(path):
+                return True
+            try:
+                system.info(path)
+            except Exception as error:  # fsspec takes a server that does not answer for a file that is not there
+                cause = error.__cause__
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    raise cause from None
+            return False
 
     def is_dir(self) -> bool:
         with self._asking() as (system, path):
@@ -161,6 +170,10 @@ class _Reported(io.RawIOBase):
 Place = Path | RemotePath
 
 
+def is_url(text: str) -> bool:
+    return _URL.match(text) is not None
+
+
 def as_place(text: str | Path | RemotePath) -> Place:
     """A path as it is, a `file://` URL as the path it means, any other URL as a RemotePath."""
     if isinstance(text, RemotePath | Path):
@@ -168,4 +181,10 @@ def as_place(text: str | Path | RemotePath) -> Place:
     match = _URL.match(text)
     if not match:
         return Path(text)
-    return Path(text[len(match[0]) :]) if match[1].lower() in ("file", "local") else RemotePath(text)
+    path = text[len(match[0]) :]
+    match match[1].lower():
+        case "file":
+            return Path(unquote(re.sub("^localhost(?=/)", "", path), errors="surrogateescape"))
+        case "local":  # fsspec's own word, whose names are as they are
+            return Path(path)
+    return RemotePath(text)

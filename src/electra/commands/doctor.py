@@ -72,6 +72,9 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
             raise SettingsError(FSDP_ALONE)
         length = f"{train.minutes:g} minutes" if train.minutes else counted(train.steps, "step")
         notes.append(f"{recipe}, {length} of {counted(train.batch, 'row')} of {settings.rows.length} tokens")
+        if processes > 1 and not ranks.together:
+            how = f"torchrun --standalone --nproc-per-node {processes} -m electra doctor"
+            notes.append(f"what follows is of one process with all rows, not of {processes}: {how} … examines those")
         if not train.minutes and (warning := schedule_warning(settings.schedule, train.steps)):
             notes.append(f"WARNING: {warning}")
 

@@ -1,5 +1,7 @@
 """electra prepare: text to token shards, at once or shared out by a scheduler."""
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +13,17 @@ from electra.commands.console import Documents, OnBad, TextKey, refuse_swapped, 
 if TYPE_CHECKING:
     from electra.data.shards import Manifest
 
-Out = Annotated[str, typer.Argument(help="folder for the token shards, or a URL of one (s3://…)")]
+
+def refuse_memory(out: str) -> str:
+    """From Python it makes sense: there the process goes on."""
+    if out.startswith("memory:"):
+        raise SettingsError(f"{out} would be gone when this command ends. Give a folder, or a URL such as s3://….")
+    return out
+
+
+Out = Annotated[
+    str, typer.Argument(help="folder for the token shards, or a URL of one (s3://…)", callback=refuse_memory)
+]
 Inputs = Annotated[
     list[str], typer.Argument(help="files, folders and URLs of .txt, .jsonl, .parquet or arrow; plain or compressed")
 ]
@@ -22,7 +34,9 @@ UnitBytes = Annotated[int, typer.Option(help="bytes of text per shard, and the m
 Duplicates = Annotated[
     Literal["keep", "exact", "near"], typer.Option(help="copies of documents to remove, but for case and spacing")
 ]
-NearShare = Annotated[float, typer.Option(help="share of word 5-grams that near copies have in common")]
+NearShare = Annotated[
+    float | None, typer.Option(help="share of word 5-grams that near copies have in common", show_default="0.8")
+]
 Filters = Annotated[
     list[str] | None,
     typer.Option("--filter", metavar="KEY=VALUE", help="language=en, min_characters=200, symbol_share=0.3, …"),
@@ -44,7 +58,7 @@ def prepare_command(
     documents: Documents = "blank-line",
     on_bad: OnBad = "stop",
     duplicates: Duplicates = "keep",
-    near_share: NearShare = 0.8,
+    near_share: NearShare = None,
     filters: Filters = None,
 ) -> None:
     """Documents -> token shards. Run it again after an interruption: it does what is missing."""
@@ -55,7 +69,7 @@ def prepare_command(
         arrays = "arrays of jobs: prepare-plan, prepare-unit, prepare-finish"
         raise SettingsError(f"--engine {engine} is unknown. There are local and ray; for {arrays}.")
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad, "engine": engine}
-    more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
+    more |= left_out(duplicates, near_share, filters)
     manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, **more)
     show_manifest(out, manifest, heldout)
 
@@ -70,7 +84,7 @@ def prepare_plan_command(
     documents: Documents = "blank-line",
     on_bad: OnBad = "stop",
     duplicates: Duplicates = "keep",
-    near_share: NearShare = 0.8,
+    near_share: NearShare = None,
     filters: Filters = None,
 ) -> None:
     """The first of three steps for an array of jobs: a list of units, which prepare-unit does on any machine."""
@@ -79,7 +93,7 @@ def prepare_plan_command(
 
     refuse_swapped(out, "prepare-plan")
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad}
-    more |= {"duplicates": duplicates, "near_share": near_share, "filters": filter_words(filters)}
+    more |= left_out(duplicates, near_share, filters)
     settings = prepare_settings(heldout, unit_bytes, more)
     if plan := plan_units([as_place(path) for path in inputs], as_place(out), tokenizer, settings):
         units, files = counted(len(plan.units), "unit"), counted(len(plan.sources), "file")
@@ -94,7 +108,7 @@ def prepare_unit_command(
     from electra.data.prepare import run_share
 
     number, _, count = index.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and len(index) < 40):
+    if not re.fullmatch("[0-9]{1,18}/[0-9]{1,18}", index):
         raise SettingsError(f"{index} is no share of the units. Give --index I/N, such as 0/8.")
     units = run_share(as_place(out), int(number), int(count))
     say(f"{out}: {counted(units, 'unit')} done")
@@ -109,6 +123,14 @@ def prepare_finish_command(out: Out) -> None:
     show_manifest(out, manifest, manifest.settings["heldout_share"])
 
 
+def left_out(duplicates: str, near_share: float | None, filters: list[str] | None) -> dict[str, Any]:
+    """Settings of what is left out."""
+    if near_share is not None and duplicates != "near":
+        raise SettingsError(f"--near-share {near_share:g} is for near copies. Add --duplicates near, or leave it out.")
+    share = {} if near_share is None else {"near_share": near_share}
+    return {"duplicates": duplicates, "filters": filter_words(filters), **share}
+
+
 def filter_words(words: list[str] | None) -> dict[str, str]:
     from electra.data.filters import FilterSettings
 
@@ -117,7 +139,10 @@ def filter_words(words: list[str] | None) -> dict[str, str]:
             raise SettingsError(f"--filter {word} has no value. Give KEY=VALUE, such as min_characters=200.")
         if (key := word.partition("=")[0]) not in FilterSettings.model_fields:
             raise SettingsError(f"--filter {key} is unknown. There are {', '.join(FilterSettings.model_fields)}.")
-    return {key: value for key, _, value in (word.partition("=") for word in words or [])}
+    pairs = [word.partition("=")[::2] for word in words or []]
+    if again := next((key for key, count in Counter(key for key, _ in pairs).items() if count > 1), None):
+        raise SettingsError(f"--filter {again} has several values. Give it once.")
+    return dict(pairs)
 
 
 def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from electra.base.config import Settings
 from electra.base.errors import MachineError, SettingsError
@@ -79,6 +79,14 @@ class FilterSettings(Settings):
     min_word_length: float = Field(default=0.0, ge=0)
     max_word_length: float = Field(default=0.0, ge=0)
     punctuated_lines: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def something_may_stay(self) -> "FilterSettings":
+        for what in ("characters", "word_length"):
+            least, most = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if least > most > 0:
+                raise ValueError(f"min_{what} ({least:g}) is above max_{what} ({most:g}): no document would stay")
+        return self
 
 
 def removed_by(text: str, filters: FilterSettings) -> str | None:

@@ -22,10 +22,8 @@ from electra.base.remote import Place, as_place
 from electra.data.corpus import Corpus, CorpusSettings, divides
 from electra.data.files import Section, Source
 from electra.data.filters import FilterSettings, removed_by, text_hash
-from electra.data.shards import MOST_TOKENS, InputsEntry
+from electra.data.shards import MOST_TOKENS, PLAN, UNITS, InputsEntry
 
-PLAN = "plan.json"
-UNITS = "units"
 _HASHES = 1 << 64
 _BYTES = "surrogateescape"
 _SAFE = "".join(map(chr, range(32, 127))).replace("%", "")

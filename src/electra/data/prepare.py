@@ -28,20 +28,13 @@ from electra.base.remote import Place, RemotePath
 from electra.data.corpus import Corpus, CorpusSettings, no_documents
 from electra.data.engines import run_local, run_ray
 from electra.data.filters import bands_for, identifier, in_heldout, repeated
-from electra.data.plan import (
-    PLAN,
-    UNITS,
-    PreparePlan,
-    PrepareSettings,
-    inputs_entry,
-    plan_corpus,
-    read_plan,
-    write_plan,
-)
+from electra.data.plan import PreparePlan, PrepareSettings, inputs_entry, plan_corpus, read_plan, write_plan
 from electra.data.shards import (
     MANIFEST,
+    PLAN,
     SPLITS,
     TOKENIZER,
+    UNITS,
     Manifest,
     ShardEntry,
     Split,

@@ -23,6 +23,9 @@ from electra.base.files import parse_json, read_bytes, read_model, unreadable
 from electra.base.remote import Place
 
 MANIFEST = "manifest.json"
+UNITS = "units"
+PLAN = "plan.json"
+"""In UNITS, until the manifest is there."""
 TOKENIZER = "tokenizer.json"
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
@@ -138,6 +141,9 @@ def few_held_out(manifest: Manifest) -> str:
 
 def read_manifest(folder: Place) -> Manifest:
     if not (folder / MANIFEST).exists():
+        if (folder / UNITS / PLAN).exists():
+            again = 'Run the same "electra prepare" again, or "electra prepare-finish" where jobs did its units'
+            raise DataError(f"{folder} has no {MANIFEST}: its preparation is not finished. {again}.")
         what = f"has no {MANIFEST}" if folder.exists() else "does not exist"
         raise DataError(f'{folder} {what}. Run "electra prepare" to build token shards there.')
     return read_model(folder / MANIFEST, Manifest, 'remove it and run "electra prepare" again')

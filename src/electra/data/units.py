@@ -28,8 +28,8 @@ from electra.base.files import file_problem, manifest_entry, read_bytes, read_ob
 from electra.base.remote import Place
 from electra.data.corpus import Reading, cut_at_whitespace
 from electra.data.filters import fingerprint, removed_by, text_hash
-from electra.data.plan import UNITS, Unit
-from electra.data.shards import SPLITS, TOKENIZER, ShardEntry, Split, token_dtype
+from electra.data.plan import Unit
+from electra.data.shards import SPLITS, TOKENIZER, UNITS, ShardEntry, Split, token_dtype
 from electra.data.tokenizer import ENCODED_AT_ONCE, load_tokenizer, tokenizer_hash, vocabulary_size
 
 _REMEMBERED_CHARACTERS = 1 << 21

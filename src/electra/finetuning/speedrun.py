@@ -52,7 +52,7 @@ from electra.data.tokenizer import (
 from electra.finetuning.plan import TASKS, Plan, make_plan, plain
 from electra.finetuning.report import GLUE, SETTINGS
 from electra.finetuning.run import finetune, refuse_tables
-from electra.pretraining.run import environment, pretrain
+from electra.pretraining.run import environment, pretrain, refuse_alone
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import device_peak, paper_flops, step_flops
 from electra.train.device import choose_device
@@ -124,6 +124,7 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
         raise DataError(f"{settings.data} does not exist. Give text, or a folder of token shards (data=…).")
     refuse_other_tokenizer(settings, shards)
     pretraining = settings.pretraining(shards)
+    refuse_alone(pretraining.train)
     plans = plan_tasks(settings)
 
     with lock(settings.out):

@@ -54,7 +54,7 @@ from electra.finetuning.speedrun import FIVE
 from electra.inspector.embed import text_vectors
 from electra.interop.read import Pretrained
 from electra.pretraining.load import CONFIG, load_network, load_settings
-from electra.pretraining.run import build_parts, pretrain
+from electra.pretraining.run import build_parts, pretrain, refuse_alone
 from electra.pretraining.settings import PretrainSettings, resolve, warn_without_effect
 from electra.pretraining.trial import paper_flops, step_flops, try_step
 from electra.train.device import choose_device, gpu_names, thread_share
@@ -239,6 +239,7 @@ def run_comparison(
             task_names[name] = make_plan(name, dict(yardsticks.tasks.overrides), {}).name
     for variant in chosen:
         settings, sources = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
+        refuse_alone(settings.train)
         warn_without_effect(settings, sources)
         plan[variant.name] = hashlib.sha256(config.to_toml(settings).encode()).hexdigest()
         plan[f"data={settings.data}"] = manifest_hash(Path(settings.data))

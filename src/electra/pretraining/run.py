@@ -50,7 +50,7 @@ from electra.train.distributed import is_sharded, shard
 from electra.train.log import METRICS
 from electra.train.loop import HeldOutEvaluation, Run, train
 from electra.train.optimizers import OptimizerSettings
-from electra.train.settings import FREE_TO_CHANGE, Horizon, memory_remedy, schedule_warning
+from electra.train.settings import FREE_TO_CHANGE, Horizon, TrainSettings, memory_remedy, schedule_warning
 from electra.train.step import Execution, build_step
 from electra.train.trackers import TRACKING, wanted_trackers
 
@@ -112,14 +112,23 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
     ended by an error could not."""
     free_memory()
     with join(lambda: settings.train.timeout) as ranks:
-        if settings.train.processes > 1 and not ranks.together:
-            raise SettingsError("train.processes is for a single pre-training run. Take it out here.")
-        if settings.train.parallel == "fsdp" and not ranks.together:
-            raise SettingsError(FSDP_ALONE)
+        if not ranks.together:
+            refuse_alone(settings.train)
+        elif settings.train.processes not in (1, ranks.world):
+            what = f"train.processes={settings.train.processes} without effect"
+            log.warning("%s: these are %d, as torchrun started them.", what, ranks.world)
         ranks.wait_at_most(settings.train.timeout)
         metrics = pretrain_together(settings, command, ranks)
     free_memory()
     return metrics
+
+
+def refuse_alone(train: TrainSettings) -> None:
+    """What a process alone, which starts no others, does not do."""
+    if train.processes > 1:
+        raise SettingsError("train.processes is for a single pre-training run. Take it out here.")
+    if train.parallel == "fsdp":
+        raise SettingsError(FSDP_ALONE)
 
 
 def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) -> dict[str, float]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from electra.base import config
 from electra.base.batch import SpecialIds
+from electra.base.remote import is_url
 from electra.data.rows import RowsSettings
 from electra.data.tokenizer import continuing_tokens, special_ids
 from electra.model import EncoderChoice
@@ -83,7 +84,10 @@ class PretrainSettings(config.Settings):
         return self
 
     def misfits(self) -> Iterator[str]:
-        """Sizes of one part that are beyond those of another."""
+        """Places where nobody can train, and sizes of one part that are beyond those of another."""
+        for key, remedy in (("data", "copy the shards to a disk first"), ("run", "copy it elsewhere afterwards")):
+            if is_url(folder := getattr(self, key)):
+                yield f"{key}={folder} is a URL, and training maps and locks files of a disk. Give a path: {remedy}"
         if self.masking.unit == "span" and self.masking.span_limit > self.rows.length - 2:
             text = f"the text of a row (rows.length {self.rows.length} less [CLS] and [SEP])"
             yield f"masking.span_limit ({self.masking.span_limit}) is beyond {text}. Lower it"
