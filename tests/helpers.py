@@ -89,7 +89,7 @@ def electra(
 ) -> subprocess.CompletedProcess:
     """The command line in this process: importing torch once is enough for most tests. So is it for the process that looks at an
     export, which is forked from this one unless it must be a fresh one (`afresh`)."""
-    from electra.commands import main
+    from electra.commands import run
 
     out, err = io.StringIO(), io.StringIO()
     is_forked = words[0] == "export" and not afresh
@@ -103,7 +103,7 @@ def electra(
         mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin))),
     ):
         try:
-            main([str(word) for word in words])
+            run([str(word) for word in words])
         except SystemExit as stop:
             code = int(stop.code or 0)
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import distributed as dist
 
+from electra.base.ranks import Ranks
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import read_metrics
+from electra.train.loop import HeldOutEvaluation, RunState
 from electra.train.step import Step
 from helpers import electra_forked, environment
 from together import Together, free_port, wait_for_step
@@ -34,6 +37,30 @@ def stopped(world: int, recipe: Path, prepared: Path, run: Path, *more: object, 
     processes.processes[world - 1].terminate()
     assert processes.codes() == [75] * world, processes.said(0)
     return processes
+
+
+@pytest.mark.parametrize("when", ["while it logs", "while all agree", "while it evaluates"])
+def test_a_signal_to_one_process_stops_all_after_the_same_step_whenever_it_comes(
+    when, recipe, prepared, tmp_path, monkeypatch
+):
+    """Between the moment when they agree whether to stop and the one when they do, it would save alone, and wait for the others for ever."""
+    calls = []
+
+    def signalled(function):
+        def called(*given):
+            result = function(*given)
+            calls.append(None)
+            if os.environ["RANK"] == "1" and len(calls) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return result
+
+        return called
+
+    place = {"while it logs": (RunState, "log_metrics"), "while all agree": (Ranks, "agree")}
+    owner, name = place.get(when, (HeldOutEvaluation, "describe"))
+    monkeypatch.setattr(owner, name, signalled(getattr(owner, name)))
+    processes = pretrain(2, recipe, prepared, tmp_path / "run", "train.steps=100000", "train.timeout=20")
+    assert processes.codes(60) == [75, 75], processes.said(0)
 
 
 def finish(world: int, recipe: Path, prepared: Path, run: Path, *more: object) -> Path:

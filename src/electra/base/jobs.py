@@ -46,6 +46,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.agreed: int | None = None  # by all processes that work together: `Ranks.hear`
         self.is_told_twice = "TORCHELASTIC_RUN_ID" in os.environ
 
     def __enter__(self) -> "Signals":

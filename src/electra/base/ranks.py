@@ -24,7 +24,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from electra.base.errors import ElectraError, MachineError, PeerError, PreemptedError, already_said, common, is_common
-from electra.base.jobs import ending_at_signals, interruptible
+from electra.base.jobs import Signals, ending_at_signals, interruptible
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -103,6 +103,14 @@ class Ranks:
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         number, *rest = agreed.tolist()
         return int(number) or None, rest
+
+    def hear(self, signals: Signals, *values: float) -> list[float]:
+        """The values of process 0; and any process's signal is agreed on by all, who then stop at the same place. One that comes
+        later to one of them, which would save alone while the others train, is heard the next time."""
+        agreed, of_first = self.agree(signals.received, *values)
+        if agreed:
+            signals.received = signals.agreed = agreed
+        return of_first
 
     def total(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums of all processes, each of which has all the names."""

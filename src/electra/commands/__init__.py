@@ -149,8 +149,21 @@ def configure_logging() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """One of several processes ends without ado: threads of torch's libraries abort it now and then where the interpreter tidies up,
+    and whoever started it would not see its exit code."""
+    try:
+        run(sys.argv[1:] if arguments is None else arguments)
+    except SystemExit as stop:
+        if "RANK" not in os.environ:
+            raise
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(stop.code if isinstance(stop.code, int) else 0)
+
+
+def run(words: list[str]) -> None:
     """Errors meant for people are one line and an exit code; everything else is a bug, whose traceback --debug shows."""
-    words = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
     configure_logging()
     usage_error: Any = typer.BadParameter.__mro__[2]  # click's, or that of the copy of it inside newer typers

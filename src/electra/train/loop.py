@@ -123,13 +123,13 @@ def train(
             state.evaluate_if_due(progress)
 
             # once in a while, and before stopping: save
-            if signals.received is not None or state.is_save_due():
+            if signals.agreed or state.is_save_due():
                 state.save()
-            if signals.received is not None:
+            if signals.agreed:
                 where = f"step {state.step} of {state.planned_steps}" + (f" of {run.name}" if run.name else "")
                 raise common(signals.stop(f"stopped at {where}; everything is saved."))
-        signals.received, _ = state.ranks.agree(signals.received)
-        if signals.received is not None:
+        state.ranks.hear(signals)
+        if signals.agreed:
             raise common(signals.stop("stopped during the last evaluation; everything is saved."))
         state.require_finite()
     return state
@@ -233,7 +233,7 @@ class RunState:
             torch.cuda.synchronize()
         now = time.monotonic()
         times = self.training_seconds, now - self.logged, now - self.saved, self.update.paused
-        signals.received, (seconds, self.unlogged, self.unsaved, paused) = self.ranks.agree(signals.received, *times)
+        seconds, self.unlogged, self.unsaved, paused = self.ranks.hear(signals, *times)
         if horizon.budget and paused:
             horizon.begin(self.step, seconds)
         elif is_read:
@@ -419,11 +419,11 @@ class HeldOutEvaluation:
             sums = sums_over(rows, lambda batch: objective(batch).sums, *how)
 
         # of all processes, some of which may have had no rows, and one may have got a signal
-        self.signals.received, _ = ranks.agree(self.signals.received)
+        ranks.hear(self.signals)
         totals = Sums()
         for part in ranks.gather({name: value.cpu() for name, value in sums.items()}):
             add_sums(totals, part)
-        if not totals or self.signals.received is not None:
+        if not totals or self.signals.agreed:
             return {}
         if ranks.is_first:
             self.keep_samples(step)
