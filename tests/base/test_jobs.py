@@ -139,6 +139,17 @@ def test_a_terminal_that_is_closed_asks_for_a_stop_unless_nohup_was_said() -> No
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """A process that leaves ignores signals; the test's goes on."""
+    numbers = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_what_torchrun_passes_on_after_the_stop_does_not_end_who_is_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
     with jobs.ending_at_signals(lambda number: SystemExit(128 + number)):
