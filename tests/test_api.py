@@ -87,7 +87,7 @@ def test_every_snippet_of_the_page_runs(workplace, capsys):
 
 def test_a_launched_run_without_held_out_text_has_no_metrics(tmp_path, monkeypatch):
     """The processes that were started write the run folder; this one reads what they measured."""
-    monkeypatch.setattr("electra.train.distributed.launch", lambda words, settings: None)
+    monkeypatch.setattr("electra.train.distributed.launch", lambda words, settings, folder: None)
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 4, "loss": 2.5}\n')
     assert electra.pretrain("tiny", {"train.processes": 2}, data="x", run=tmp_path) == (tmp_path, {})
     with (tmp_path / "metrics.jsonl").open("a") as file:

@@ -140,7 +140,7 @@ def test_an_interrupted_joint_run_ends_with_the_same_weights(joint, toy_model, t
             pass
 
     with pytest.raises((ElectraError, KeyboardInterrupt)):
-        run_seed(prepared, 0, tmp_path, Stop(12))
+        run_seed(prepared, 0, tmp_path, Stop(4))
     assert list(tmp_path.glob("one+two/training/seed-0/checkpoints/*")) and not list(
         tmp_path.glob("*/seed-0/task.json")
     )
