@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(stop.code if isinstance(stop.code, int) else 0)
+        os._exit(stop.code if isinstance(stop.code, int) else bool(stop.code))
 
 
 def run(words: list[str]) -> None:
