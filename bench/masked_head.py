@@ -53,8 +53,8 @@ def check(parts: list[Tensor], options: tuple[Any, ...], upstream: Tensor) -> di
     some = [parts[0].detach()[few], parts[1].detach(), parts[2].detach()]
     results = []
     for head, dtype in ((masked_head, torch.bfloat16), (plain, torch.float64)):
-        leaves = [part.to(dtype).requires_grad_() for part in some]
-        found = head(*leaves, targets[few], noise[few], *rest)
+        states, words, bias = leaves = [part.to(dtype).requires_grad_() for part in some]
+        found = head(states, words, bias, targets[few], noise[few], *rest)
         gradients = torch.autograd.grad(found.log_likelihood, leaves, upstream[few].to(found.log_likelihood.dtype))
         results.append((found, gradients))
     (mine, slopes), (theirs, expected) = results

@@ -157,7 +157,7 @@ def measure(text: Path, out: Path, tokenizer: Path, workers: int, duplicates: st
     import electra
 
     started = time.perf_counter()
-    manifest = electra.prepare(text, out, tokenizer, workers=workers, engine=engine, duplicates=duplicates)  # type: ignore[arg-type]
+    manifest = electra.prepare(text, out, tokenizer, workers=workers, engine=engine, duplicates=duplicates)
     seconds = time.perf_counter() - started
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {

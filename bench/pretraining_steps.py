@@ -15,8 +15,9 @@ from electra.model import EncoderSettings
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.generators import GeneratorSettings
 from electra.model.modern import ModernEncoderSettings
-from electra.objectives import ElectraSettings, build
+from electra.objectives import build
 from electra.objectives.corruption import MaskingSettings, ObjectiveInputs, SamplingSettings
+from electra.objectives.electra import ElectraSettings
 from electra.pretraining.settings import PretrainSettings
 from electra.pretraining.trial import flops_per_token
 from electra.train.optimizers import OptimizerSettings

@@ -46,7 +46,7 @@ def published(corrected: bool = False) -> dict[str, float]:
     def electra(
         sizes: ElectraEncoderSettings, generator: ElectraEncoderSettings, *run: float, share: float = 0.15, length: int = 512
     ) -> float:  # fmt: skip
-        return training(sizes, *run, share=None, length=length) + training(generator, *run, share, length)
+        return training(sizes, *run, share=None, length=length) + training(generator, *run, share=share, length=length)
 
     tiny, base_generator, large_generator = (
         bert_sizes(64, 12, 128),

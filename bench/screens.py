@@ -4,7 +4,7 @@
 
 The file is a list of {"name", "recipe", "overrides": ["key=value", …], "tasks": ["mnli", …], "finetune": ["epochs=1", …],
 "seeds": 1}. With "of": "another arm" instead of "recipe" that arm's network is fine-tuned by another protocol; with "model": FOLDER a
-network that is there already. With "yardstick": "an arm"
+network that is there already, with "data": SHARDS on other shards. With "yardstick": "an arm"
 the discriminator is also scored on text corrupted by that arm's generator (`electra evaluate --generator`), which compares across arms.
 
 A finished arm is kept, so the same command goes on after a stop, and what is measured is written after each. No arm is begun later
@@ -71,7 +71,7 @@ class Screens:
 
     def pretrain(self, arm: Arm) -> dict[str, Any]:
         run = self.run_of(arm)
-        words = [f"data={self.data}", f"run={run}", *arm["overrides"]]
+        words = [f"data={arm.get('data', self.data)}", f"run={run}", *arm["overrides"]]
         seconds = self.electra(f"{arm['name']}.log", "pretrain", arm["recipe"], *words)
         records = [json.loads(text) for text in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
         speeds = [r["tokens_per_second"] for r in records if r["kind"] == "train" and r["tokens_per_second"]]

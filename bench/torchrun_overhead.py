@@ -41,9 +41,9 @@ def build_variant(name: str, recipe: str, ranks: Ranks, device: torch.device) ->
     flags = torch.zeros(VOCABULARY, dtype=torch.bool)
     inputs = settings.inputs(SpecialIds(0, 1, 2, 3, 4), flags, flags.float())
     objective = build(settings.objective, inputs).to(device).train()
-    if name == "fsdp":
-        shard(objective, ranks, device)
     execution = Execution.of(settings.train, device, ALONE if name == "alone" else ranks)
+    if name == "fsdp":
+        shard(objective, ranks, device, execution.reduce)
     return build_step(objective, settings.optimizer_of_run(), execution, settings.seed)
 
 
