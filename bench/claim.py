@@ -158,9 +158,11 @@ class Arm:
     flops: float
     stages: tuple[Variant, ...]
     """One, or two of which the second begins with the first."""
+    words: tuple[str, ...]
+    """Settings that the command gave to all sides."""
 
     def for_row(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("side", "base", "budget", "rate", "rate_from", "key")}
+        return {name: getattr(self, name) for name in ("side", "base", "budget", "words", "rate", "rate_from", "key")}
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,9 @@ class Claim:
         named = [it._replace(name=f"{it.recipe}, {budget}, {own}") for it, own in zip(variants, last, strict=True)]
         identity = digest({"stages": [it for _, _, it in stages]}) if len(stages) > 1 else stages[0][2]
         steps, tokens, flops = (sum(column) for column in zip(*counts, strict=True))
-        return Arm(side, self.base, budget, rate, rate_from, identity, key, steps, tokens, flops, tuple(named))
+        return Arm(
+            side, self.base, budget, rate, rate_from, identity, key, steps, tokens, flops, tuple(named), self.words[1:]
+        )
 
 
 @dataclass(frozen=True)
@@ -316,7 +320,7 @@ def measured(work: Work, folder: Path) -> Record | str:
 
 def scores(run: Path, tasks: Tasks, out: Path) -> dict[str, list[float]]:
     """Of tasks that do not count for the mean, seed by seed."""
-    found = finetune(run, list(tasks.names), tasks.overrides, out, tasks.seeds)["tasks"]
+    found = finetune(run, list(tasks.names), tasks.overrides, out, tasks.seeds, tasks.jobs)["tasks"]
     by_seed = {name: task["scores"]["dev"].items() for name, task in found.items()}
     return {
         name: [100 * it[found[name]["metric"]] for seed, it in pairs if seed.startswith("seed")]
@@ -447,6 +451,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--more-tasks", nargs="*", metavar="TASK", help="beside them, with one seed, in no mean")
     parser.add_argument("--finetune", nargs="*", default=[], metavar="KEY=VALUE", help="settings of fine-tuning")
     parser.add_argument("--task-seeds", type=int)
+    parser.add_argument("--task-jobs", type=int, default=1, help="fine-tuning runs at the same time, of each run")
     parser.add_argument("--budget", help="in flops, paper flops or steps; several with commas")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
@@ -495,8 +500,8 @@ def asked(given: argparse.Namespace) -> tuple[Claim, list[Arm], list[Work]]:
     claim = Claim(given.family, given.base, words, method, runs, rates, screened)
     sides = [side for side in family if not given.only or side in given.only]
     arms = [arm for side in sides for budget in budgets for arm in claim.arms(side, budget)]
-    tasks = Tasks(tuple(given.tasks), method, given.task_seeds) if given.tasks else None
-    more = Tasks(tuple(given.more_tasks), method, 1) if given.more_tasks else None
+    tasks = Tasks(tuple(given.tasks), method, given.task_seeds, given.task_jobs) if given.tasks else None
+    more = Tasks(tuple(given.more_tasks), method, 1, given.task_jobs) if given.more_tasks else None
     for name in (*given.tasks, *given.more_tasks):
         make_plan(name, method, {})  # reads its tables: what is wrong is said now
     longest_first = sorted(arms, key=lambda arm: -len(arm.stages))

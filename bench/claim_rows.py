@@ -107,6 +107,8 @@ def row(arm: Mapping[str, Any], runs: Mapping[str, Record]) -> Row | None:
     made = summary([replace(stored_run(record), variant=arm["side"], series=arm["side"]) for record in records])[0]
     shown = {key: arm[key] for key in ("side", "base", "budget", "rate", "rate_from")}
     shown |= {"tokens": records[0]["tokens"], "weight_decay": records[0]["weight_decay"]}
+    if arm["words"]:
+        shown["words"] = list(arm["words"])
     for name in ("yardstick", "ranking"):
         if extra := [record[name] for record in records if name in record]:
             shown[name] = extra
@@ -121,9 +123,10 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def joined(family: str, before: Sequence[Row], fresh: Sequence[Row], order: Sequence[str]) -> list[Row]:
-    """A row takes the place of an earlier one of the same side and budget (in a screen: and rate). Each is named by what tells it apart."""
+    """A row takes the place of an earlier one of the same side, budget and settings for all (in a screen: and rate). Each is named by
+    what tells it apart."""
     keys = ("base", "side", "budget", *(["rate"] if family.endswith(SCREEN) else []))
-    by_key = {tuple(it[key] for key in keys): it for it in (*before, *fresh)}
+    by_key = {(*(it[key] for key in keys), *it.get("words", ())): it for it in (*before, *fresh)}
     places = {side: place for place, side in enumerate(order)}
     rows = sorted(
         by_key.values(),
@@ -132,14 +135,14 @@ def joined(family: str, before: Sequence[Row], fresh: Sequence[Row], order: Sequ
     is_ladder = family == "compute" or len({it["budget"] for it in rows}) > 1
     for it in rows:
         words = [it["side"], *([it["budget"]] if is_ladder else []), *([f"{it['rate']:g}"] if "rate" in keys else [])]
-        it["variant"] = ", ".join(words)
+        it["variant"] = ", ".join([*words, *it.get("words", ())])
     return rows
 
 
 def runs_of(rows: Sequence[Row], runs: Mapping[str, Record]) -> list[ComparedRun]:
     """For tables and pictures."""
     return [
-        replace(stored_run(runs[key]), variant=it["variant"], series=it["side"])
+        replace(stored_run(runs[key]), variant=it["variant"], series=", ".join([it["side"], *it.get("words", ())]))
         for it in rows
         for key in it["runs"]
         if key in runs
@@ -164,7 +167,9 @@ Points = list[tuple[float, float]]
 
 
 def saving(rows: Sequence[Row]) -> Row | None:
-    """Scores against the logarithm of FLOPs, straight lines between what was measured and nothing beyond."""
+    """Scores against the logarithm of FLOPs, straight lines between what was measured and nothing beyond. Rows with settings of their
+    own are not looked at."""
+    rows = [it for it in rows if "words" not in it]
     curves: dict[str, Points] = {}
     for side in SIDES:
         points = [(least(it["flops"]), it["mean"]["median"]) for it in rows if it["side"] == side and "mean" in it]

@@ -104,7 +104,8 @@ def test_every_run_is_trained_once_whatever_family_and_machine_asks_for_it(bench
     assert len(bench.trained) == 2
     stored, _ = bench("training", "--only", "joint", "--budget", "7 steps", "--seeds", "3")
     assert len(bench.trained) == 3
-    assert [row["variant"] for row in stored["families"]["training"]] == ["joint, 6 steps", "joint, 7 steps"]
+    variants = ["joint, 6 steps", "joint, 6 steps, train.batch=8", "joint, 7 steps"]  # other settings stand beside
+    assert [row["variant"] for row in stored["families"]["training"]] == variants
 
 
 def test_the_best_rate_of_a_screen_is_that_of_later_runs(bench):

@@ -2,7 +2,7 @@
 
 import json
 import math
-import multiprocessing
+import os
 import random
 import re
 import signal
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from electra.base.jobs import run_jobs
 from electra.data.tables import read_rows
 from electra.finetuning import run
 from electra.finetuning.folder import load_task_folder
@@ -542,12 +543,17 @@ def test_a_length_beyond_the_positions_is_refused(toy_model, tmp_path):
     assert f"length=4000, but the model has {positions} positions. Use at most that many." in done.stderr
 
 
-def test_a_worker_fine_tunes_in_its_own_process(toy_model, table, tmp_path, monkeypatch):
-    """`electra compare --jobs` has workers, which may start no processes of their own."""
-    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
-    results = run.finetune(toy_model, [str(table)], {"epochs": 1}, tmp_path / "out", seeds=2, jobs=2)
-    (result,) = results["tasks"].values()
-    assert len(result["seconds"]) == 2
+def finetune_in_worker(model, table, out):
+    return run.finetune(model, [str(table)], {"epochs": 1}, out, seeds=2, jobs=2)["tasks"], os.getpid()
+
+
+def test_a_worker_has_workers_of_its_own(toy_model, table, tmp_path):
+    """`electra compare --jobs 2 --task-jobs 2`."""
+    ((tasks, pid),) = run_jobs(finetune_in_worker, [(toy_model, table, tmp_path / "out")], 1)
+    (result,) = tasks.values()
+    assert len(result["seconds"]) == 2 and pid != os.getpid()
+    (alone,) = run.finetune(toy_model, [str(table)], {"epochs": 1}, tmp_path / "alone", seeds=2)["tasks"].values()
+    assert alone["scores"] == result["scores"]
 
 
 def test_every_gpu_has_its_own_runs(toy_model, table, tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from electra.inspector.compare import (
     STORED_RUN,
     Budget,
     ComparedRun,
-    LabelledTexts,
     Tasks,
     Yardsticks,
     comparison_table,
@@ -25,6 +24,7 @@ from electra.inspector.compare import (
     variants,
     with_steps,
 )
+from electra.inspector.probe import LabelledTexts
 from electra.pretraining.settings import resolve
 from helpers import electra, words_of
 
@@ -310,6 +310,7 @@ def test_several_budgets_and_tasks_give_a_curve_over_flops(recipe, prepared, tmp
     (tmp_path / "kinds.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
     words = ["compare", recipe, f"{recipe}+masked-lm", f"data={prepared}", "finetune.epochs=1", "finetune.batch=16"]
     words += ["--tasks", tmp_path / "kinds.csv", "--task-seeds", "2", "--seeds", "1", "--out", tmp_path / "out"]
+    words += ["--jobs", "2", "--task-jobs", "2"]  # workers have workers
     done = electra(*words, "--budget", "2e8 paper flops, 4e8 paper flops")
     assert done.returncode == 0, done.stderr
     small, large, masked_small, masked_large = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -341,7 +342,7 @@ def test_tasks_and_their_seeds_join_finished_runs(recipe, prepared, tmp_path, mo
     trained, tuned = [], []
     monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: trained.append(1) or {"auc": 0.7})
 
-    def finetune(run, items, overrides, out, seeds):
+    def finetune(run, items, overrides, out, seeds, jobs):
         tuned.append((*items, seeds))
         if items == ["rte"]:
             raise DivergedError("lost")

@@ -249,6 +249,7 @@ def _interrupts_held_back() -> Iterator[None]:
 def _work(function: Callable[..., Any], start: Callable[[], object] | None, connection: Any, relays: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    multiprocessing.current_process().daemon = False  # to its parent it is one; this lets it start workers of its own
     relay, logger = Relay(connection), logging.getLogger("electra")
     if relays:
         logger.addHandler(relay)

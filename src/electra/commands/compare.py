@@ -31,6 +31,9 @@ def compare_command(
         str, typer.Option(help="fine-tuning tasks as yardsticks, cola,rte,…; with settings such as finetune.data=GLUE")
     ] = "",
     task_seeds: Annotated[int, typer.Option(help="fine-tuning runs of each task", min=1, max=10_000)] = 1,
+    task_jobs: Annotated[
+        int, typer.Option(help="fine-tuning runs at the same time, of each pre-training run", min=1, max=1024)
+    ] = 1,
     out: Annotated[Path, typer.Option(help="folder for the runs, the table and the plot")] = Path("runs/compare"),
     jobs: Jobs = 1,
 ) -> None:
@@ -38,7 +41,8 @@ def compare_command(
     import electra
     from electra.base.config import parse_overrides, recipe_names
     from electra.finetuning.plan import TASKS
-    from electra.inspector.compare import Tasks, Yardsticks, comparison_table, is_time, read_labelled
+    from electra.inspector.compare import Tasks, Yardsticks, comparison_table, is_time
+    from electra.inspector.probe import read_labelled
 
     words = [word for word in recipes_and_overrides if not is_recipe(word)]
     recipes = [word for word in recipes_and_overrides if is_recipe(word)]
@@ -53,7 +57,7 @@ def compare_command(
     if "data" not in method and (lost := next((name for name in names if name in recipe_names(TASKS)), "")):
         raise SettingsError(f"where are the files of {lost}? Add {FINETUNE}data=FOLDER, with a folder for each task.")
     probed = None if table is None else read_labelled(table, text, label, probe_rows)
-    yardsticks = Yardsticks(probed, Tasks(names, method, task_seeds) if names else None)
+    yardsticks = Yardsticks(probed, Tasks(names, method, task_seeds, task_jobs) if names else None)
     overrides = [word for word in words if not word.startswith(FINETUNE)]
     results = electra.compare(
         recipes, overrides, vary=vary, seeds=seeds, budget=budget, yardsticks=yardsticks, jobs=jobs, out=out

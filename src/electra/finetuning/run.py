@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 import shutil
 import statistics
 import time
@@ -138,8 +137,7 @@ def train_groups(
     trained on, by task."""
     todo = begin(groups, out, seeds)
     devices = gpu_names(next(iter(groups.values()))[0].plan.method.device)
-    is_worker = multiprocessing.current_process().daemon  # which may start no others: it has a device of its own
-    workers = 1 if is_worker else jobs * max(1, len(devices))
+    workers = jobs * max(1, len(devices))
     if workers > 1 and sum(map(len, todo.values())) > 1:
         rows = {item: sum(len(it.plan.splits["train"]) * it.plan.task.epochs for it in groups[item]) for item in groups}
         arguments: list[tuple[Any, ...]] = []

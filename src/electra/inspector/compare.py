@@ -18,21 +18,18 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
 from pydantic import Field, TypeAdapter
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from electra.base import config
 from electra.base.config import Figure
-from electra.base.errors import CorruptError, DataError, DivergedError, MemoryExhaustedError, SettingsError, counted
+from electra.base.errors import CorruptError, DivergedError, MemoryExhaustedError, SettingsError, counted
 from electra.base.files import (
     LONGEST_NAME,
     read_object,
@@ -45,14 +42,11 @@ from electra.base.files import (
 )
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import Table, visible
-from electra.base.randomness import mix
 from electra.data.shards import manifest_hash, read_manifest
-from electra.data.tables import read_rows
 from electra.finetuning.plan import make_plan
 from electra.finetuning.run import finetune
 from electra.finetuning.speedrun import FIVE
-from electra.inspector.embed import text_vectors
-from electra.interop.read import Pretrained
+from electra.inspector.probe import LabelledTexts, probe_accuracy
 from electra.pretraining.load import CONFIG, load_network, load_settings
 from electra.pretraining.run import build_parts, pretrain, refuse_alone
 from electra.pretraining.settings import PretrainSettings, resolve, warn_without_effect
@@ -79,25 +73,13 @@ COSTS = {
 
 
 @dataclass(frozen=True)
-class LabelledTexts:
-    texts: list[str]
-    labels: np.ndarray
-    train: int
-    """So many from the beginning are to learn from, the others to be judged by."""
-
-    @property
-    def digest(self) -> str:
-        whole = "\x1f".join((*self.texts, *self.labels.tolist()))
-        return hashlib.sha256(whole.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
 class Tasks:
-    """Fine-tuning tasks or tables; `overrides` are those of fine-tuning, `data` among them."""
+    """Fine-tuning tasks or tables; `overrides` are those of fine-tuning, `data` among them. `jobs` at a time for each compared run."""
 
     names: tuple[str, ...]
     overrides: Mapping[str, Any]
     seeds: int = 1
+    jobs: int = 1
 
 
 @dataclass(frozen=True)
@@ -396,11 +378,21 @@ def finetuned_scores(job: Job, known: Mapping[str, Sequence[float]]) -> dict[str
     scores: dict[str, list[float]] = {}
     if (tasks := job.yardsticks.tasks) is None:
         return scores
-    for item, name in job.task_names.items():
-        if len(known.get(name, ())) >= tasks.seeds:
-            continue
+    missing = {item: name for item, name in job.task_names.items() if len(known.get(name, ())) < tasks.seeds}
+    tune = partial(
+        finetune,
+        job.folder / "run",
+        overrides=tasks.overrides,
+        out=job.folder / "finetune",
+        seeds=tasks.seeds,
+        jobs=tasks.jobs,
+    )
+    if tasks.jobs > 1 and missing:  # of all tasks at once; what is finished is kept for the turn of each
+        with suppress(DivergedError):
+            tune(list(missing))
+    for item, name in missing.items():
         try:
-            results = finetune(job.folder / "run", [item], tasks.overrides, job.folder / "finetune", tasks.seeds)
+            results = tune([item])
         except DivergedError as error:
             log.warning("%s, seed %d: no score of %s: %s", job.variant.name, job.seed, name, error)
             continue
@@ -565,34 +557,3 @@ def draw_dots(axis: Any, runs_of: Mapping[str, Sequence[ComparedRun]], measure: 
     axis.set_yticks(range(len(runs_of)), list(names))
     axis.set_ylim(len(runs_of) - 0.5, -0.5)  # the first on top, no dot on the frame
     axis.margins(x=0.1)
-
-
-def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledTexts:
-    """Of more than `limit` rows, `limit` chosen by their hash; a fifth of them is held out."""
-    records = []
-    for number, row in enumerate(read_rows(path), 1):
-        for column in (text, label):
-            if column not in row:
-                known = ", ".join(row)
-                raise DataError(f"{path} row {number} has no {column!r}, only {known}. Name its columns (text, label).")
-            if row[column] is None:
-                raise DataError(f"{path} row {number} has nothing in its {column!r}. Fill it in, or leave the row out.")
-        records.append((mix("probe", str(row[text])), str(row[text]), str(row[label])))
-    records = sorted(records)[:limit]
-    labels = [label for _, _, label in records]
-    train = round(0.8 * len(records))
-    if len(set(labels[:train])) < 2 or train == len(records):
-        raise DataError(
-            f"{path} has {counted(len(records), 'row')}, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
-            f"{label!r}; a probe needs two or more, and a row to be judged by. Give it more rows."
-        )
-    # as objects: an array of text has room for the longest in every place
-    return LabelledTexts([it for _, it, _ in records], np.array(labels, dtype=object), train)
-
-
-def probe_accuracy(table: LabelledTexts, network: Pretrained, length: int) -> float:
-    """On the mean of the last layer's vectors beside that of [CLS]. Texts are cut at `length` tokens."""
-    features = np.concatenate(text_vectors(network, table.texts, length), axis=1)
-    judge = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
-    judge.fit(features[: table.train], table.labels[: table.train])
-    return float(judge.score(features[table.train :], table.labels[table.train :]))

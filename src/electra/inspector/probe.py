@@ -1,0 +1,60 @@
+"""A probe: how much of a labelled table a frozen encoder knows, by a logistic regression on its vectors."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from electra.base.errors import DataError, counted
+from electra.base.randomness import mix
+from electra.data.tables import read_rows
+from electra.inspector.embed import text_vectors
+from electra.interop.read import Pretrained
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    texts: list[str]
+    labels: np.ndarray
+    train: int
+    """So many from the beginning are to learn from, the others to be judged by."""
+
+    @property
+    def digest(self) -> str:
+        whole = "\x1f".join((*self.texts, *self.labels.tolist()))
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledTexts:
+    """Of more than `limit` rows, `limit` chosen by their hash; a fifth of them is held out."""
+    records = []
+    for number, row in enumerate(read_rows(path), 1):
+        for column in (text, label):
+            if column not in row:
+                known = ", ".join(row)
+                raise DataError(f"{path} row {number} has no {column!r}, only {known}. Name its columns (text, label).")
+            if row[column] is None:
+                raise DataError(f"{path} row {number} has nothing in its {column!r}. Fill it in, or leave the row out.")
+        records.append((mix("probe", str(row[text])), str(row[text]), str(row[label])))
+    records = sorted(records)[:limit]
+    labels = [label for _, _, label in records]
+    train = round(0.8 * len(records))
+    if len(set(labels[:train])) < 2 or train == len(records):
+        raise DataError(
+            f"{path} has {counted(len(records), 'row')}, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
+            f"{label!r}; a probe needs two or more, and a row to be judged by. Give it more rows."
+        )
+    # as objects: an array of text has room for the longest in every place
+    return LabelledTexts([it for _, it, _ in records], np.array(labels, dtype=object), train)
+
+
+def probe_accuracy(table: LabelledTexts, network: Pretrained, length: int) -> float:
+    """On the mean of the last layer's vectors beside that of [CLS]. Texts are cut at `length` tokens."""
+    features = np.concatenate(text_vectors(network, table.texts, length), axis=1)
+    judge = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+    judge.fit(features[: table.train], table.labels[: table.train])
+    return float(judge.score(features[table.train :], table.labels[table.train :]))
