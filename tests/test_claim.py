@@ -381,7 +381,7 @@ def test_a_real_comparison_goes_on_from_the_file_alone(tmp_path, prepared):
         ]
 
     killed = subprocess.run(command("one", "training", "--seconds", "25"), capture_output=True, text=True)
-    assert killed.returncode in (0, 75, 143), killed.stderr
+    assert killed.returncode in (0, 75, -15), killed.stderr  # -15: between two runs
     done = subprocess.run(command("two", "training"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     stored = json.loads((tmp_path / "bench" / "results" / "claim.json").read_text())

@@ -186,7 +186,7 @@ def test_commands_of_an_array(corpus: Path, tokenizer: Path, tmp_path: Path, exp
         assert refused.returncode == 2 and "share" in refused.stderr and refused.stderr.count("\n") == 1
     refused = electra("prepare", out, corpus, *words, "--engine", "array")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
-    assert "--engine array is unknown" in refused.stderr
+    assert "engine 'array' is unknown" in refused.stderr
     assert "prepare-plan, prepare-unit, prepare-finish" in refused.stderr
 
 

@@ -95,10 +95,10 @@ def test_every_addition_joins_every_size(size, addition):
 
 
 @pytest.mark.parametrize("url", ["file:///tmp/x", "s3://bucket/shards", "memory://x"])
-@pytest.mark.parametrize("key", ["data", "run"])
+@pytest.mark.parametrize("key", ["data", "start", "run"])
 def test_a_url_is_no_folder_to_train_in_or_from(key, url):
     with pytest.raises(SettingsError, match=rf"^{key}={url} is a URL, .* Give a path: copy .*\.$"):
-        resolve("tiny", [f"{other}={url if other == key else 'x'}" for other in ("data", "run")])
+        resolve("tiny", [f"{other}={url if other == key else 'x'}" for other in ("data", "start", "run")])
     assert resolve("tiny", ["data=C:/x:y", "run=a:/b"])
 
 

@@ -142,6 +142,7 @@ def run_jobs(
     Not concurrent.futures: its shutdown waits for jobs that are running, which may take hours."""
     context = multiprocessing.get_context("spawn")
     processes: dict[Any, Any] = {}  # by our end of the pipe to each
+    begun = set[Any]()
     waiting, ahead, idle = iter(jobs), deque[tuple[Any, ...]](), list[Any]()
     more, busy = True, 0
     try:
@@ -163,7 +164,8 @@ def run_jobs(
                     other_end.close()
             # a worker sends None when it is ready to begin, then a result after each job
             for connection in wait(list(processes), timeout=0 if more and len(ahead) < workers else 0.3):
-                message = _receive(connection, processes[connection])
+                message = _receive(connection, processes[connection], connection in begun)
+                begun.add(connection)
                 if isinstance(message, LogMessage):
                     log.log(*message)
                     continue
@@ -190,13 +192,18 @@ def run_jobs(
             process.join()
 
 
-def _receive(connection: Any, process: Any) -> Any:
+def _receive(connection: Any, process: Any, has_begun: bool) -> Any:
     try:
         return connection.recv()
     except (EOFError, ConnectionError):
         process.join(5)
         if process.exitcode == -signal.SIGTERM:  # as a scheduler sends it to all processes of a job, in any order
             raise PreemptedError(STOPPED) from None
+        if process.exitcode == 1 and not has_begun:
+            raise MachineError(
+                "a worker process ended before it began. Workers read the script that starts them, which must therefore do its "
+                'work under `if __name__ == "__main__":`.'
+            ) from None
         raise MachineError(
             f"a worker process died (exit code {process.exitcode}; -9 is mostly for lack of memory). What is finished "
             "is kept: run the same command again, with fewer processes."

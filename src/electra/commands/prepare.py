@@ -65,9 +65,6 @@ def prepare_command(
     import electra
 
     refuse_swapped(out, "prepare")
-    if engine not in ("local", "ray"):
-        arrays = "arrays of jobs: prepare-plan, prepare-unit, prepare-finish"
-        raise SettingsError(f"--engine {engine} is unknown. There are local and ray; for {arrays}.")
     more: dict[str, Any] = {"text_key": text_key, "documents": documents, "on_bad": on_bad, "engine": engine}
     more |= left_out(duplicates, near_share, filters)
     manifest = electra.prepare(inputs, out, tokenizer, heldout, workers, unit_bytes, **more)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from pydantic import ValidationError
@@ -73,6 +73,9 @@ def prepare(
     workers = cpu_count() if workers is None else workers
     if not 1 <= workers <= MOST_WORKERS:
         raise SettingsError(f"{workers} workers cannot work. Give at least 1 and at most {MOST_WORKERS:,}.")
+    if engine not in get_args(Engine):
+        arrays = "arrays of jobs: prepare-plan, prepare-unit, prepare-finish"
+        raise SettingsError(f"engine {engine!r} is unknown. There are local and ray; for {arrays}.")
     # memory:// is seen by this process alone
     is_alone = any(isinstance(path, RemotePath) and path.in_this_process for path in (*inputs, out))
     if engine == "ray" and is_alone:

@@ -85,7 +85,8 @@ class PretrainSettings(config.Settings):
 
     def misfits(self) -> Iterator[str]:
         """Places where nobody can train, and sizes of one part that are beyond those of another."""
-        for key, remedy in (("data", "copy the shards to a disk first"), ("run", "copy it elsewhere afterwards")):
+        first, afterwards = "copy it to a disk first", "copy it elsewhere afterwards"
+        for key, remedy in (("data", first), ("start", first), ("run", afterwards)):
             if is_url(folder := getattr(self, key)):
                 yield f"{key}={folder} is a URL, and training maps and locks files of a disk. Give a path: {remedy}"
         if self.masking.unit == "span" and self.masking.span_limit > self.rows.length - 2:
