@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import electra as package
+from electra import commands
 from helpers import SETTINGS, electra, electra_process, environment, write_corpus
 from together import Together
 
@@ -534,3 +536,17 @@ def test_prepare_names_its_options_and_hints_at_text_without_documents(tmp_path,
         "Nothing is held out"
         not in electra(*words[:1], tmp_path / "b", *words[2:], tmp_path / "lines.txt", "--heldout", 0).stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_threads_that_wait_let_others_work_unless_somebody_says_how_they_wait(given, expected, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "x")  # so that it is put back
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        commands.main(["--version"])
+    assert os.environ.get("GOMP_SPINCOUNT") == expected

@@ -148,9 +148,17 @@ def configure_logging() -> None:
     show_live_bars(sys.stderr.isatty() and is_first_process())
 
 
+def share_processors() -> None:
+    """Before torch is loaded. Threads of OpenMP that wait for each other stay awake for milliseconds (300,000 turns); where a
+    processor has other work, they keep it from the thread that they wait for, and a step takes a hundred times as long."""
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "5000"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """One of several processes ends without ado: threads of torch's libraries abort it now and then where the interpreter tidies up,
     and whoever started it would not see its exit code."""
+    share_processors()
     try:
         run(sys.argv[1:] if arguments is None else arguments)
     except SystemExit as stop:
