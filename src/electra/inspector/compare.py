@@ -379,14 +379,8 @@ def finetuned_scores(job: Job, known: Mapping[str, Sequence[float]]) -> dict[str
     if (tasks := job.yardsticks.tasks) is None:
         return scores
     missing = {item: name for item, name in job.task_names.items() if len(known.get(name, ())) < tasks.seeds}
-    tune = partial(
-        finetune,
-        job.folder / "run",
-        overrides=tasks.overrides,
-        out=job.folder / "finetune",
-        seeds=tasks.seeds,
-        jobs=tasks.jobs,
-    )
+    run, out = job.folder / "run", job.folder / "finetune"
+    tune = partial(finetune, run, overrides=tasks.overrides, out=out, seeds=tasks.seeds, jobs=tasks.jobs)
     if tasks.jobs > 1 and missing:  # of all tasks at once; what is finished is kept for the turn of each
         with suppress(DivergedError):
             tune(list(missing))
