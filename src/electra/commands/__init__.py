@@ -150,7 +150,7 @@ def configure_logging() -> None:
 
 def share_processors() -> None:
     """Before torch is loaded. Threads of OpenMP that wait for each other stay awake for milliseconds (300,000 turns); where a
-    processor has other work, they keep it from the thread that they wait for, and a step takes a hundred times as long."""
+    processor has other work, they keep it from the thread that they wait for, and a step takes many times as long."""
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "5000"
 

@@ -75,7 +75,7 @@ def prepare(
         raise SettingsError(f"{workers} workers cannot work. Give at least 1 and at most {MOST_WORKERS:,}.")
     if engine not in get_args(Engine):
         arrays = "arrays of jobs: prepare-plan, prepare-unit, prepare-finish"
-        raise SettingsError(f"engine {engine!r} is unknown. There are local and ray; for {arrays}.")
+        raise SettingsError(f"engine {engine!r} is unknown. There are local and ray; for {arrays}.", ("engine",))
     # memory:// is seen by this process alone
     is_alone = any(isinstance(path, RemotePath) and path.in_this_process for path in (*inputs, out))
     if engine == "ray" and is_alone:
