@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from electra import compare
-from electra.base.errors import DivergedError, MachineError, MemoryExhaustedError, SettingsError
+from electra.base.errors import DataError, DivergedError, MachineError, MemoryExhaustedError, SettingsError
 from electra.commands.console import print_table
 from electra.inspector.compare import (
     STORED_RUN,
@@ -411,3 +411,11 @@ def test_short_runs_decay_weights_as_much_as_the_recipe(prepared):
     for words, steps, lr in (((), 90, 1e-2), (("optimizer.lr=2e-2",), 900, 2e-2)):
         settings = with_steps(resolve("modern-tiny", [f"data={prepared}", *words])[0], steps)
         assert lr * settings.optimizer_of_run().weight_decay * steps == pytest.approx(1e-2 * 0.5 * 1800)
+
+
+def test_shards_that_are_not_there_are_said_to_be_missing(recipe, tmp_path):
+    with pytest.raises(
+        DataError, match=r'nowhere does not exist. Run "electra prepare" to build token shards there\.$'
+    ):
+        compare([str(recipe)], [f"data={tmp_path / 'nowhere'}"], budget="1 steps", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

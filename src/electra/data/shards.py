@@ -150,6 +150,7 @@ def read_manifest(folder: Place) -> Manifest:
 
 
 def manifest_hash(folder: Path) -> str:
+    read_manifest(folder)  # refuses one that is not there
     return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 

@@ -85,10 +85,9 @@ class PretrainSettings(config.Settings):
 
     def misfits(self) -> Iterator[str]:
         """Places where nobody can train, and sizes of one part that are beyond those of another."""
-        first, afterwards = "copy it to a disk first", "copy it elsewhere afterwards"
-        for key, remedy in (("data", first), ("start", first), ("run", afterwards)):
+        for key, where in (("data", "to a disk first"), ("start", "to a disk first"), ("run", "elsewhere afterwards")):
             if is_url(folder := getattr(self, key)):
-                yield f"{key}={folder} is a URL, and training maps and locks files of a disk. Give a path: {remedy}"
+                yield f"{key}={folder} is a URL, and training maps and locks files of a disk. Give a path: copy it {where}"
         if self.masking.unit == "span" and self.masking.span_limit > self.rows.length - 2:
             text = f"the text of a row (rows.length {self.rows.length} less [CLS] and [SEP])"
             yield f"masking.span_limit ({self.masking.span_limit}) is beyond {text}. Lower it"
