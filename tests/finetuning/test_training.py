@@ -8,10 +8,12 @@ import torch
 from conftest import TINY
 from electra.base.jobs import Signals
 from electra.data.tokenizer import load_tokenizer, vocabulary_size
+from electra.finetuning import training
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import MethodSettings, PlannedTask, method_defaults
 from electra.finetuning.training import (
     Encoded,
+    ExampleBatches,
     Finetuned,
     Prepared,
     TaskObjective,
@@ -150,6 +152,30 @@ def test_the_paper_s_values_are_chosen_by_the_size_of_the_model(hidden, lr, deca
     found = method_defaults(ElectraEncoderSettings(hidden=hidden, heads=4, dropout=0.05))["paper"]
     assert (found["lr"], found["layer_decay"], found["dropout"]) == (lr, decay, 0.05)
     assert MethodSettings(**found).weight_decay == 0 and MethodSettings(**found).warmup == 0.1
+
+
+def test_a_gpu_meets_few_widths_and_the_same_answers(toy_model, monkeypatch):
+    """Each width is captured once, so widths are rounded up; the same rows in the same order, and padding changes no answer."""
+    tokenizer = load_tokenizer(toy_model)
+    rows = [{"text": "the barak walks " * (1 + n % 9), "label": "ab"[n % 2]} for n in range(64)]
+    task = ClassificationSettings(pooling="mean").build(tokenizer, 20, {"train": rows})
+    examples, _ = task.encode(rows)
+    planned = PlannedTask(SimpleNamespace(method=MethodSettings(batch=4)), task, None, {})
+    prepared = Prepared(planned, Encoded(rows, examples), {})
+    as_they_are = list(ExampleBatches(prepared, 0).batches(0))
+    monkeypatch.setattr(training, "choose_device", lambda method: torch.device("cuda"))
+    rounded = list(ExampleBatches(prepared, 0).batches(0))
+    widths = [{batch.ids.shape[1] for batch in batches} for batches in (as_they_are, rounded)]
+    assert len(widths[0]) > 4 and widths[1] == {8, 16, 20}
+    model = Finetuned(ElectraEncoder(TINY, ElectraEmbeddings(TINY, vocabulary_size(tokenizer))), task.head(TINY))
+    initialise(model, TINY, 1)
+    model.eval()
+    for batch, wider in zip(as_they_are, rounded, strict=True):
+        width = batch.ids.shape[1]
+        assert wider.padded and torch.equal(wider.ids[:, :width], batch.ids)
+        assert not wider.is_real[:, width:].any()
+        for name, answer in model(batch).items():
+            torch.testing.assert_close(model(wider)[name], answer, atol=1e-6, rtol=0)
 
 
 @pytest.mark.gpu
