@@ -246,9 +246,8 @@ class ExampleBatches:
 
     def __init__(self, prepared: Prepared, seed: int, at_least: int = 0):
         self.prepared, self.batch, self.seed = prepared, prepared.method.batch, seed
-        self.examples, self.multiple_of = prepared.train.examples, 1
-        if choose_device(prepared.method).type == "cuda":
-            self.multiple_of = GPU_WIDTHS
+        self.examples = prepared.train.examples
+        self.multiple_of = GPU_WIDTHS if choose_device(prepared.method).type == "cuda" else 1
         self.lengths = lengths_of(self.examples)
         self.steps_per_epoch = math.ceil(len(self.examples) / self.batch)
         needed = math.ceil(max(prepared.method.min_steps, at_least) / self.steps_per_epoch)
@@ -293,11 +292,12 @@ def sorted_order(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
 
 
 def collate(task: Task, examples: Sequence[Example], with_targets: bool, multiple_of: int = 1) -> Batch:
-    """As wide as the longest row, or the next multiple, within the task's length. Rows of a rounded width count as padded, also where
-    none is: one shape, one capture."""
+    """As wide as the longest row, or the next multiple within the task's length. Of a rounded width all rows count as padded, also
+    where none is: one shape, one capture."""
     lengths = lengths_of(examples)
-    longest = int(lengths.max())
-    width = max(longest, min(-(-longest // multiple_of) * multiple_of, task.length))
+    width = longest = int(lengths.max())
+    if multiple_of > 1:
+        width = max(longest, min(-(-longest // multiple_of) * multiple_of, task.length))
     ids = np.full((len(examples), width), task.special.pad, np.int64)
     segments = np.zeros((len(examples), width), np.int64)
     for index, example in enumerate(examples):
