@@ -3,10 +3,12 @@
     electra speedrun data=SHARDS glue=GLUE seed=0 --out runs/speed-0
     electra speedrun data=SHARDS glue=GLUE seed=1 --out runs/speed-1
     python bench/speedrun.py runs/speed-0 runs/speed-1
+    python bench/speedrun.py --add runs/speed-1
     python bench/speedrun.py --overlap SHARDS GLUE mnli qnli qqp
 
-`glue5_median` is the mean over the seeds of pre-training; each has a median over the seeds of fine-tuning. The last line looks for
-dev texts of more tasks in the corpus of the stored runs, on any machine that has it.
+`glue5_median` is the mean over the seeds of pre-training; each has a median over the seeds of fine-tuning. `--add` puts seeds beside
+those that are stored, and says which settings are not those of the stored ones. The last line looks for dev texts of more tasks in
+the corpus of the stored runs, on any machine that has it.
 """
 
 import argparse
@@ -16,22 +18,27 @@ from dataclasses import asdict
 from pathlib import Path
 
 import machine
+from electra.base import config
 from electra.base.files import write_json
 from electra.data.overlap import find_overlap
 from electra.finetuning.speedrun import SpeedrunSettings, plan_tasks, row_texts
 
 SHOWN = ("glue5_median", "pretraining_seed", "tokens", "steps", "tokens_per_second", "mfu", "flops", "paper_flops")
 SHOWN += ("heldout", "tasks", "wall_clock", "overlap", "alarms", "command")
+UNSAID = ("seed", "run", "data")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--add", action="store_true", help="to the seeds that are stored")
     parser.add_argument("--overlap", nargs="+", metavar="SHARDS GLUE TASK")
     arguments = parser.parse_args()
     if arguments.overlap:
         shards, glue, *tasks = arguments.overlap
         add_overlap(SpeedrunSettings(Path(shards), Path(glue), tasks=tasks))
+    elif arguments.add:
+        add_seeds(arguments.folders)
     else:
         put_together(arguments.folders)
 
@@ -47,6 +54,27 @@ def add_overlap(settings: SpeedrunSettings) -> None:
         result = machine.read("speedrun")
         for run in result["runs"]:
             run["overlap"] |= overlaps
+        write_json(machine.RESULTS / "speedrun.json", result)
+
+
+def add_seeds(folders: list[Path]) -> None:
+    """The mean is over all seeds then; what stands beside it is of the first."""
+    with machine.alone():
+        result = machine.read("speedrun")
+        stored = config.flatten(result["pretraining"])
+        for run in (json.loads((folder / "speedrun.json").read_text("utf-8")) for folder in folders):
+            fixed = {key: result[key] for key in ("minutes", "seeds")} | result["method"]
+            differs = {key: value for key, value in fixed.items() if value != (run | run["method"]).get(key)}
+            assert not differs, f"no seed of what is stored, which has {differs}"
+            seeds = [it["pretraining_seed"] for it in result["runs"]]
+            assert run["pretraining_seed"] not in seeds, f"seed {run['pretraining_seed']} is stored already"
+            own = config.flatten(run["pretraining"])
+            other = {key: own[key] for key in own if key not in UNSAID and own[key] != stored.get(key)}
+            print(f"seed {run['pretraining_seed']}: {run['glue5_median']:.2f}; other settings: {other}")
+            added = {"other_settings": other, "gpu": run["environment"]["gpu"]}
+            result["runs"].append({key: run[key] for key in SHOWN} | added)
+        result["pretraining_seeds"] = [run["glue5_median"] for run in result["runs"]]
+        result["glue5_median"] = statistics.fmean(result["pretraining_seeds"])
         write_json(machine.RESULTS / "speedrun.json", result)
 
 
