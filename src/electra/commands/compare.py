@@ -11,28 +11,26 @@ from electra.commands.console import FINETUNE, Jobs, is_recipe, print_table, say
 
 def compare_command(
     recipes_and_overrides: Annotated[
-        list[str], typer.Argument(metavar="RECIPE… KEY=VALUE…", help="recipes, and settings for all of them")
+        list[str], typer.Argument(metavar="RECIPE… KEY=VALUE…", help="recipes, and settings that apply to all of them")
     ],
-    seeds: Annotated[int, typer.Option(help="runs of each recipe", min=1, max=10_000)] = 3,
+    seeds: Annotated[int, typer.Option(help="runs per recipe", min=1, max=10_000)] = 3,
     budget: Annotated[
         str,
         typer.Option(
             help='each run gets "2m", "1h", "3e14 flops", "3e14 paper flops" or "500 steps"; several with commas'
         ),
     ] = "2m",
-    vary: Annotated[str, typer.Option(help="key=value,value,…: every recipe with each of the values")] = "",
-    table: Annotated[
-        Path | None, typer.Option(help="labelled table for a probe: how much of it the frozen encoder knows")
-    ] = None,
-    text: Annotated[str, typer.Option(help="its column of text")] = "text",
-    label: Annotated[str, typer.Option(help="its column of labels")] = "label",
-    probe_rows: Annotated[int, typer.Option(help="rows of it that are used, at most", min=10, max=10_000_000)] = 4000,
+    vary: Annotated[str, typer.Option(help="key=value,value,…: run every recipe with each of these values")] = "",
+    table: Annotated[Path | None, typer.Option(help="labelled table to probe the frozen encoder with")] = None,
+    text: Annotated[str, typer.Option(help="text column of --table")] = "text",
+    label: Annotated[str, typer.Option(help="label column of --table")] = "label",
+    probe_rows: Annotated[int, typer.Option(help="most rows of --table to use", min=10, max=10_000_000)] = 4000,
     tasks: Annotated[
-        str, typer.Option(help="fine-tuning tasks as yardsticks, cola,rte,…; with settings such as finetune.data=GLUE")
+        str, typer.Option(help="fine-tuning tasks to compare on, such as cola,rte; settings as finetune.data=GLUE")
     ] = "",
-    task_seeds: Annotated[int, typer.Option(help="fine-tuning runs of each task", min=1, max=10_000)] = 1,
+    task_seeds: Annotated[int, typer.Option(help="fine-tuning runs per task", min=1, max=10_000)] = 1,
     task_jobs: Annotated[
-        int, typer.Option(help="fine-tuning runs at the same time, of each pre-training run", min=1, max=1024)
+        int, typer.Option(help="fine-tuning runs in parallel, for each pre-training run", min=1, max=1024)
     ] = 1,
     out: Annotated[Path, typer.Option(help="folder for the runs, the table and the plot")] = Path("runs/compare"),
     jobs: Jobs = 1,

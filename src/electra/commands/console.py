@@ -57,10 +57,10 @@ def resolve_for_looking(recipe: str, words: list[str]) -> "tuple[PretrainSetting
 TextKey = Annotated[str, typer.Option(help="key or column that holds the text")]
 Documents = Annotated[Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")]
 OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
-TextInput = Annotated[str | None, typer.Argument(help="text, or a file; standard input without it")]
+TextInput = Annotated[str | None, typer.Argument(help="text, or a file; standard input if omitted")]
 FINETUNE = "finetune."  # what a setting of fine-tuning begins with, where a command also pre-trains
-Jobs = Annotated[int, typer.Option(help="runs at the same time; with several GPUs, on each", min=1, max=1024)]
-Text2 = Annotated[str | None, typer.Option(help="column of a second text")]
+Jobs = Annotated[int, typer.Option(help="runs in parallel; with several GPUs, on each of them", min=1, max=1024)]
+Text2 = Annotated[str | None, typer.Option(help="column of the second text of a pair")]
 Long = Annotated[
     Literal["cut", "windows"] | None, typer.Option(help="how a classifier reads long texts, if not as in training")
 ]

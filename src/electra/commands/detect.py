@@ -24,7 +24,7 @@ LEGEND = (
 def detect_command(
     model: Annotated[Path, typer.Argument(help="a run folder or an exported model folder")],
     text: TextInput = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line of text")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line of text")] = False,
     trust: Trust = False,
 ) -> None:
     """Each token with its probability of having been replaced."""

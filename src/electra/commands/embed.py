@@ -15,25 +15,25 @@ def embed_command(
         list[Path] | None,
         typer.Argument(
             metavar="[FILE]...",
-            help="csv, tsv, jsonl, json, parquet, or text with one on each line; plain or compressed",
+            help="csv, tsv, jsonl, json or parquet, or plain text with one text per line; compressed or not",
             show_default="standard input",
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help=".parquet or .npy", show_default="FILE.embeddings.parquet, beside it")
     ] = None,
-    pooling: Annotated[Literal["mean", "cls"], typer.Option(help="over all tokens, or [CLS] alone")] = "mean",
+    pooling: Annotated[Literal["mean", "cls"], typer.Option(help="mean of all tokens, or [CLS] alone")] = "mean",
     text: Annotated[str | None, typer.Option(help="column of the text", show_default="guessed, and said")] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="a column beside the vectors in parquet; again for more", show_default="text"),
+        typer.Option(help="column to keep beside the vectors in parquet; repeatable", show_default="text"),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="cut texts there, in tokens", show_default="read whole, in windows")
+        int | None, typer.Option(help="cut texts after this many tokens", show_default="read whole, in windows")
     ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to compute")] = "auto",
-    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="of the products")] = "float32",
-    force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="device")] = "auto",
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="precision of matrix products")] = "float32",
+    force: Annotated[bool, typer.Option("--force", help="overwrite existing output")] = False,
     trust: Trust = False,
 ) -> None:
     """A vector for each text of files of any size, as parquet or .npy."""

@@ -13,18 +13,18 @@ from electra.commands.console import Long, Text2, Trust, columns, print_table, s
 
 def evaluate_command(
     run: Annotated[Path, typer.Argument(help="a run folder, or a fine-tuned model folder")],
-    file: Annotated[Path | None, typer.Argument(help="for a fine-tuned model: a table with labels")] = None,
-    data: Annotated[Path | None, typer.Option(help="other prepared shards than the run's")] = None,
+    file: Annotated[Path | None, typer.Argument(help="table with labels, for a fine-tuned model")] = None,
+    data: Annotated[Path | None, typer.Option(help="prepared shards to use instead of the run's")] = None,
     rows: Annotated[
-        int | None, typer.Option(help="how many held-out rows", show_default="as in training", min=1)
+        int | None, typer.Option(help="number of held-out rows", show_default="as in training", min=1)
     ] = None,
     generator: Annotated[
-        Path | None, typer.Option(help="another run, whose generator corrupts the text for all runs alike")
+        Path | None, typer.Option(help="another run, whose generator corrupts the text: makes runs comparable")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="metrics for machines")] = False,
-    text: Annotated[str | None, typer.Option(help="column of the text, if not as in training")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the metrics as JSON")] = False,
+    text: Annotated[str | None, typer.Option(help="text column, if not as in training")] = None,
     text2: Text2 = None,
-    label: Annotated[str | None, typer.Option(help="column of the label, if not as in training")] = None,
+    label: Annotated[str | None, typer.Option(help="label column, if not as in training")] = None,
     long: Long = None,
     trust: Trust = False,
 ) -> None:

@@ -10,26 +10,26 @@ from electra.commands.console import Trust, say
 
 def export_command(
     model: Annotated[Path, typer.Argument(help="a run, an export, a fine-tuned folder or a transformers folder")],
-    out: Annotated[Path, typer.Argument(help="new folder; of a run it gets discriminator/ and generator/")],
+    out: Annotated[Path, typer.Argument(help="new folder; a run is exported as discriminator/ and generator/")],
     form: Annotated[
-        Literal["transformers", "onnx", "sentence-transformers"], typer.Option("--format", help="who is to read it")
+        Literal["transformers", "onnx", "sentence-transformers"], typer.Option("--format", help="format to write")
     ] = "transformers",
-    int8: Annotated[bool, typer.Option("--int8", help="ONNX: a quantized copy too, its loss measured")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="ONNX: also a quantized copy, its loss measured")] = False,
     dev: Annotated[
         Path | None,
-        typer.Option(help="rows with answers, to say what int8 costs a fine-tuned model", show_default=False),
+        typer.Option(help="labelled rows on which to measure what int8 costs a fine-tuned model", show_default=False),
     ] = None,
     pooling: Annotated[
-        Literal["mean", "cls"], typer.Option(help="sentence-transformers: over all tokens, or [CLS] alone")
+        Literal["mean", "cls"], typer.Option(help="sentence-transformers: mean of all tokens, or [CLS] alone")
     ] = "mean",
     length: Annotated[
         int | None,
-        typer.Option(help="sentence-transformers: cut texts there, in tokens", show_default="that of pre-training"),
+        typer.Option(help="sentence-transformers: cut texts after so many tokens", show_default="that of pre-training"),
     ] = None,
-    language: Annotated[list[str] | None, typer.Option(help="code for the card's header, as en; several times")] = None,
-    license: Annotated[str, typer.Option(help="for the card's header, as apache-2.0")] = "",
-    dataset: Annotated[list[str] | None, typer.Option(help="a data set's name on the Hub; several times")] = None,
-    shard_size: Annotated[str, typer.Option(help="weights beyond that are several files with an index")] = "5GB",
+    language: Annotated[list[str] | None, typer.Option(help="code for the model card, such as en; repeatable")] = None,
+    license: Annotated[str, typer.Option(help="license for the model card, such as apache-2.0")] = "",
+    dataset: Annotated[list[str] | None, typer.Option(help="dataset on the Hub, for the card; repeatable")] = None,
+    shard_size: Annotated[str, typer.Option(help="split larger weights into several files with an index")] = "5GB",
     trust: Trust = False,
 ) -> None:
     """A model for transformers, sentence-transformers or ONNX, checked by a fresh process: same ids, same logits."""

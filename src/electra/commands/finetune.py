@@ -33,22 +33,22 @@ def finetune_command(
     label: Annotated[
         str | None, typer.Option(help="column of the label, or of the tags", show_default="guessed")
     ] = None,
-    dev: Annotated[str | None, typer.Option(help="table to score on", show_default="a tenth of the table")] = None,
-    seeds: Annotated[int, typer.Option(help="runs of each task", min=1, max=10_000)] = 1,
+    dev: Annotated[str | None, typer.Option(help="table to evaluate on", show_default="a tenth of the table")] = None,
+    seeds: Annotated[int, typer.Option(help="runs per task", min=1, max=10_000)] = 1,
     jobs: Jobs = 1,
     untrained: Annotated[
-        bool, typer.Option("--untrained", help="also the same network from random weights, to compare with")
+        bool, typer.Option("--untrained", help="also fine-tune the same network from random weights, as a baseline")
     ] = False,
     search: Annotated[
-        bool, typer.Option("--search", help="look for better rate, epochs, layer decay and pooling on dev first")
+        bool, typer.Option("--search", help="first search learning rate, epochs, layer decay and pooling on dev")
     ] = False,
     trials: Annotated[
         int | None, typer.Option(help="settings that --search tries", min=2, max=120, show_default=str(TRIALS))
     ] = None,
-    out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/finetune"),
+    out: Annotated[Path, typer.Option(help="output folder")] = Path("runs/finetune"),
     trust: Trust = False,
 ) -> None:
-    """Fine-tune on tasks and tables, over seeds. The same command again keeps what is finished."""
+    """Fine-tune on tasks and tables, over seeds. Run the same command again to resume."""
     import electra
     from electra.base import config
 

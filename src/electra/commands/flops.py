@@ -16,13 +16,13 @@ def flops(
     device: Annotated[
         str | None, typer.Option(help="h200, a100, v100, …; cpu is measured", show_default="a few")
     ] = None,
-    tflops: Annotated[float | None, typer.Option(help="peak of a device in TFLOP/s, instead of ours", min=1e-6)] = None,
-    utilisation: Annotated[float, typer.Option(help="share of the peak that is reached", max=1)] = 0.4,
+    tflops: Annotated[float | None, typer.Option(help="peak TFLOP/s of the device, instead of ours", min=1e-6)] = None,
+    utilisation: Annotated[float, typer.Option(help="fraction of the peak that is reached", max=1)] = 0.4,
     vocab_size: Annotated[
         int | None,
         typer.Option(help="tokens", show_default="that of data=…, else the paper's 30522", min=1, max=1 << 24),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="numbers for machines")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the numbers as JSON")] = False,
 ) -> None:
     """Floating-point operations of a recipe, as the paper counts and as they are, and the time they take."""
     from electra.base.errors import SettingsError

@@ -10,18 +10,18 @@ from electra.commands.console import say
 
 
 def import_command(
-    source: Annotated[Path, typer.Argument(help="a transformers folder, a TensorFlow checkpoint or its folder")],
+    source: Annotated[Path, typer.Argument(help="transformers folder, TensorFlow checkpoint or folder with one")],
     out: Annotated[
-        Path, typer.Argument(help="new model folder; with a generator it gets discriminator/ and generator/")
+        Path, typer.Argument(help="new model folder; with --generator it gets discriminator/ and generator/")
     ],
-    generator: Annotated[Path | None, typer.Option(help="the generator that belongs to it")] = None,
+    generator: Annotated[Path | None, typer.Option(help="the generator that was trained with it")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="vocab.txt, tokenizer.json or a folder with one")] = None,
     lowercase: Annotated[
         bool | None,
         typer.Option("--lowercase/--cased", help="for a vocab.txt", show_default="as its folder or its pieces say"),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="attention heads, where nothing says it", min=1)] = None,
-    allow_bin: Annotated[bool, typer.Option("--allow-bin", help="read pytorch_model.bin, as weights alone")] = False,
+    heads: Annotated[int | None, typer.Option(help="number of attention heads, if no config says it", min=1)] = None,
+    allow_bin: Annotated[bool, typer.Option("--allow-bin", help="read pytorch_model.bin (weights only)")] = False,
 ) -> None:
     """Read ELECTRA, BERT, RoBERTa or ModernBERT of transformers or TensorFlow 1 as a model folder."""
     import electra

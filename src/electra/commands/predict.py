@@ -10,26 +10,27 @@ from electra.commands.console import Long, Text2, Trust, columns, is_text, read_
 
 
 def predict_command(
-    model: Annotated[Path, typer.Argument(help="a fine-tuned model folder, or a folder of seeds: their mean")],
+    model: Annotated[Path, typer.Argument(help="fine-tuned model folder, or a folder of seeds (their mean)")],
     file: Annotated[
         str | None,
         typer.Argument(
             metavar="[FILE_OR_TEXT]",
-            help="a table, a file with a word per line, or SQuAD's JSON, answers are not needed; or a text",
+            help="table, file with one word per line, or SQuAD's JSON (answers not needed); or a text",
             show_default="texts from standard input, one a line",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="its name says the format", show_default="FILE.predictions.…, beside it")
+        Path | None,
+        typer.Option(help="output; its extension sets the format", show_default="FILE.predictions.…, beside it"),
     ] = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="of each class, of each tag, or the n-best answers")
+        bool, typer.Option("--probabilities", help="add the probability of each class or tag, or the n-best answers")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite existing output")] = False,
     text: Annotated[str | None, typer.Option(help="column of the text or the words, if not as in training")] = None,
     text2: Text2 = None,
     escape_formulas: Annotated[
-        bool, typer.Option("--escape-formulas", help="a ' before cells of csv that a spreadsheet would compute")
+        bool, typer.Option("--escape-formulas", help="put a ' before csv cells that a spreadsheet would compute")
     ] = False,
     long: Long = None,
     trust: Trust = False,

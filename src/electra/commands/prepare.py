@@ -28,14 +28,14 @@ Inputs = Annotated[
     list[str], typer.Argument(help="files, folders and URLs of .txt, .jsonl, .parquet or arrow; plain or compressed")
 ]
 TokenizerPath = Annotated[Path, typer.Option(help="tokenizer.json or a folder with one")]
-Heldout = Annotated[float, typer.Option(help="share of documents kept for evaluation")]
-UnitBytes = Annotated[int, typer.Option(help="bytes of text per shard, and the most that an interruption loses")]
+Heldout = Annotated[float, typer.Option(help="fraction of documents held out for evaluation")]
+UnitBytes = Annotated[int, typer.Option(help="bytes of text per shard; an interruption loses at most one")]
 
 Duplicates = Annotated[
-    Literal["keep", "exact", "near"], typer.Option(help="copies of documents to remove, but for case and spacing")
+    Literal["keep", "exact", "near"], typer.Option(help="duplicates to remove, ignoring case and spacing")
 ]
 NearShare = Annotated[
-    float | None, typer.Option(help="share of word 5-grams that near copies have in common", show_default="0.8")
+    float | None, typer.Option(help="fraction of word 5-grams that near duplicates share", show_default="0.8")
 ]
 Filters = Annotated[
     list[str] | None,
@@ -50,8 +50,7 @@ def prepare_command(
     heldout: Heldout = 0.01,
     unit_bytes: UnitBytes = 4 << 20,
     engine: Annotated[
-        str,
-        typer.Option(metavar="<local|ray>", help="here or by Ray; for arrays of jobs: prepare-plan, -unit and -finish"),
+        str, typer.Option(metavar="<local|ray>", help="here or on Ray; for job arrays: prepare-plan, -unit and -finish")
     ] = "local",
     workers: Annotated[int | None, typer.Option(help="processes", show_default="all cores")] = None,
     text_key: TextKey = "text",
@@ -98,9 +97,9 @@ def prepare_plan_command(
 
 
 def prepare_unit_command(
-    out: Out, index: Annotated[str, typer.Option(metavar="I/N", help="which share of the units: 0/8 to 7/8 are all")]
+    out: Out, index: Annotated[str, typer.Option(metavar="I/N", help="part of the units: 0/8 to 7/8 are all")]
 ) -> None:
-    """The second step, in each of N jobs: every N-th unit of the plan. What is done already is left alone."""
+    """The second step, in each of N jobs: every N-th unit of the plan that is not done yet."""
     from electra.base.remote import as_place
     from electra.data.prepare import run_share
 
@@ -112,7 +111,7 @@ def prepare_unit_command(
 
 
 def prepare_finish_command(out: Out) -> None:
-    """The last step, once: everything that the units made, checked and put together."""
+    """The last step, once: check everything the units made and put it together."""
     from electra.base.remote import as_place
     from electra.data.prepare import finish_units
 

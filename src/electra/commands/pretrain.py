@@ -7,7 +7,7 @@ from electra.commands.console import OverrideWords, Recipe, Trust, print_table, 
 
 
 def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Trust = False) -> None:
-    """Pre-train a generator and a discriminator. The same command again goes on where it stopped."""
+    """Pre-train a generator and a discriminator. Run the same command again to resume."""
     import electra
     from electra.base.ranks import is_launched, join
     from electra.pretraining.settings import resolve

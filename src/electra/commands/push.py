@@ -12,8 +12,8 @@ from electra.commands.console import Trust, print_table, say
 def push_command(
     folder: Annotated[Path, typer.Argument(help="an export or a fine-tuned folder")],
     repo: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub")],
-    yes: Annotated[bool, typer.Option("--yes", help="upload; without it only say what would be")] = False,
-    public: Annotated[bool, typer.Option("--public", help="for everybody to read; private without it")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="upload; without it, only show what would be uploaded")] = False,
+    public: Annotated[bool, typer.Option("--public", help="make the repository public instead of private")] = False,
     trust: Trust = False,
 ) -> None:
     """Upload a checked model folder to the Hugging Face Hub; says first what would go there."""

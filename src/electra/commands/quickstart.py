@@ -23,10 +23,10 @@ SHOWN_METRICS = {"auc": "ROC-AUC", "rtd_accuracy": "accuracy", "recall": "recall
 
 
 def quickstart_command(
-    folder: Annotated[Path, typer.Argument(help="where everything goes")] = Path("runs/quickstart"),
+    folder: Annotated[Path, typer.Argument(help="output folder")] = Path("runs/quickstart"),
     steps: Annotated[int | None, typer.Option(min=1, help="fewer steps than the recipe: faster, learns less")] = None,
 ) -> None:
-    """Tokenizer, shards, pre-training and a result from the documentation on this machine; no download."""
+    """Tokenizer, shards, pre-training and a result, from documentation that is on this machine; no download."""
     with resume_hint(["quickstart", str(folder), *(["--steps", str(steps)] if steps else [])]):
         run_quickstart(folder, steps)
 

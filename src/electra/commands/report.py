@@ -10,7 +10,7 @@ from electra.commands.console import say
 
 def report_command(
     run: Annotated[Path, typer.Argument(help="a run, results of finetune, compare or speedrun, or a folder of them")],
-    out: Annotated[Path | None, typer.Option(help="the file to write", show_default="RUN/report.html")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write", show_default="RUN/report.html")] = None,
 ) -> None:
     """Curves, alarms, held-out sentences and results as one HTML file that opens from disk."""
     import electra

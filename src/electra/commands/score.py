@@ -17,7 +17,7 @@ ElectricModel = Annotated[Path, typer.Argument(help='a run folder whose objectiv
 def score_command(
     model: ElectricModel,
     text: TextInput = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per line, with every token")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line, with every token")] = False,
     trust: Trust = False,
 ) -> None:
     """Pseudo-log-likelihood of each line of text, in one pass (Electric models)."""
@@ -38,7 +38,7 @@ def score_command(
 def rerank_command(
     model: ElectricModel,
     lists: Annotated[Path, typer.Argument(help='jsonl, per line {"hypotheses": [{"text": …, "score": …}, …]}')],
-    out: Annotated[Path | None, typer.Option(help="jsonl to write", show_default="standard output")] = None,
+    out: Annotated[Path | None, typer.Option(help="jsonl file to write", show_default="standard output")] = None,
     weight: Annotated[float, typer.Option(help="total = score + weight * pseudo-log-likelihood")] = 1.0,
     trust: Trust = False,
 ) -> None:

@@ -19,13 +19,13 @@ def serve_command(
         typer.Argument(metavar="PATH...", help="runs, exports, fine-tuned folders, results, or folders of them"),
     ],
     host: Annotated[
-        str, typer.Option(help="the address to listen on; any but this machine's own needs a token")
+        str, typer.Option(help="address to listen on; any but this machine's own needs a token")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 8420,
+    port: Annotated[int, typer.Option(help="port; 0 picks a free one", min=0, max=65535)] = 8420,
     token: Annotated[
-        str | None, typer.Option(help="what visitors must show", show_default="made and printed where one is needed")
+        str | None, typer.Option(help="token that clients send", show_default="made and printed where one is needed")
     ] = None,
-    allow_origin: Annotated[str, typer.Option(help="another site whose pages may ask too (https://…)")] = "",
+    allow_origin: Annotated[str, typer.Option(help="another site whose pages may call the API (https://…)")] = "",
     trust: Trust = False,
 ) -> None:
     """A page to try models, watch runs and compare results, and the same as a JSON API."""

@@ -24,12 +24,12 @@ def speedrun_command(
             "tasks=cola,rte instead of all at hand",
         ),
     ],
-    minutes: Annotated[float, typer.Option(help="of pre-training")] = 10.0,
-    seeds: Annotated[int, typer.Option(help="fine-tuning runs of each task", min=1, max=10_000)] = 5,
+    minutes: Annotated[float, typer.Option(help="minutes of pre-training")] = 10.0,
+    seeds: Annotated[int, typer.Option(help="fine-tuning runs per task", min=1, max=10_000)] = 5,
     jobs: Jobs = 1,
-    out: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/speedrun"),
+    out: Annotated[Path, typer.Option(help="output folder")] = Path("runs/speedrun"),
 ) -> None:
-    """Pre-train for so many minutes, fine-tune on GLUE, report. The same command again goes on where it stopped."""
+    """Pre-train for so many minutes, fine-tune on GLUE, report. Run the same command again to resume."""
     from electra.finetuning.speedrun import beside_table, overlap_table, speedrun, tasks_table
 
     with resume_hint(context.obj, lambda: (out / "timings.json").is_file()):

@@ -22,9 +22,9 @@ def tokenizer_command(
     from_vocab: Annotated[Path | None, typer.Option(help="adopt a BERT vocab.txt instead of training")] = None,
     from_json: Annotated[Path | None, typer.Option(help="adopt a tokenizer.json instead of training")] = None,
     extend: Annotated[
-        Path | None, typer.Option(help="a model, run or tokenizer to add tokens to: words of the text")
+        Path | None, typer.Option(help="model, run or tokenizer to add frequent words of the text to")
     ] = None,
-    new_tokens: Annotated[int, typer.Option(help="how many, with --extend", min=1)] = 1000,
+    new_tokens: Annotated[int, typer.Option(help="number of tokens to add with --extend", min=1)] = 1000,
     text_key: TextKey = "text",
     documents: Documents = "blank-line",
     on_bad: OnBad = "stop",

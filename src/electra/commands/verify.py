@@ -10,7 +10,7 @@ from electra.commands.console import say
 
 def verify_command(
     path: Annotated[
-        Path, typer.Argument(help="a run, prepared shards, an export, a fine-tuned folder, or what holds them")
+        Path, typer.Argument(help="run, prepared shards, export or fine-tuned folder, or a folder of them")
     ],
 ) -> None:
     """Check every hash and every number of a folder of ours; says what was damaged or edited."""
