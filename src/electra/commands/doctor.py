@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def doctor_command(
-    recipe: Annotated[str | None, typer.Argument(help="a recipe to try")] = None, overrides: OverrideWords = None
+    recipe: Annotated[str | None, typer.Argument(help="recipe to check")] = None, overrides: OverrideWords = None
 ) -> None:
-    """Check the machine, the shards and the settings before hours are spent. Under torchrun also the processes."""
+    """Check the machine, the shards and the settings before a long run; under torchrun the processes too."""
     from electra.base.ranks import PATIENCE, join
     from electra.pretraining.settings import resolve
 
@@ -42,8 +42,15 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
 
     from electra.base.jobs import cpu_count
     from electra.base.progress import duration
-    from electra.data.shards import few_held_out, read_manifest, verify_shards
-    from electra.pretraining.run import FSDP_ALONE, build_parts, fingerprint_of, refuse_others, refuse_uneven
+    from electra.data.shards import read_manifest, verify_shards
+    from electra.pretraining.run import (
+        FSDP_ALONE,
+        build_parts,
+        data_warnings,
+        fingerprint_of,
+        refuse_others,
+        refuse_uneven,
+    )
     from electra.pretraining.settings import resolve
     from electra.pretraining.trial import try_checkpoint, try_group, try_step
     from electra.train.checkpoint import checkpoint_folders
@@ -91,8 +98,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         notes.append(f"{counted(tokens, 'token')}, {counted(rows, 'row')}, every hash right{passes}")
         if not len(parts.heldout):
             notes.append("Nothing is held out: there will be no held-out metrics.")
-        if warning := few_held_out(parts.manifest):
-            notes.append(warning)
+        notes += data_warnings(settings, parts.manifest)
 
     with check("one step at full length") as notes:
         remedy = memory_remedy(train.batch, train.accumulate)

@@ -36,6 +36,9 @@ ENOUGH_HELD_OUT = 5000
 """Tokens. About a tenth of them are replaced, and the standard error of an AUC near 0.8 is 0.27 divided by the square root of their number
 (Hanley and McNeil, 1982): from here on chance moves it by less than 0.025, two errors, which is what recipes differ by."""
 
+MANY_PASSES = 100
+"""Over the text to learn from. modern-small's detection in held-out Korean was best after 71 passes over 2.3 M tokens, worse after 250."""
+
 _SAFETENSORS_NAMES = {"uint16": "U16", "uint32": "U32", "int64": "I64"}
 
 
@@ -137,6 +140,15 @@ def few_held_out(manifest: Manifest) -> str:
     chance = 2 * 0.27 / math.sqrt(tokens / 10)
     what = f"only {counted(tokens, 'token')} held out: chance alone moves their AUC by {chance:.2f}"
     return f"{what}. Hold out a larger share, or prepare more text, for {ENOUGH_HELD_OUT:,} or more."
+
+
+def many_passes(manifest: Manifest, tokens: int) -> str:
+    """What to know of a run over so many tokens; nothing where the text is large enough for it."""
+    text = manifest.splits["train"].tokens
+    if tokens <= MANY_PASSES * text:
+        return ""
+    what = f"the run passes {tokens / text:,.0f} times over {counted(text, 'token')}, which it may learn by heart"
+    return f"{what}: watch the held-out metrics. Take more text, or fewer steps."
 
 
 def read_manifest(folder: Place) -> Manifest:

@@ -35,7 +35,7 @@ from electra.base.jobs import Signals
 from electra.base.ranks import ALONE, Ranks, join
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import Rows, build_rows
-from electra.data.shards import Manifest, few_held_out, manifest_hash, open_data, read_manifest
+from electra.data.shards import Manifest, few_held_out, manifest_hash, many_passes, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.card import ENVIRONMENT, described_data
@@ -163,7 +163,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         described = fingerprint | {"settings": config.to_toml(settings)}
         parts = ranks.everyone(lambda: build_parts(settings, device, ranks.local == 0, fresh, ranks))
         log.info(parts.loader_note)
-        if warning := few_held_out(parts.manifest):
+        for warning in data_warnings(settings, parts.manifest):
             log.warning(warning)
 
         def describe_folder() -> None:
@@ -212,6 +212,13 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
 
         ranks.first(export_main)
         return metrics
+
+
+def data_warnings(settings: PretrainSettings, manifest: Manifest) -> list[str]:
+    """What to know before training on it."""
+    train = settings.train
+    seen = 0 if train.minutes else train.steps * train.batch * settings.rows.length
+    return [warning for warning in (few_held_out(manifest), many_passes(manifest, seen)) if warning]
 
 
 def fingerprint_of(data: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from electra.base.ranks import explain_peers
 from electra.objectives import Trainable
 from electra.objectives.corruption import Corruptor
 from electra.objectives.losses import Sums
-from electra.objectives.metrics import Watch, alarms, summarise
+from electra.objectives.metrics import Watch, alarms, by_heart, summarise
 from electra.train import checkpoint
 from electra.train.device import Precision, check_space, deterministic, inference, is_out_of_memory
 from electra.train.distributed import Groups, gathered, is_piece, is_sharded, own, spread, whole_groups
@@ -304,14 +304,18 @@ class RunState:
         warnings = alarms(self.watch, progress, objective.muted_alarms, self.alarmed)
         if self.horizon.budget and progress > SURE and (warning := schedule_warning(schedule, self.planned_steps)):
             warnings["warm-up"] = warning
+        self.warn(warnings)
+        self.sums, self.logged = {}, now
+        self.tokens.zero_()
+        return metrics
+
+    def warn(self, warnings: Mapping[str, str]) -> None:
+        """Of each alarm once in a run."""
         for alarm, text in warnings.items():
             if alarm not in self.alarmed:
                 self.alarmed.add(alarm)
                 log.warning(text)
                 self.log.write("alarm", self.step, {"alarm": alarm, "text": text})
-        self.sums, self.logged = {}, now
-        self.tokens.zero_()
-        return metrics
 
     def evaluate_if_due(self, progress: Progress) -> None:
         kind = self.evaluation.kind
@@ -329,6 +333,7 @@ class RunState:
             if metrics:
                 log.info("%s %s", progress.place, self.evaluation.describe(metrics))
                 self.log.write(kind, self.step, metrics)
+                self.warn(by_heart(self.watch.parts[-1][1], self.log.of_kind(kind)))
                 self.is_enough = self.evaluation.is_enough(self.log.of_kind(kind))
             self.update.objective.train()
 
