@@ -338,6 +338,33 @@ def test_other_tasks_stand_beside_the_mean_of_glues_five():
     assert "| 56.0 |" in comparison_table([run]).markdown()
 
 
+def test_a_mean_of_fewer_tasks_does_not_stand_beside_one_of_more():
+    runs = [ComparedRun(name, 0, 1, 1.0, 1.0, {}, None, tasks=tasks) for name, tasks in (
+        ("a", {"kinds": [90], "moods": [50]}), ("b", {"kinds": [80]}), ("c", {"moods": [60], "kinds": [70]})
+    )]  # fmt: skip
+    rows = {row["variant"]: row for row in summary(runs)}  # fine-tuning diverged on b's moods, where all score low
+    assert "tasks" not in rows["b"] and rows["b"]["runs"][0]["tasks"] == {"kinds": [80]}
+    assert [rows[name]["tasks"]["median"] for name in "ac"] == [70, 65]
+    assert "| b | 1 | 1 | – | – | 1.00e+00 | – | – | 80.0 | – |" in comparison_table(runs).markdown()
+
+
+def test_scores_on_other_tables_do_not_join(recipe, prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: {"auc": 0.7})
+    monkeypatch.setattr("electra.inspector.compare.finetuned_scores", lambda *_: {"kinds": [50]})
+    table, out = tmp_path / "kinds.csv", tmp_path / "out"
+    yardsticks = Yardsticks(tasks=Tasks((str(table),), {}))
+    words = {"seeds": 1, "budget": "1 steps", "yardsticks": yardsticks, "out": out}
+    for label in "ab":
+        table.write_text("text,label\n" + "".join(f"it is {n},{'xy'[n % 2]}{label}\n" for n in range(20)))
+        if label == "b":
+            with pytest.raises(SettingsError, match=f"not the same: files of {table}"):
+                compare([str(recipe), f"{recipe}+masked-lm"], [f"data={prepared}"], **words)
+            plan = json.loads((out / "comparison.json").read_text())
+            del plan[f"files of {table}"]  # begun by a version that did not know it
+            (out / "comparison.json").write_text(json.dumps(plan))
+        assert len(compare([str(recipe)], [f"data={prepared}"], **words)) == 1
+
+
 def test_tasks_and_their_seeds_join_finished_runs(recipe, prepared, tmp_path, monkeypatch):
     trained, tuned = [], []
     monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: trained.append(1) or {"auc": 0.7})
@@ -350,7 +377,7 @@ def test_tasks_and_their_seeds_join_finished_runs(recipe, prepared, tmp_path, mo
         return {"tasks": {items[0]: {"metric": "accuracy", "scores": scores}}}
 
     monkeypatch.setattr("electra.inspector.compare.finetune", finetune)
-    monkeypatch.setattr("electra.inspector.compare.make_plan", lambda item, *_: SimpleNamespace(name=item))
+    monkeypatch.setattr("electra.inspector.compare.make_plan", lambda item, *_: SimpleNamespace(name=item, files={}))
 
     def scores(names, seeds, **overrides):
         yardsticks = Yardsticks(tasks=Tasks(names, {"data": "glue", **overrides}, seeds))
