@@ -178,6 +178,17 @@ def test_a_budget_of_time_shows_the_seconds_that_the_runs_took(recipe, prepared,
     assert "| recipe | seeds | seconds taken | steps |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
+def test_the_seconds_of_a_run_that_went_on_are_those_of_all_its_processes(recipe, prepared, tmp_path, monkeypatch):
+    def pretrain(settings, _):
+        Path(settings.run).mkdir()
+        (Path(settings.run) / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "seconds": 4000.0}\n')
+        return {"auc": 0.7}
+
+    monkeypatch.setattr("electra.inspector.compare.pretrain", pretrain)
+    (result,) = compare([str(recipe)], [f"data={prepared}"], seeds=1, budget="1 steps", out=tmp_path / "out")
+    assert result.seconds == 4000
+
+
 def test_names_and_scores_are_whole_on_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     names = [f"modern-tiny+masked-lm optimizer.betas=[0.9,0.9{digit}]" for digit in (5, 9)]
