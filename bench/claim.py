@@ -374,6 +374,9 @@ def written(
     name: str, before: Mapping[str, Any], runs: Mapping[str, Record], made: Mapping[str, Sequence[Row]]
 ) -> dict[str, Any]:
     stored = dict(before.get("families", {}))
+    for it in (it for rows in (*stored.values(), *made.values()) for it in rows):
+        if it["runs"][0] in runs:  # earlier versions did not say it
+            it.setdefault("finetune", runs[it["runs"][0]]["finetune"])
     for family, rows in made.items():
         order = list(families("")[family.removesuffix(SCREEN)])
         if joined := claim_rows.joined(family, stored.get(family, ()), rows, order):

@@ -7,6 +7,7 @@ compute that ELECTRA saves. All of it is in one file, bench/results/claim.json, 
     saving     of family compute: where ELECTRA and BERT cross, and the factor of compute that ELECTRA saves
 """
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -44,11 +45,20 @@ def stored_run(record: Record) -> ComparedRun:
     return STORED_RUN.validate_python(record["run"])
 
 
-def mean(record: Record) -> float | None:
-    """Of the medians of the tasks that count, where there are any."""
-    tasks = record["run"]["tasks"]
-    medians = [statistics.median(tasks[task]) for task in record["mean_of"] if task in tasks]
-    return statistics.fmean(medians) if medians else None
+def mean(record: Record, counted: Sequence[str] | None = None) -> float | None:
+    """Of the medians of the tasks that count, where there are any. None where one diverged: the others alone are another mean."""
+    tasks, counted = record["run"]["tasks"], record["mean_of"] if counted is None else counted
+    medians = [statistics.median(tasks[task]) for task in counted if task in tasks]
+    return statistics.fmean(medians) if medians and len(medians) == len(counted) else None
+
+
+def is_lost(record: Record) -> bool:
+    return record["run"]["diverged"] or bool(record["mean_of"] and mean(record) is None)
+
+
+def finetuning(row: Row) -> str:
+    """How its tasks were fine-tuned, beside which others do not stand."""
+    return json.dumps(row.get("finetune"), sort_keys=True)
 
 
 def score(record: Record) -> tuple[str, float] | None:
@@ -73,7 +83,7 @@ def screen_of(runs: Mapping[str, Record], identity: str) -> Screen | None:
     fitting = [budget for budget, rates in by_budget.items() if len(rates) >= FEWEST_RATES]
     for budget in sorted(fitting, key=lambda it: (len(by_budget[it]), parse_budget(it).amount), reverse=True):
         scored = {
-            rate: [score(record) for record in records if not record["run"]["diverged"]]
+            rate: [score(record) for record in records if not is_lost(record)]
             for rate, records in sorted(by_budget[budget].items())
         }
         names = {name for values in scored.values() for name in (it[0] if it else "" for it in values)}
@@ -112,9 +122,11 @@ def row(arm: Mapping[str, Any], runs: Mapping[str, Record]) -> Row | None:
     for name in ("yardstick", "ranking"):
         if extra := [record[name] for record in records if name in record]:
             shown[name] = extra
-    means = [value for record in records if (value := mean(record)) is not None]
+    shown["finetune"] = records[0]["finetune"]
+    counted = [task for task in records[0]["mean_of"] if all(task in record["mean_of"] for record in records)]
+    means = [value for record in records if (value := mean(record, counted)) is not None]
     if means:
-        shown |= {"mean_of": records[0]["mean_of"], "mean": spread(means)}
+        shown |= {"mean_of": counted, "mean": spread(means)}
     return made | shown | {"runs": sorted(own, key=lambda key: own[key]["run"]["seed"])}
 
 
@@ -123,19 +135,21 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def joined(family: str, before: Sequence[Row], fresh: Sequence[Row], order: Sequence[str]) -> list[Row]:
-    """A row takes the place of an earlier one of the same side, budget and settings for all (in a screen: and rate). Each is named by
-    what tells it apart."""
+    """A row takes the place of an earlier one of the same side, budget, fine-tuning and settings for all (in a screen: and rate). Each
+    is named by what tells it apart."""
     keys = ("base", "side", "budget", *(["rate"] if family.endswith(SCREEN) else []))
-    by_key = {(*(it[key] for key in keys), *it.get("words", ())): it for it in (*before, *fresh)}
+    by_key = {(*(it[key] for key in keys), *it.get("words", ()), finetuning(it)): it for it in (*before, *fresh)}
     places = {side: place for place, side in enumerate(order)}
     rows = sorted(
         by_key.values(),
         key=lambda it: (places.get(it["side"], len(places)), parse_budget(it["budget"]).amount, it["rate"]),
     )
     is_ladder = family == "compute" or len({it["budget"] for it in rows}) > 1
+    is_one_way = len({*map(finetuning, rows)}) == 1
     for it in rows:
+        tuned = [] if is_one_way else [f"finetune.{key}={value}" for key, value in (it.get("finetune") or {}).items()]
         words = [it["side"], *([it["budget"]] if is_ladder else []), *([f"{it['rate']:g}"] if "rate" in keys else [])]
-        it["variant"] = ", ".join([*words, *it.get("words", ())])
+        it["variant"] = ", ".join([*words, *it.get("words", ()), *tuned])
     return rows
 
 
@@ -168,11 +182,14 @@ Points = list[tuple[float, float]]
 
 def saving(rows: Sequence[Row]) -> Row | None:
     """Scores against the logarithm of FLOPs, straight lines between what was measured and nothing beyond. Rows with settings of their
-    own are not looked at."""
-    rows = [it for it in rows if "words" not in it]
+    own are not looked at, nor those with another mean, or fine-tuned otherwise, than most."""
+    rows = [it for it in rows if "words" not in it and "mean" in it]
+    ways = [(finetuning(it), it.get("mean_of")) for it in rows]
+    usual = max(ways, key=ways.count, default=None)
+    rows = [it for it, way in zip(rows, ways, strict=True) if way == usual]
     curves: dict[str, Points] = {}
     for side in SIDES:
-        points = [(least(it["flops"]), it["mean"]["median"]) for it in rows if it["side"] == side and "mean" in it]
+        points = [(least(it["flops"]), it["mean"]["median"]) for it in rows if it["side"] == side]
         curves[side] = sorted(points)
     if any(len(points) < 2 for points in curves.values()):
         return None

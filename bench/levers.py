@@ -91,6 +91,7 @@ def measure(lever: str, seed: int, quickstart: Path, out: Path, steps: int) -> d
     return {
         "lever": lever,
         "seed": seed,
+        "steps": steps,
         "mlm_loss": own["trained"]["mlm_loss"],
         "auc": own["trained"]["auc"],
         "fixed_auc": fixed["trained"]["auc"],
@@ -143,6 +144,8 @@ def main() -> None:
     with ThreadPoolExecutor(given.jobs) as pool:
         first = in_process([*common, "--one", *map(str, runs[0])], paths[runs[0]])
         rows = [first, *pool.map(lambda it: in_process([*common, "--one", *map(str, it)], paths[it]), runs[1:])]
+    if other := {row.get("steps", given.steps) for row in rows} - {given.steps}:
+        raise SystemExit(f"{given.out} has rows of {other.pop():,} steps. Use another folder (--out).")
     for lever in given.only:
         own = [row for row in rows if row["lever"] == lever]
         columns = {key: [row[key] for row in own] for key in ("mlm_loss", "auc", "fixed_auc", "labels")}

@@ -3,7 +3,7 @@
     python bench/robust.py [KEY=VALUE]... --model FOLDER --data FOLDER... [--rows 500 5000] [--seeds 3] [--jobs 1] [--seconds 2400] [--out FOLDER]
 
 The data folders have glue/, tokens/, ja/ and ko/ between them. Each set is cut to the same rows every time (drawn by a fixed seed), so that
-two models, or two methods (KEY=VALUE, such as method=paper), are compared on the same tables. A set that the vocabulary cannot read (more than
+two models, or two methods (KEY=VALUE, such as method=paper), are compared on the same tables, each in an OUT of its own. A set that the vocabulary cannot read (more than
 a tenth of its pieces are unknown) is left out, with the share; --model-ko and --model-ja are encoders of those languages, used for their sets.
 --jobs sets are done at a time, each in a process of its own. After each set its row is in OUT/ROWS/SET.json, and the table of all is in
 OUT/robust.md and bench/results/NAME.json: the same command goes on with what is left. After --seconds it stops, wherever it is.
@@ -109,6 +109,14 @@ def unknown_share(model: Path, name: str, table: Path) -> float:
     return sum(number == tokenizer.token_to_id("[UNK]") for number in ids) / max(1, len(ids))
 
 
+def kept_row(path: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of an earlier call that asked for the same."""
+    row = json.loads(path.read_text("utf-8")) if path.is_file() else None
+    if row and (other := [key for key, value in asked.items() if row.get(key, value) != value]):
+        raise SystemExit(f"{path} was measured with another {' and '.join(other)}. Use another folder (--out).")
+    return row
+
+
 def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
@@ -135,7 +143,7 @@ def run_set(size: str, name: str, words: Mapping[str, Any]) -> tuple[str, str, d
     row = {
         "task": name,
         "metric": metric,
-        "model": words["model"],
+        **words["asked"],
         "score": statistics.fmean(scores),
         "sd": spread(scores),
         "majority": levels["majority"][metric],
@@ -209,12 +217,14 @@ def main() -> None:
             model = (models.get(language) or arguments.model).resolve()
             table = table_of(name, arguments.data, folder, int(size), arguments.dev_rows)
             row = {"task": name, "skipped": "not done"}
-            if (kept := folder / f"{name}.json").is_file():
-                row = json.loads(kept.read_text("utf-8"))
+            asked = {"model": str(model), "settings": overrides, "seeds": arguments.seeds}
+            asked |= {"dev_rows": arguments.dev_rows}
+            if kept := kept_row(folder / f"{name}.json", asked):
+                row = kept
             elif (share := unknown_share(model, name, table)) > MOST_UNKNOWN:
                 row["skipped"] = f"left out: {share:.0%} of its pieces are unknown to this vocabulary"
             else:
-                words = {"model": str(model), "table": str(table.resolve()), "overrides": overrides}
+                words = {"model": str(model), "table": str(table.resolve()), "overrides": overrides, "asked": asked}
                 words |= {"seeds": arguments.seeds, "threads": max(1, torch.get_num_threads() // arguments.jobs)}
                 jobs.append((size, name, words | {"out": str((folder / "runs" / name).resolve())}))
             rows[size][name] = row

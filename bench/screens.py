@@ -7,7 +7,7 @@ The file is a list of {"name", "recipe", "overrides": ["key=value", …], "tasks
 network that is there already, with "data": SHARDS on other shards. With "yardstick": "an arm"
 the discriminator is also scored on text corrupted by that arm's generator (`electra evaluate --generator`), which compares across arms.
 
-A finished arm is kept, so the same command goes on after a stop, and what is measured is written after each. No arm is begun later
+A finished arm is kept as long as the file says the same of it, so the same command goes on after a stop, and what is measured is written after each. No arm is begun later
 than `--seconds` after the start. Arms that run at the same time share the device (start CUDA's MPS first): compare their losses
 and scores, not their speeds.
 """
@@ -38,8 +38,9 @@ class Screens:
         path, result = self.out / f"{arm['name']}.json", {"arm": arm}
         for other in {arm.get("of"), arm.get("yardstick")} - {None, arm["name"]}:
             self.done[other].wait()
-        if path.is_file():
-            result = json.loads(path.read_text("utf-8"))
+        kept = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if kept.get("arm") == arm:
+            result = kept
         elif time.monotonic() > self.until:
             result["skipped"] = "no time left"
         else:

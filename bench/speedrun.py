@@ -81,6 +81,10 @@ def add_seeds(folders: list[Path]) -> None:
 def put_together(folders: list[Path]) -> None:
     runs = [json.loads((folder / "speedrun.json").read_text("utf-8")) for folder in folders]
     fixed = [{key: run[key] for key in ("minutes", "seeds", "method")} for run in runs]
+    fixed = [
+        it | {"files": {name: task["files"] for name, task in run["tasks"].items()}}
+        for it, run in zip(fixed, runs, strict=True)
+    ]
     settings = [run["pretraining"] | {"seed": None, "run": None, "data": None} for run in runs]
     assert fixed.count(fixed[0]) == settings.count(settings[0]) == len(runs), (
         "runs with other settings are no seeds of one"

@@ -23,6 +23,8 @@ import claim  # noqa: E402
 import claim_rows  # noqa: E402
 import cola_ranking  # noqa: E402
 import machine  # noqa: E402
+import robust  # noqa: E402
+import screens  # noqa: E402
 
 
 def write_glue(folder: Path) -> Path:
@@ -73,7 +75,7 @@ def bench(tmp_path, prepared, monkeypatch, capsys, caplog):
         trained.clear()
         caplog.clear()
         places = "--data", prepared, "--glue", glue, "--out", tmp_path / out, "--base", "modern-tiny"
-        tasks = "--tasks", "cola", "rte", "--more-tasks"
+        tasks = *(() if "--tasks" in words else ("--tasks", "cola", "rte")), "--more-tasks"
         monkeypatch.setattr(sys, "argv", ["claim.py", *map(str, (*words, *places, *tasks))])
         claim.main()
         path = tmp_path / "results" / "claim.json"
@@ -283,6 +285,52 @@ def test_a_screen_is_judged_by_the_yardstick_where_there_are_no_tasks():
     assert (screen.best, screen.edge, screen.measure, screen.rates[3.0]) == (2.0, "", "the yardstick's AUC", None)
     masked = {str(rate): record(rate, auc, objective="masked_lm") for rate, auc in ((1.0, 0.9), (2.0, 0.8), (3.0, 0.7))}
     assert claim_rows.screen_of(masked, "i").best == 1.0
+
+
+def test_rows_that_were_fine_tuned_otherwise_stand_beside_the_others_and_in_no_saving(bench):
+    budgets = "--budget", "6 steps, 60 steps", "--seeds", "1"
+    before, _ = bench("compute", *budgets)
+    assert len(before["saving"]["ELECTRA"]) == 2
+    stored, _ = bench("compute", *budgets, "--only", "BERT", "--finetune", "epochs=30")
+    assert len(bench.trained) == 2 and stored["saving"] == before["saving"]
+    *_, first, other, _, last = (row["variant"] for row in stored["families"]["compute"])
+    assert first == "BERT, 6 steps, finetune.evaluations=1" and other == f"{first}, finetune.epochs=30"
+    assert last == "BERT, 60 steps, finetune.evaluations=1, finetune.epochs=30"
+
+
+def test_a_mean_is_of_the_same_tasks_for_all_seeds_and_none_where_one_diverged(bench, monkeypatch):
+    real = claim.run_job_if_it_fits
+    bench("table5", "--budget", "6 steps", "--only", "ELECTRA", "--seeds", "1")
+    stored, _ = bench("table5", "--budget", "6 steps", "--only", "ELECTRA", "--seeds", "2", "--tasks", "cola")
+    (row,) = stored["families"]["table5"]
+    assert row["mean_of"] == ["cola"] and row["mean"]["seeds"] == row["cola"]["seeds"] and row["seeds"] == 2
+
+    def without_cola(job):
+        run = real(job)
+        return claim.replace(run, tasks={name: it for name, it in run.tasks.items() if name != "cola"})
+
+    monkeypatch.setattr(claim, "run_job_if_it_fits", without_cola)
+    stored, _ = bench("table5", "--budget", "6 steps", "--only", "BERT", "--seeds", "1")
+    _, row = stored["families"]["table5"]
+    assert "mean" not in row and row["rte"]["median"] > 0
+    words = "--budget", "3 steps", "--only", "ELECTRA", "--seeds", "1"
+    bench("table5", *words, "--rates", "0.01", "0.02")
+    monkeypatch.setattr(claim, "run_job_if_it_fits", real)
+    stored, _ = bench("table5", *words, "--rates", "0.04", "0.001")
+    assert [screen["rates"]["0.01"] for screen in stored["screens"]] == [None]
+
+
+def test_other_scripts_keep_what_was_asked_for_alike(tmp_path):
+    path, asked = tmp_path / "a.json", {"settings": {"method": "paper"}, "seeds": 3}
+    assert robust.kept_row(path, asked) is None
+    path.write_text(json.dumps({"score": 1} | asked))
+    assert robust.kept_row(path, asked)["score"] == 1
+    with pytest.raises(SystemExit, match="measured with another settings"):
+        robust.kept_row(path, asked | {"settings": {}})
+    path.write_text(json.dumps({"arm": {"name": "a", "model": "one"}, "seconds": 1}))
+    for model, expected in (("one", {"seconds": 1}), ("two", {})):
+        arm = {"name": "a", "model": model}
+        assert screens.Screens([arm], tmp_path, tmp_path, tmp_path, 9).measure(arm) == {"arm": arm, **expected}
 
 
 def test_the_papers_own_row_is_its_recipe_but_for_the_steps(prepared):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,12 @@ def test_the_same_network_untrained_is_a_baseline_at_its_own_best_rate(toy_model
     assert f"{max(scores):.4f} │\n" in done.stdout and "untrained: the same network" in done.stdout
     again = electra("finetune", toy_model, table, *words[:-1], "--out", out)  # what was measured is still shown
     assert again.returncode == 0 and f"{max(scores):.4f} │\n" in again.stdout, again.stderr
+    shutil.rmtree(out / "my")  # to train on other rows
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows[:60]))
+    other = electra("finetune", toy_model, table, *words[:-1], "--out", out)
+    assert other.returncode == 0, other.stderr
+    task = json.loads((out / "results.json").read_text())["tasks"]["my"]
+    assert task["baselines"]["dev"].keys() == {"majority", "words"}
 
 
 def labelled_table(path: Path) -> Path:

@@ -91,6 +91,15 @@ def test_rows_that_differ_in_case_and_blanks_alone_are_the_same(toy_model):
     assert kept.problems(splits) == []
 
 
+def test_a_pair_in_the_other_order_is_the_same_where_both_orders_are_trained_on(toy_model):
+    tokenizer = load_tokenizer(toy_model)
+    train = [{"a": "barak", "b": "Selin", "label": "x"}, {"a": "timute", "b": "owa", "label": "y"}]
+    splits = {"train": train, "dev": [{"a": "selin", "b": "barak", "label": "x"}]}
+    for double, told in ((True, ["dev row 1 is also train row 1"]), (False, [])):
+        task = ClassificationSettings(text=("a", "b"), double_unordered=double).build(tokenizer, 24, splits)
+        assert list(map(str, task.problems(splits))) == told
+
+
 def test_copies_in_other_case_stay_on_one_side_of_the_split_and_other_tables_are_split_as_ever(problems, tmp_path):
     rows = [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(60)]
     raw = sorted(rows, key=lambda row: hashlib.blake2b(row["text"].encode(), digest_size=8).digest())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from electra.finetuning.report import GLUE
-from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings, beside_table, refuse_other_tokenizer
+from electra.finetuning.speedrun import FIVE, RECIPE, SpeedrunSettings, beside_table, page, refuse_other_tokenizer
 from electra.pretraining.settings import resolve
 from electra.train.log import read_metrics
 from helpers import Forked, electra, write_corpus
@@ -89,6 +89,9 @@ def test_a_speedrun_is_killed_and_goes_on_and_reports_everything(recipe, prepare
         "79.9",
     ):
         assert text in report, text
+    assert "nothing was selected on dev" in report
+    best = page(result | {"method": result["method"] | {"keep": "best"}})
+    assert "Weights are chosen on dev" in best and "nothing was selected" not in best
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
     for official, cells in ((True, ("–", "44.5", "79.9")), (False, ("–", "44.5*", "79.9"))):
         files = [{"split": "train", "official": official}, {"split": "test", "official": False}]

@@ -178,6 +178,17 @@ def test_a_budget_of_time_shows_the_seconds_that_the_runs_took(recipe, prepared,
     assert "| recipe | seeds | seconds taken | steps |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
+def test_the_seconds_of_a_run_that_went_on_are_those_of_all_its_processes(recipe, prepared, tmp_path, monkeypatch):
+    def pretrain(settings, _):
+        Path(settings.run).mkdir()
+        (Path(settings.run) / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "seconds": 4000.0}\n')
+        return {"auc": 0.7}
+
+    monkeypatch.setattr("electra.inspector.compare.pretrain", pretrain)
+    (result,) = compare([str(recipe)], [f"data={prepared}"], seeds=1, budget="1 steps", out=tmp_path / "out")
+    assert result.seconds == 4000
+
+
 def test_names_and_scores_are_whole_on_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     names = [f"modern-tiny+masked-lm optimizer.betas=[0.9,0.9{digit}]" for digit in (5, 9)]
@@ -338,6 +349,33 @@ def test_other_tasks_stand_beside_the_mean_of_glues_five():
     assert "| 56.0 |" in comparison_table([run]).markdown()
 
 
+def test_a_mean_of_fewer_tasks_does_not_stand_beside_one_of_more():
+    runs = [ComparedRun(name, 0, 1, 1.0, 1.0, {}, None, tasks=tasks) for name, tasks in (
+        ("a", {"kinds": [90], "moods": [50]}), ("b", {"kinds": [80]}), ("c", {"moods": [60], "kinds": [70]})
+    )]  # fmt: skip
+    rows = {row["variant"]: row for row in summary(runs)}  # fine-tuning diverged on b's moods, where all score low
+    assert "tasks" not in rows["b"] and rows["b"]["runs"][0]["tasks"] == {"kinds": [80]}
+    assert [rows[name]["tasks"]["median"] for name in "ac"] == [70, 65]
+    assert "| b | 1 | 1 | – | – | 1.00e+00 | – | – | 80.0 | – |" in comparison_table(runs).markdown()
+
+
+def test_scores_on_other_tables_do_not_join(recipe, prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: {"auc": 0.7})
+    monkeypatch.setattr("electra.inspector.compare.finetuned_scores", lambda *_: {"kinds": [50]})
+    table, out = tmp_path / "kinds.csv", tmp_path / "out"
+    yardsticks = Yardsticks(tasks=Tasks((str(table),), {}))
+    words = {"seeds": 1, "budget": "1 steps", "yardsticks": yardsticks, "out": out}
+    for label in "ab":
+        table.write_text("text,label\n" + "".join(f"it is {n},{'xy'[n % 2]}{label}\n" for n in range(20)))
+        if label == "b":
+            with pytest.raises(SettingsError, match=f"not the same: files of {table}"):
+                compare([str(recipe), f"{recipe}+masked-lm"], [f"data={prepared}"], **words)
+            plan = json.loads((out / "comparison.json").read_text())
+            del plan[f"files of {table}"]  # begun by a version that did not know it
+            (out / "comparison.json").write_text(json.dumps(plan))
+        assert len(compare([str(recipe)], [f"data={prepared}"], **words)) == 1
+
+
 def test_tasks_and_their_seeds_join_finished_runs(recipe, prepared, tmp_path, monkeypatch):
     trained, tuned = [], []
     monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: trained.append(1) or {"auc": 0.7})
@@ -350,7 +388,7 @@ def test_tasks_and_their_seeds_join_finished_runs(recipe, prepared, tmp_path, mo
         return {"tasks": {items[0]: {"metric": "accuracy", "scores": scores}}}
 
     monkeypatch.setattr("electra.inspector.compare.finetune", finetune)
-    monkeypatch.setattr("electra.inspector.compare.make_plan", lambda item, *_: SimpleNamespace(name=item))
+    monkeypatch.setattr("electra.inspector.compare.make_plan", lambda item, *_: SimpleNamespace(name=item, files={}))
 
     def scores(names, seeds, **overrides):
         yardsticks = Yardsticks(tasks=Tasks(names, {"data": "glue", **overrides}, seeds))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 import threading
 import time
@@ -314,8 +315,6 @@ def test_a_client_that_goes_away_takes_its_request_along():
 
 
 def test_the_newest_checkpoint_answers(finished_run, tmp_path):
-    import shutil
-
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
     checkpoints = sorted((run / "checkpoints").iterdir())
@@ -325,6 +324,16 @@ def test_the_newest_checkpoint_answers(finished_run, tmp_path):
     assert gallery.model(0) is gallery.model(0)
     newest.rename(run / "checkpoints" / newest.name)
     assert gallery.model(0).detect(TEXT) != before and len(gallery.loaded) == 1
+
+
+def test_a_model_that_was_made_anew_in_its_place_answers(exported, tmp_path):
+    shutil.copytree(exported / "discriminator", tmp_path / "model")
+    gallery = Gallery([tmp_path / "model"])
+    first = gallery.model(0)
+    assert gallery.model(0) is first
+    shutil.rmtree(tmp_path / "model")
+    shutil.copytree(exported / "discriminator", tmp_path / "model")
+    assert gallery.model(0) is not first and len(gallery.loaded) == 1
 
 
 def test_new_runs_are_added_at_the_end(finished_run, tmp_path, monkeypatch):

@@ -43,12 +43,9 @@ Layout = Literal["table", "columns", "squad", "mrqa"]
 """How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions; MRQA's contexts
 with their questions, a context a line."""
 Item = TypeVar("Item")
-LOWER_IS_BETTER = ("mse",)
+IS_ALSO, LOWER_IS_BETTER = "is also", ("mse",)
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a character, which JSON can write and no tokenizer reads."""
-
-
-IS_ALSO = "is also"
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,8 @@ class ClassificationSettings(TaskSettings):
         return "\x1f".join(self.texts(row))
 
     def family(self, row: Row) -> Hashable:
-        return wording(*self.texts(row))
+        texts = self.texts(row)
+        return hash(frozenset(map(wording, texts))) if self.double_unordered else wording(*texts)
 
     def identity(self, row: Row, split: str) -> Hashable | None:
         """Rows without text, which are refused for that, are not the same as each other."""

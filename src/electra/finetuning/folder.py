@@ -228,9 +228,7 @@ def task_card(planned: PlannedTask, run: Mapping[str, Any], result: Mapping[str,
     data = [(split["split"], literal(file_line(split).partition(": ")[2])) for split in describe_files(plan)]
     data.append(("labels", literal(", ".join(map(str, labels.values())))))
     data.append(("sha256 of the train rows' file", str(run.get("train_sha256", ""))))
-    chosen = "; its weights were chosen by them, so expect less elsewhere." if plan.method.keep == "best" else "."
-    limits = [LIMITS, f"- Scores on dev are of rows that were not trained on{chosen}"]
-    limits.append(f"- {reading_limit(task)}")
+    limits = [LIMITS, "- Scores on dev are of rows that were not trained on.", f"- {reading_limit(task)}"]
     match task.settings:
         case ClassificationSettings(kind="regression", scale=float(scale), offset=offset) if (scale, offset) != (1, 0):
             limits.append(

@@ -315,6 +315,8 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
             raise DataError(f"{files['train']} has {count}. At least two different ones are needed, one for dev.")
         splits, numbers = split_dev(task, splits)
     notes += task.notes
+    if method.keep == "best" or method.patience:
+        notes.append("weights chosen by their dev scores, which flatter: expect less elsewhere")
     refuse_names(task.name or name, source)
     return Plan(item, task.name or name, task, method, source, files, splits, tuple(notes), malformed, numbers)
 

@@ -7,6 +7,7 @@ segment 1 as well; decoding never ends an answer there. Answers are always cut f
 offsets, never joined again from tokens.
 """
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -201,11 +202,15 @@ def candidates(window: ContextWindow, scores: np.ndarray, first: np.ndarray, las
 
 def n_best(context: str, windows: Iterable[Candidates], most: int) -> list[dict[str, Any]]:
     """The best answers over all windows, each text once, with probabilities: a softmax over the scores of those kept.
-    Some tokenizers count the space before a word to the word: whitespace at the ends is cut off."""
+    Some tokenizers count the space before a word to the word: whitespace at the ends is cut off. An accent that they composed
+    with its letter, or dropped, is no part of their last token: it goes with the letter."""
     scores, begins, ends = (np.concatenate(part) for part in zip(*windows, strict=True))
     kept: dict[str, tuple[float, int]] = {}
     for at in np.lexsort((ends, begins, -scores)):
-        raw = context[begins[at] : ends[at]]
+        end = int(ends[at])
+        while unicodedata.category(context[end : end + 1] or " ") == "Mn":  # composed or dropped
+            end += 1
+        raw = context[begins[at] : end]
         text = raw.strip()
         if text and text not in kept:
             kept[text] = float(scores[at]), int(begins[at]) + len(raw) - len(raw.lstrip())

@@ -110,8 +110,9 @@ def finetune(
             (planned,) = groups[item]
             result = search(planned, trials, jobs, out / planned.plan.name / SEARCH, signals)
             searches[planned.plan.name], groups[item] = result, [altered(planned, result.winner.settings)]
+        # of runs that somebody has removed, nothing stands beside new ones
+        earlier = {name: it for name, it in report.earlier_results(out).items() if any((out / name).glob("seed-*"))}
         encoded = train_groups(groups, out, seeds, jobs, signals)
-        earlier = report.earlier_results(out)
         random = {name: report.baselines_of(result).get(UNTRAINED) for name, result in earlier.items()}
         if untrained:
             random |= finetune_untrained(base.path, groups, out, seeds, jobs)

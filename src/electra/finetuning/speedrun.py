@@ -305,14 +305,17 @@ def page(result: Mapping[str, Any]) -> str:
     headline = f"**{five:.1f}**" if five is not None else "not known, since tasks are missing"
     keys = ("optimizer", "schedule", "warmup", "batch", "bias_correction", "keep")
     method = ", ".join(f"{key} {result['method'][key]}" for key in keys)
+    weights = "those of the last step of each run; nothing was selected on dev"
+    if result["method"]["keep"] == "best" or result["method"]["patience"]:
+        weights = "chosen on dev, so that scores flatter"
     paragraphs = [
         f"# {result['minutes']:g} minutes on {device}",
         f"Mean of CoLA, SST-2, MRPC, STS-B and RTE, dev, median of {result['seeds']} fine-tuning seeds: {headline}.",
         "![scores beside the fully trained original; losses over time](report.png)",
         "## Scores",
         tasks_table(result).markdown(),
-        "\\* not the official files: their sizes are below. `±` is the standard deviation over seeds. Weights are those of the last "
-        f"step of each run; nothing was selected on dev. One method for all tasks: {method}.",
+        f"\\* not the official files: their sizes are below. `±` is the standard deviation over seeds. Weights are {weights}. "
+        f"One method for all tasks: {method}.",
         "\n".join(f"- {line}" for line in file_lines(result)),
         "## Beside ELECTRA-Small",
         beside_table(result).markdown(),

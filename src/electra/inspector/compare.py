@@ -43,7 +43,7 @@ from electra.base.files import (
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import Table, visible
 from electra.data.shards import manifest_hash, read_manifest
-from electra.finetuning.plan import make_plan
+from electra.finetuning.plan import file_sha256, make_plan, sha256_of
 from electra.finetuning.run import finetune
 from electra.finetuning.speedrun import FIVE
 from electra.inspector.probe import LabelledTexts, probe_accuracy
@@ -52,7 +52,7 @@ from electra.pretraining.run import build_parts, pretrain, refuse_alone
 from electra.pretraining.settings import PretrainSettings, resolve, warn_without_effect
 from electra.pretraining.trial import paper_flops, step_flops, try_step
 from electra.train.device import choose_device, gpu_names, thread_share
-from electra.train.log import picture
+from electra.train.log import picture, read_metrics
 from electra.train.step import Execution, build_step
 
 log = logging.getLogger(__name__)
@@ -218,7 +218,9 @@ def run_comparison(
         plan["budget"] = list(chosen[0].budget)
     if yardsticks.tasks is not None:
         for name in yardsticks.tasks.names:  # reads its tables: what is wrong is said now
-            task_names[name] = make_plan(name, dict(yardsticks.tasks.overrides), {}).name
+            task = make_plan(name, dict(yardsticks.tasks.overrides), {})
+            task_names[name] = task.name
+            plan[f"files of {name}"] = sha256_of({split: file_sha256(path) for split, path in task.files.items()})
     for variant in chosen:
         settings, sources = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
         refuse_alone(settings.train)
@@ -268,7 +270,7 @@ def folder_names(names: Sequence[str]) -> dict[str, str]:
 
 def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
     """A folder holds one comparison: more seeds, variants and tasks may join it, another budget, table or setting may not, nor
-    other shards in the same place (folders of earlier versions, which do not name them, go on with those that are there)."""
+    other shards or tables in the same place (folders of earlier versions, which do not name them, go on with those that are there)."""
     remedy = "restore it, or remove it if its runs are those of this command"
     refuse_other_kind(path.parent, path.name)
     before = read_object(path, remedy) if path.is_file() else {}
@@ -349,7 +351,8 @@ def train_job(job: Job) -> ComparedRun:
     metrics, probe, diverged = {}, None, False
     try:
         metrics = pretrain(settings, "the electra compare command again")
-        seconds = time.monotonic() - started
+        told = read_metrics(Path(settings.run), "train")[-1:]  # the seconds of all its processes
+        seconds = max([time.monotonic() - started, *(it.get("seconds") or 0.0 for it in told)])
         if job.yardsticks.table is not None:
             network = load_network(Path(settings.run), "encoder")
             network.encoder.to(choose_device(settings.train))
@@ -433,12 +436,17 @@ def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
 
 
 def by_variant(results: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
-    names = dict.fromkeys(result.variant for result in results)
-    return {name: [result for result in results if result.variant == name] for name in names}
+    return {name: [it for it in results if it.variant == name] for name in dict.fromkeys(it.variant for it in results)}
 
 
 def median_flops(results: Sequence[ComparedRun]) -> float:
     return statistics.median(result.flops for result in results)
+
+
+def comparable(results: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """A run that lacks a task which others have (it diverged there) has no mean: it would be that of other tasks than theirs."""
+    names = dict.fromkeys(task for result in results for task in result.tasks)
+    return [replace(it, tasks={name: it.tasks.get(name, [math.nan]) for name in names}) for it in results]
 
 
 def measured(results: Sequence[ComparedRun], measure: str) -> list[float]:
@@ -456,7 +464,7 @@ def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """One row per variant, in the order of the results: the median, least and greatest of every measure over its seeds, and
     everything of each run. What the seeds cost is one number, or the least and the greatest where time was the budget."""
     rows = []
-    for name, runs in by_variant(results).items():
+    for name, runs in by_variant(comparable(results)).items():
         row: dict[str, Any] = {"variant": name, "series": runs[0].series, "seeds": len(runs)}
         row["diverged"] = sum(result.diverged for result in runs)
         for cost in COSTS:
@@ -466,7 +474,7 @@ def summary(results: Sequence[ComparedRun]) -> list[dict[str, Any]]:
             values = measured(runs, measure)
             spread = {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
             row[measure] = spread | {"seeds": values}
-        row["runs"] = [asdict(result) | {GLUE5: result.measure(GLUE5)} for result in runs]
+        row["runs"] = [asdict(it) | {GLUE5: it.measure(GLUE5)} for it in results if it.variant == name]
         rows.append(row)
     return rows
 
@@ -476,7 +484,7 @@ def comparison_table(
 ) -> Table:
     """A terminal has no room for every seed's score (`is_wide` = False). Where the budget is time (`is_timed`) trial steps planned
     the runs, and what these took stands beside it."""
-    measures = measures_of(results)
+    measures = measures_of(comparable(results))
     hundredths = {GLUE5, "tasks", *(task for result in results for task in result.tasks)}
     rows = []
     for row in summary(results):
@@ -510,6 +518,7 @@ def with_spread(values: Mapping[str, Any] | None, digits: int, is_wide: bool) ->
 def plot_comparison(out: Path, results: Sequence[ComparedRun]) -> None:
     """With several budgets scores over FLOPs, a curve for each series; else a line of dots for each variant. Above the others, four
     in a row, what counts most."""
+    results = comparable(results)
     runs_of, measures = by_variant(results), measures_of(results)
     if not measures:  # every run diverged
         return

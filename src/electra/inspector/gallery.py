@@ -84,10 +84,11 @@ class Gallery:
         return own[number]
 
     def model(self, number: int) -> Model:
-        """Of a run that is being trained: the one of its newest checkpoint."""
+        """Of a run that is being trained: the one of its newest checkpoint. One that was made anew in its place is another."""
         path = self.at("models", number).path
         checkpoints = checkpoint_folders(path / "checkpoints") if (path / CONFIG).is_file() else []
-        key = number, checkpoints[-1].name if checkpoints else ""
+        newest = (checkpoints or [path])[-1]
+        key = number, f"{newest.name} {newest.stat().st_ctime_ns if newest.exists() else ''}"
         with self.reading:
             if key not in self.loaded:
                 for older in [other for other in self.loaded if other[0] == number]:
