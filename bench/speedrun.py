@@ -65,6 +65,8 @@ def add_seeds(folders: list[Path]) -> None:
         for run in (json.loads((folder / "speedrun.json").read_text("utf-8")) for folder in folders):
             fixed = {key: result[key] for key in ("minutes", "seeds")} | result["method"]
             differs = {key: value for key, value in fixed.items() if value != (run | run["method"]).get(key)}
+            files = [{name: task["files"] for name, task in it["tasks"].items()} for it in (result["runs"][0], run)]
+            assert files[0] == files[1], "other files of tasks: no seed of what is stored"
             assert not differs, f"no seed of what is stored, which has {differs}"
             seeds = [it["pretraining_seed"] for it in result["runs"]]
             assert run["pretraining_seed"] not in seeds, f"seed {run['pretraining_seed']} is stored already"
