@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import electra
+from electra.base.errors import counted
 from helpers import write_corpus
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
@@ -51,6 +53,25 @@ def test_importing_it_is_light_and_its_names_are_there():
         assert getattr(electra, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         electra.nonsense  # noqa: B018
+
+
+def test_numbers_of_numpy_and_a_name_alone_are_what_they_look_like(tmp_path, monkeypatch):
+    with pytest.raises(electra.ElectraError, match=r"^unknown key train.stepz. Did you mean train.steps\?$"):
+        electra.pretrain("tiny", "train.stepz=2", data=tmp_path, run=tmp_path / "run")
+    numbers = {
+        "train.batch": np.int64(32),
+        "optimizer.lr": np.float64(0.1),
+        "optimizer.eps": np.float32(0.5),
+        "seed": -1,
+    }
+    with pytest.raises(electra.ElectraError, match=r"^seed: [^\n]*$"):
+        electra.pretrain("tiny", numbers, data=tmp_path, run=tmp_path / "run")
+    monkeypatch.setattr("electra.inspector.export.export_model", lambda *words: words[-1])
+    card = electra.export("my-run", tmp_path, language="en", datasets="squad")
+    assert (card.language, card.datasets) == (["en"], ["squad"])
+    assert counted(np.int64(2), "seed") == "2 seeds"
+    with pytest.raises(electra.ElectraError, match="0 seeds train nothing"):
+        electra.finetune("my-run", "my-table.csv", tmp_path / "out", seeds=0)
 
 
 def test_the_version_is_written_once():

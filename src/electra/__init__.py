@@ -257,9 +257,9 @@ def evaluate(
 def export(
     model: PathLike,
     out: PathLike,
-    language: Sequence[str] = (),
+    language: str | Sequence[str] = (),
     license: str = "",
-    datasets: Sequence[str] = (),
+    datasets: str | Sequence[str] = (),
     **settings: Any,
 ) -> "list[Exported]":
     """A model in the form that others read, checked by a fresh process: the same ids and logits there as here. `format` is
@@ -274,7 +274,7 @@ def export(
     from electra.inspector.export import ExportSettings, export_model
     from electra.interop.card import Publication
 
-    publication = Publication(language, license, datasets)
+    publication = Publication(_several(language), license, _several(datasets))
     return export_model(Path(model), Path(out), config.validate(ExportSettings, settings), publication)
 
 
@@ -283,7 +283,7 @@ def embed(
     files: Paths,
     out: PathLike | None = None,
     text: str | None = None,
-    keep: Sequence[str] = (),
+    keep: str | Sequence[str] = (),
     force: bool = False,
     **settings: Any,
 ) -> "Embedded":
@@ -301,7 +301,7 @@ def embed(
     from electra.inspector.embed import EmbedSettings, embed_files
 
     chosen, network = config.validate(EmbedSettings, settings), load(model).network
-    return embed_files(network, _paths(files), _path(out), text, keep, chosen, force)
+    return embed_files(network, _paths(files), _path(out), text, _several(keep), chosen, force)
 
 
 def import_model(
@@ -329,7 +329,7 @@ def import_model(
 
 
 def compare(
-    recipes: Sequence[str],
+    recipes: str | Sequence[str],
     overrides: Overrides = (),
     *,
     budget: str = "2m",
@@ -349,7 +349,7 @@ def compare(
     """
     from electra.inspector.compare import Yardsticks, run_comparison, variants
 
-    chosen = variants(recipes, _words(overrides), budget, vary)
+    chosen = variants(_several(recipes), _words(overrides), budget, vary)
     return run_comparison(chosen, seeds, yardsticks or Yardsticks(), jobs, Path(out))
 
 
@@ -404,9 +404,14 @@ def _paths(texts: Paths) -> list[Path]:
     return [Path(texts)] if isinstance(texts, str | Path) else [Path(text) for text in texts]
 
 
+def _several(names: str | Sequence[str]) -> list[str]:
+    """A name alone is one of them, not its letters."""
+    return [names] if isinstance(names, str) else list(names)
+
+
 def _columns(text: str | Sequence[str] | None, label: str | None, long: str | None) -> dict[str, Any]:
     """What of the settings of a task may be otherwise than in training."""
-    texts = None if text is None else [text] if isinstance(text, str) else list(text)
+    texts = None if text is None else _several(text)
     given = {"text": texts, "label": label, "long": long}
     return {key: value for key, value in given.items() if value is not None}
 
@@ -416,6 +421,6 @@ def _words(overrides: Overrides) -> list[str]:
     from electra.base import config
 
     if not isinstance(overrides, Mapping):
-        return list(overrides)
+        return _several(overrides)
     flat = {key: str(value) if isinstance(value, Path) else value for key, value in config.flatten(overrides).items()}
     return [f"{key}={config.toml_value(value)}" for key, value in flat.items()]

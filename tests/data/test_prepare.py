@@ -187,6 +187,19 @@ def test_a_finished_folder_is_left_alone(
     assert times == {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != ".lock"}
 
 
+def test_text_that_was_changed_later_is_not_taken_for_what_was_prepared(
+    tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("One text.\n\nAnother text.")
+    prepare([text], out, tokenizer, workers=1)
+    prepare([text], out, tokenizer, workers=1)
+    assert "was changed" not in caplog.text
+    text.write_text("one text.\n\nanother text.")
+    prepare([text], out, tokenizer, workers=1)
+    assert f"{text} was changed after {out} was prepared, and is not read again" in caplog.text
+
+
 def test_a_folder_of_other_shards_is_refused_with_what_differs(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare([corpus], out, tokenizer, SMALL_UNITS, workers=1)

@@ -121,7 +121,7 @@ def test_no_request_is_the_work_of_thousands(served):
     assert served.refusal("POST", "/api/fill", {"items": items}) == (413, "320 places at once; at most 256 are filled.")
 
 
-def test_a_thousand_connections_leave_room_for_nobody_and_then_for_all(served, monkeypatch):
+def test_a_thousand_connections_leave_room_for_nobody_and_then_for_all(served, monkeypatch, caplog):
     monkeypatch.setattr(guard, "HEAD_SECONDS", 2.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4000:
@@ -143,6 +143,7 @@ def test_a_thousand_connections_leave_room_for_nobody_and_then_for_all(served, m
             connection.close()
         until(lambda: len(served.connections()) < 10)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not caplog.records, "a flood would fill the terminal"
 
 
 def test_clients_that_are_killed_in_the_middle_are_forgotten(served):

@@ -123,6 +123,15 @@ def test_what_a_model_cannot_do_it_says_in_one_line(exported, which, method, say
     assert "\n" not in str(refused.value)
 
 
+def test_a_generator_of_texts_is_read_once_and_a_row_alone_is_one_row(finetuned, finished_run):
+    model, task = load(finished_run), load(finetuned)
+    assert model.detect(it for it in [TEXT, LONG]) == model.detect([TEXT, LONG])
+    assert task.predict(it for it in [TEXT, LONG]) == task.predict([TEXT, LONG])
+    assert task.predict({"text": TEXT}) == task.predict(TEXT)
+    with pytest.raises(DataError, match="not text"):
+        task.predict({"text": [TEXT, LONG]})
+
+
 def test_a_folder_of_nothing_is_refused(tmp_path):
     with pytest.raises(DataError, match="has no config.json"):
         load(tmp_path)

@@ -82,6 +82,15 @@ def test_what_a_model_cannot_do_is_said_in_one_line(served):
     assert served.refusal("POST", "/api/detect", b'{"texts": ["\\ud800"]}')[0] in (400, 422)
     assert served.refusal("POST", "/api/detect", b'{"texts": ["a"')[0] == 422
     assert served.refusal("GET", "/nowhere")[0] == 404
+    assert served.refusal("POST", "/api/predict", {"model": task, "rows": [{"txet": TEXT}]})[0] == 400
+    status, reason = served.refusal("POST", "/api/predict", {"model": task, "rows": [TEXT, {"text": TEXT, "stars": 3}]})
+    assert status == 422 and reason.startswith("rows.1.stars: Input should be a valid string")
+
+
+def test_a_misspelt_key_is_not_ignored(served):
+    assert served.refusal("POST", "/api/embed", {"texts": [TEXT], "poling": "cls"})[1].startswith("poling: ")
+    item = {"text": TEXT, "places": [1], "replacement": {"0": "the"}}
+    assert served.refusal("POST", "/api/fill", {"items": [item]})[1].startswith("items.0.replacement: ")
 
 
 def test_a_model_says_what_it_can_be_asked(served):

@@ -281,7 +281,8 @@ def to_toml(settings: Settings) -> str:
 def toml_value(value: Any) -> str:
     """Of what our trees hold only infinity is written differently in JSON."""
     assert value is not None, "TOML has no null"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    is_float = isinstance(value, float)  # numpy's numbers give ours as their item
+    return repr(float(value)) if is_float else json.dumps(value, ensure_ascii=False, default=lambda it: it.item())
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], ignore: Sequence[str] = ()) -> list[str]:

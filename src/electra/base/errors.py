@@ -84,7 +84,7 @@ def first_line(error: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
 def command(*words: object) -> str:

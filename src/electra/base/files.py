@@ -60,8 +60,9 @@ FOLDER_KINDS = {
     "manifest.json": "prepared shards",
     "config.json": "a model",
     "comparison.json": "a comparison",
+    "tokenizer.json": "a tokenizer",
 }
-"""The file by which a folder of ours is known, and what it then is."""
+"""The file by which a folder of ours is known, and what it then is; of several the first."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 _MACHINE = os.urandom(3).hex()
@@ -422,10 +423,9 @@ def refuse_edited(folder: Path) -> None:
 
 def refuse_other_kind(folder: Path, own: str) -> None:
     """What is written there is `own`, the mark of its kind: not into shards, not onto the model that it is made of."""
-    if own in FOLDER_KINDS and (folder / own).exists():
-        return
-    if other := next((kind for mark, kind in FOLDER_KINDS.items() if (folder / mark).exists()), ""):
-        raise SettingsError(f"{folder} holds {other}. Choose another folder.")
+    mark = next((mark for mark in FOLDER_KINDS if (folder / mark).exists()), own)
+    if mark != own:
+        raise SettingsError(f"{folder} holds {FOLDER_KINDS[mark]}. Choose another folder.")
 
 
 def distrust(problem: str, remedy: str) -> None:

@@ -136,8 +136,8 @@ def look_at_folder(settings: "PretrainSettings") -> str:
     from electra.train.checkpoint import checkpoint_folders, newest_state
 
     folder = Path(settings.run)
-    refuse_other_kind(folder, CONFIG)
     if not checkpoint_folders(folder / "checkpoints"):
+        refuse_other_kind(folder, CONFIG)
         return f"{folder} is new"
     settings_to_resume(folder, settings, fingerprint_of(Path(settings.data)))
     return f"{folder} has step {newest_state(folder / 'checkpoints').get('step')} of this run, which goes on from there"

@@ -27,6 +27,7 @@ from electra.base.progress import Progress
 from electra.base.remote import Place, RemotePath
 from electra.data.corpus import Corpus, CorpusSettings, no_documents
 from electra.data.engines import run_local, run_ray
+from electra.data.files import status
 from electra.data.filters import bands_for, identifier, in_heldout, repeated
 from electra.data.plan import PreparePlan, PrepareSettings, inputs_entry, plan_corpus, read_plan, write_plan
 from electra.data.shards import (
@@ -169,6 +170,10 @@ class _Preparation:
             log.warning("%s Preparing again.", " ".join(map(str, problems[:3])))
             return None
         log.info("%s is already prepared: nothing to do.", self.out)
+        made, local = status(self.out / MANIFEST)[1], [it for it in self.corpus.sources if isinstance(it.path, Path)]
+        if newer := [it.path for it in local if isinstance(self.out, Path) and int(it.stamp) > int(made)]:
+            text = "%s was changed after %s was prepared, and is not read again. If its text is another, delete %s."
+            log.warning(text, newer[0], self.out, self.out)
         _tidy(self.out, manifest)
         return manifest
 

@@ -382,12 +382,13 @@ class TokenIds(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[TokenIds]:
+def encode_texts(tokenizer: Tokenizer, texts: Iterable[str], most: int | None = None) -> list[TokenIds]:
     """A long text goes in parts, so that memory is bounded and Ctrl-C is answered, and no further than `most` ids."""
+    texts = list(texts)
     for text in texts:
         require_characters(text)
     if all(len(text) <= ENCODED_AT_ONCE for text in texts):
-        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
         return [TokenIds(it.ids, it.tokens, it.offsets) for it in encodings]
     return [_join_parts(tokenizer, text, most) for text in texts]
 

@@ -89,6 +89,8 @@ def finetune(
     """Every task with every seed; returns what results.json holds, and under "done" the names of these tasks. Nothing is written before all tables are known to be
     fine. With `untrained` the same network from random weights stands beside the result. `start` of the overrides is a
     task whose fine-tuned encoder the others start from. So many `trials` are searched for better settings first."""
+    if seeds < 1:
+        raise SettingsError(f"{seeds} seeds train nothing. Give at least 1.", ("seeds",))
     refuse_other_kind(out, "results of fine-tuning")
     base = load_start(model)
     overrides = dict(overrides)

@@ -145,7 +145,7 @@ class Model:
         settings = config.validate(EmbedSettings, {"pooling": pooling, "length": length})
         return embed_texts(self.network, texts, settings)
 
-    def predict(self, rows: str | Sequence[str | Row]) -> list[dict[str, Any]]:
+    def predict(self, rows: str | Row | Iterable[str | Row]) -> list[dict[str, Any]]:
         """For each row its prediction and what the model says besides: the columns that `electra.predict` writes with
         probabilities. A row has the columns of the task; a plain text will do where the task reads one text column."""
         if not self.finetuned:
@@ -153,7 +153,7 @@ class Model:
                 f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "
                 f"{command('finetune', self.path, 'TABLE')}"
             )
-        rows, settings = [rows] if isinstance(rows, str) else rows, self.finetuned.task.settings
+        rows, settings = [rows] if isinstance(rows, str | Mapping) else list(rows), self.finetuned.task.settings
         columns = settings.input_columns
         if any(isinstance(row, str) and (len(columns) != 1 or not settings.is_input(row)) for row in rows):
             raise DataError(f"{self.path} does not read plain texts: give rows with {' and '.join(columns)}.")

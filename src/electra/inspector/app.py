@@ -42,8 +42,11 @@ QuestionTexts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)
 TokenPlace = Annotated[int, Field(ge=0, le=LONGEST_QUESTION, description="a token, counted from 0")]
 
 
-class TextsQuestion(BaseModel):
+class Question(BaseModel, extra="forbid"):
     model: Number = 0
+
+
+class TextsQuestion(Question):
     texts: QuestionTexts
 
 
@@ -51,23 +54,21 @@ class EmbedQuestion(TextsQuestion):
     pooling: Literal["mean", "cls"] = "mean"
 
 
-class PredictQuestion(BaseModel):
+class PredictQuestion(Question):
     """Rows with the columns of the task, or plain texts where it reads one text."""
 
-    model: Number = 0
     rows: Annotated[list[Text | dict[str, Text | list[Text]]], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
-class FillItem(BaseModel):
+class FillItem(BaseModel, extra="forbid"):
     text: Text
     places: Annotated[list[TokenPlace], Field(min_length=1, max_length=64)]
     replacements: dict[TokenPlace, Text] = Field(default_factory=dict)
 
 
-class FillQuestion(BaseModel):
+class FillQuestion(Question):
     """The tokens at `places` are masked; `replacements` are other tokens that stand in the text already."""
 
-    model: Number = 0
     items: Annotated[list[FillItem], Field(min_length=1, max_length=MOST_TEXTS)]
     top: Annotated[int, Field(ge=1, le=100)] = 10
 
@@ -77,13 +78,12 @@ class CorruptQuestion(TextsQuestion):
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
 
 
-class ReplaceItem(BaseModel):
+class ReplaceItem(BaseModel, extra="forbid"):
     text: Text
     replacements: dict[TokenPlace, Text]
 
 
-class ReplaceQuestion(BaseModel):
-    model: Number = 0
+class ReplaceQuestion(Question):
     items: Annotated[list[ReplaceItem], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
@@ -102,7 +102,7 @@ def plain_data(answer: object) -> object:
 
 
 def failure(status: int, reason: object, headers: dict[str, str] | None = None) -> Response:
-    return as_json({"error": str(reason)}, status, headers)
+    return as_json({"error": " ".join(str(reason).split())}, status, headers)
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
@@ -340,8 +340,9 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 
 def validation_line(error: RequestValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part)[:40] for part in first["loc"] if part != "body")
+    """Of what may be one of several things, what is wrong with the one that fits best."""
+    first = max(error.errors(), key=lambda it: len(it["loc"]))
+    where = ".".join(str(part)[:40] for part in first["loc"] if part != "body" and "constrained-str" not in str(part))
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
     return f"{where}: {first['msg']}{more}" if where else f"{first['msg']}{more}"
 

@@ -268,6 +268,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= MOST_CONNECTIONS:
+            self.transport = transport  # which connection_lost closes
             transport.write(NO_ROOM)
             transport.close()
             return

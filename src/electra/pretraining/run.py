@@ -147,7 +147,8 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         refuse_others(ranks, settings, device, fingerprint)
 
         def open_folder() -> tuple[PretrainSettings, bool]:
-            refuse_other_kind(folder, CONFIG)
+            if not checkpoint.checkpoint_folders(folder / "checkpoints"):
+                refuse_other_kind(folder, CONFIG)
             held.enter_context(lock(folder))
             remove_leftovers(folder)
             check_storage(folder)
