@@ -71,7 +71,7 @@ class InterruptedRunError(ElectraError):
 
 
 class PipeClosedError(ElectraError):
-    exit_code = 141  # whoever read our output went away (`| head`): saved; run the same command again
+    exit_code = 141  # the reader of our output went away (`| head`): saved; run the same command again
 
 
 def shortened(line: str) -> str:

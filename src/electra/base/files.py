@@ -448,7 +448,7 @@ def trusting(wanted: bool) -> Iterator[None]:
 @contextmanager
 def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator[None]:
     """Lock a folder for one process at a time, or for several with `shared`. The lock ends with its process, however that ends: a
-    stale file never blocks. Object stores have no locks, nor do some network file systems: then `required=False` only warns."""
+    stale file never blocks. Object stores are not locked. Some network file systems have no locks: `required=False` only warns."""
     if isinstance(folder, RemotePath):
         yield
         return

@@ -74,7 +74,7 @@ class Ranks:
         return values
 
     def first(self, function: Callable[[], Result]) -> Result:
-        """The result of `function` in process 0, for all; the others do not call it. It must be picklable."""
+        """The result of `function` in process 0, for all; the others do not call it. The result must be picklable."""
         if not self.together:
             return function()
         outcome: list[Any] = [attempt(function) if self.is_first else None]
@@ -317,8 +317,8 @@ class Meeting:
 
 
 def find_others(meeting: Meeting) -> tuple[dist.Store, tuple[str, int]]:
-    """A store for all processes, and the address of the last one's. Called in a thread, it can be interrupted: torch's own
-    rendezvous waits where no signal reaches it."""
+    """A store for all processes, and the address of the one that the last process hosts. Called in a thread, this can be
+    interrupted: torch's own rendezvous waits where no signal reaches it."""
     global _board
     is_host = meeting.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     own = own_address(meeting, is_host)

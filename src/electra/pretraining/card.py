@@ -69,7 +69,7 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """The values of environment.json that have their types, the others left out: an edited file must not prevent an export."""
+    """The values of environment.json that are of the right type: a file that somebody edited must not prevent an export."""
     try:
         stored = read_object(run / ENVIRONMENT)
     except ElectraError:

@@ -95,7 +95,7 @@ def evaluate_run(
 
 
 def missing_shards(run: Path, folder: Path) -> str:
-    """The message about shards that do not exist. A run keeps their path as it was given."""
+    """The error message if a run's shards do not exist. A run keeps their path as it was given."""
     if folder.is_absolute():
         return f"{folder}, the shards of {run}, does not exist. Give the place where they are now as data."
     where = f"which is relative to where it was started and does not exist from {Path.cwd()}"
@@ -118,7 +118,7 @@ def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Callable[[B
 def yardstick(
     run: Path, settings: PretrainSettings, generator: Path, tokenizer: Tokenizer
 ) -> tuple[PretrainSettings, Corruptor]:
-    """The settings of another run, which say what the text is, and its corruptor. A masked language model is a generator too."""
+    """The settings of another run, which define the text, and a corruptor with its generator. A masked LM is a generator too."""
     text, network = load_settings(generator), load_network(generator, "generator")
     if not is_same_tokenizer(network.tokenizer, tokenizer):
         raise DataError(f"{generator} was trained with another tokenizer than {run}: their tokens do not compare.")

@@ -108,7 +108,7 @@ def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:
 
 
 def pretrained(settings: PretrainSettings, network: Network, run: Path) -> Pretrained:
-    """A run's network as `Pretrained`. With `start` the trained length is unknown: the weights may have seen longer rows."""
+    """A run's network as `Pretrained`. With `start` the trained length is unknown, because that of the earlier weights is."""
     length = None if settings.start else settings.rows.length
     return Pretrained(*network, load_tokenizer(run), settings.objective.kind, length)
 

@@ -112,7 +112,7 @@ def copy_network(name: str, source: Pretrained, target: Network, tokenizer: Toke
 
 
 def copy_encoder(name: str, source: Pretrained, target: Encoder, tokenizer: Tokenizer, is_scaled: bool = False) -> None:
-    """`is_scaled`: the target's sizes come from generator.width and generator.depth."""
+    """Copy an encoder's weights. `is_scaled`: the target's sizes come from generator.width and generator.depth."""
     require_fit(name, source.encoder.settings, target.settings, SCALED if is_scaled else ())
     copy_weights(name, grown_encoder(name, source, target.settings, tokenizer), target)
 

@@ -105,7 +105,7 @@ def problem_of(folder: Path) -> str | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint. Its step must be that of the folder's name, or somebody has renamed the folder."""
+    """The state.json of a checkpoint. Its step must match the folder's name, because somebody may have renamed the folder."""
     state = read_object(folder / STATE)
     if state.get("step") != step_of(folder) or not isinstance(state.get("seconds"), int | float):
         raise CorruptError(f"{STATE} is of step {short(state.get('step'))}, or says no time.")

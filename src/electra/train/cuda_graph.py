@@ -36,7 +36,7 @@ class CapturedFunction(Generic[Result]):
     at the first batch of a shape (which compiles what is compiled at first use), and where nothing can be captured. The second
     batch of a shape is captured. All graphs share one memory pool, because no two run at a time.
 
-    If a capture fails (the function hands a value to the host, or memory is short), capturing is given up for good, which is
+    If a capture fails (the function reads a value from the device, or memory is short), capturing is given up for good, which is
     logged once. Capturing computes nothing, so a failed one can only have changed Python objects; `undo` restores them. The
     function is not kept: its owner holds this object, and the garbage collector, which frees such a cycle at any time, might
     free it while another graph is captured. CUDA does not allow that."""

@@ -90,7 +90,7 @@ def machine() -> dict[str, Any]:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 on GPUs that have it, float32 elsewhere."""
+    """A context for the precision; "auto" is bfloat16 on GPUs that have it, float32 elsewhere."""
     wanted = precision == "bfloat16" or (precision == "auto" and device.type == "cuda" and has_bfloat16())
     return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 

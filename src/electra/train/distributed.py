@@ -137,7 +137,7 @@ def shard(objective: Trainable, ranks: Ranks, device: torch.device, reduce: torc
 
 
 def is_piece(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is sharded. Whoever has such a tensor has imported its class; others are spared the second that takes."""
+    """Whether a tensor is sharded (a DTensor). Without importing that class, which takes a second: if it is not imported, none is."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

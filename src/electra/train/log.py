@@ -136,7 +136,7 @@ def read_records(folder: Path) -> tuple[list[Record], list[bytes]]:
 
 
 def is_record(record: Record) -> bool:
-    """Whether it has a kind, a step, and values that are numbers or null; those of an alarm may be text."""
+    """Whether a record has a kind, a step, and values that are numbers or null; those of an alarm may be text."""
     kind, step, values = record.get("kind"), record.get("step"), [it for key, it in record.items() if key != "kind"]
     allowed = (int, float, str, NoneType) if kind == "alarm" else (int, float, NoneType)
     numbers = [it for it in values if isinstance(it, int | float)]
@@ -206,7 +206,7 @@ def plot_scores(
             axis.axhline(level, color="0.4", linestyle=style, linewidth=1, label=name)
         values = [value for records in curves.values() for value in series(records, key)[1]]
         low, high = axis.get_ylim()
-        low = max(low, -0.01) if values and min(values) >= 0 else low  # a score is never negative: no such axis
+        low = max(low, -0.01) if values and min(values) >= 0 else low  # no negative axis without negative scores
         axis.set_ylim(low, max(high, low + FLATTEST))
     return out
 

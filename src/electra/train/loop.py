@@ -217,7 +217,7 @@ class RunState:
 
     @property
     def planned_steps(self) -> int:
-        """The number of steps at the end, as planned now; while the speed is unknown that a time budget needs, the steps done."""
+        """The planned number of steps. With a time budget, that of the steps done until the speed is known."""
         return self.step if math.isinf(self.horizon.steps) else int(self.horizon.steps)
 
     @property
@@ -241,7 +241,7 @@ class RunState:
 
     @contextmanager
     def paused_for(self, purpose: str) -> Iterator[None]:
-        """A context whose time counts neither as training nor for the speed. It first waits for the device, whose work does count."""
+        """A context whose time counts neither as training nor for the speed. It first waits for the device, whose work is training."""
         if self.update.execution.device.type == "cuda":
             torch.cuda.synchronize()
         before = time.monotonic()

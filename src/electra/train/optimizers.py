@@ -48,7 +48,7 @@ ROUNDS = (
 )
 UPDATE_SIZE = 0.2
 TINY = 1e-30
-MOST_DECAY = 0.1  # of a weight, in one step: a run of a few dozen steps rather stays below its total
+MOST_DECAY = 0.1  # of a weight, in one step, so that a run of a few dozen steps stays below its total
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -132,7 +132,7 @@ class ParameterGroup:
 
 
 def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[ParameterGroup]:
-    """The trainable parameters: one group, or with `decoupled` a second one for what the generator does not share."""
+    """The trainable parameters: one group, or with `decoupled` a second one for the generator, without what it shares."""
     learning = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     if not settings.decoupled:
         return [ParameterGroup(settings, learning)]

@@ -40,8 +40,8 @@ Track = Annotated[
 
 
 class Tracker(Protocol):
-    """Receives metrics. `id` is what it knows the run by when that resumes, and is then sent no step twice; "" if it drops what
-    comes after the step that it is opened at. To add one: a class, its name in `TrackerName`, an arm in `open_tracker`."""
+    """Receives metrics. `id` is what it knows the run by, so that a resumed run continues there and no step is sent twice; "" if it
+    drops what comes after the step it is opened at. To add one: a class, its name in `TrackerName`, an arm in `open_tracker`."""
 
     id: str
 
