@@ -19,12 +19,12 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of token ids. `samples` is each row's place in the run's endless order: together with `seed` it is the key
-    to all randomness about that row. `padded` is known when the batch is built, so that nobody has to ask a device.
-    `progress` is the share of the run that is done, for what changes in its course; 1 outside of training. A step that is
+    """Rows of token ids. `samples` is each row's place in the run's endless order: together with `seed` it determines
+    all randomness about that row. `padded` is set when the batch is built, so that nobody has to read it from a device.
+    `progress` is the fraction of the run that is done, for what changes during a run; 1 outside of training. A step that is
     compiled or captured has it as a tensor: a number would be frozen into it. `targets` are what fine-tuning learns, by
-    the names that its task gives them; empty in pre-training, which learns from the text itself. `task` says which of several
-    tasks they are of, where one network learns several."""
+    the names that its task gives them; empty in pre-training, which learns from the text itself. If one network learns
+    several tasks, `task` is the number of this one."""
 
     ids: Int[Tensor, "batch seq"]
     segments: Int[Tensor, "batch seq"]
@@ -43,7 +43,7 @@ class Batch:
         is_real: Bool[Tensor, "batch seq"],
         targets: Mapping[str, Tensor] | None = None,
     ) -> "Batch":
-        """Rows outside of a pre-training run: nothing about them is random. On the host."""
+        """A batch of rows, on the host, outside of a pre-training run: nothing about them is random."""
         samples, padded = torch.arange(len(ids)), not bool(is_real.all())
         return Batch(ids, segments, is_real, samples, 0, padded, targets=targets or {})
 
@@ -51,16 +51,16 @@ class Batch:
         return replace(self, ids=ids)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """What lies there already is not copied, also where "cuda" stands for "cuda:0". The host waits for what comes back to it."""
+        """The batch on `device`. What is there already is not copied, also if "cuda" means "cuda:0". Only copies to the host block."""
         on_device = torch.device(device).type != "cpu"
         return self._each(lambda tensor: tensor.to(device, non_blocking=on_device))
 
     def pinned(self) -> "Batch":
-        """In memory from which a GPU copies while the host goes on."""
+        """The batch in pinned memory, from which copies to a GPU are asynchronous."""
         return self._each(Tensor.pin_memory)
 
     def tensors(self) -> list[Tensor]:
-        """All that has a row for each sequence."""
+        """All tensors with a row for each sequence."""
         return [self.ids, self.segments, self.is_real, self.samples, *self.targets.values()]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "Batch":
@@ -73,7 +73,7 @@ class Batch:
         return self.with_tensors([change(tensor) for tensor in self.tensors()])
 
     def split(self, parts: int) -> list["Batch"]:
-        """Consecutive parts of equal size. Randomness belongs to samples, so a part is corrupted as in the whole."""
+        """Consecutive parts of equal size. Randomness belongs to samples, so a part is corrupted as in the whole batch."""
         if parts == 1:
             return [self]
         pieces = zip(*(tensor.chunk(parts) for tensor in self.tensors()), strict=True)

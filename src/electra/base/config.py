@@ -1,8 +1,8 @@
 """Load, override, validate and print a tree of settings.
 
-A run is one frozen tree. A TOML recipe fills it, `key.path=value` overrides it, and what was resolved is written
-back as TOML that is itself a recipe. Every part of the tree is defined beside the code that it configures; this file
-knows none of them.
+The settings of a run are one frozen tree. A TOML recipe fills it, `key.path=value` overrides it, and the resolved tree is
+written back as TOML that is itself a recipe. Every part of the tree is defined beside the code that it configures; this
+module knows none of them.
 """
 
 import difflib
@@ -26,12 +26,12 @@ from electra.base.files import read_bytes
 MOST_TOML, MOST_SECTIONS, MOST_PROBLEMS, LARGEST = 1 << 22, 8, 20, 10**15
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 GREATEST = 1e300
-"""Of what was measured: beyond it neither a difference nor an axis can be computed."""
+"""The largest measured value accepted: beyond it neither a difference nor an axis can be computed."""
 Figure = Annotated[float, Field(ge=-GREATEST, le=GREATEST, allow_inf_nan=False)]
 
 
 def auto_or(what: str, holds: Callable[[float], bool]) -> BeforeValidator:
-    """A number for which something holds, or "auto": one error, where pydantic would have one for each kind."""
+    """A validator for a number for which something holds, or "auto": one error, where pydantic would have one for each type."""
 
     def check(value: Any) -> Any:
         with suppress(ValueError, TypeError):
@@ -49,8 +49,8 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def values_are_sane(self) -> "Settings":
-        """Also where a field names no bound of its own: 1e30 steps are a slip, and no machine integer. Text must be such that
-        it can be written to a file and, as a path, opened."""
+        """Bound integers whose field has no bound of its own: 1e30 steps are a typo, and no machine integer. Text must be such
+        that it can be written to a file and, as a path, opened."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             for text in value if isinstance(value, tuple) else (value,):
@@ -78,8 +78,8 @@ def recipe_comment(name: str) -> str:
 
 
 def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
-    """A recipe is the name of a shipped one or the path of a TOML file (a run folder's config.toml is one), or several
-    joined by +, of which a later one overrides the earlier: "tiny+masked-lm"."""
+    """Read a recipe: the name of a shipped one, the path of a TOML file (a run folder's config.toml is one), or several
+    joined by +, where later ones override earlier ones: "tiny+masked-lm"."""
     is_file, known = os.path.isfile(name), recipe_names(folder)  # noqa: PTH113  (an error where it is too long)
     if name in known:
         return parse_toml((resources.files("electra") / folder / f"{name}.toml").read_text("utf-8"))
@@ -103,7 +103,7 @@ def read_recipe(name: str, folder: str = "recipes") -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """A ValueError where it is none; tomllib itself has no bound for nesting."""
+    """Parse TOML; a ValueError if it is not valid. tomllib itself has no limit on nesting."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -111,7 +111,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """`3`, `1e-4`, `true`, `[1, 2]` and `"quoted"` as TOML has them; anything else is a plain string."""
+    """Parse `3`, `1e-4`, `true`, `[1, 2]` and `"quoted"` as TOML does; anything else is a plain string."""
     try:
         value = parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -123,8 +123,8 @@ def parse_value(text: str) -> Any:
 
 def parse_overrides(assignments: Sequence[str], kind: type[BaseModel] | None = None) -> dict[str, Any]:
     """`["train.steps=10", "data=shards"]` -> {"train.steps": 10, "data": "shards"}. What is text in a tree of this `kind` stays
-    as it is: 1.10 is another folder than 1.1. A key with two values is a slip: whoever believed the other one would wait for
-    hours for the wrong run."""
+    as it is: folder 1.10 is not folder 1.1. A key with two values is an error: whoever meant the other one would wait hours for
+    the wrong run."""
     pairs = [assignment.partition("=") for assignment in assignments]
     if problems := ["".join(pair) for pair in pairs if not (pair[0] and pair[1])]:
         raise SettingsError("; ".join(f"{problem!r} is not of the form key=value" for problem in problems) + ".")
@@ -165,7 +165,7 @@ def resolve(
     kind: type[Tree], recipe: str, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> tuple[Tree, dict[str, str]]:
     """The validated tree, and for every key where its value came from: default, the recipe, or the command line.
-    `defaults` are those that the tree itself cannot know."""
+    `defaults` are those that the settings classes cannot know."""
     from_recipe, from_command = flatten(read_recipe(recipe)), parse_overrides(overrides, kind)
     settings = validate(kind, nest({**(defaults or {}), **from_recipe, **from_command}))
     sources = {
@@ -176,7 +176,7 @@ def resolve(
 
 
 def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
-    """Every problem at once, one line each, with the nearest known key where one is unknown."""
+    """The validated tree, or an error with every problem at once, one line each, and the nearest known key for an unknown one."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -215,7 +215,7 @@ def describe(problem: Any, kind: type[BaseModel]) -> str:
 
 
 def short(value: Any) -> str:
-    """As people read it in a message. An integer of thousands of digits is not even written out."""
+    """A value as shown in a message, cut if it is long. An integer of thousands of digits is not even written out."""
     if isinstance(value, int) and abs(value) > 1 << 64:
         return f"an integer of about {value.bit_length() * 3 // 10:,} digits"
     text = repr(value)
@@ -223,8 +223,8 @@ def short(value: Any) -> str:
 
 
 def without_tags(parts: list[str], known: Collection[str], keep_last: bool) -> str:
-    """A choice between kinds puts the kind into the location of a problem; it is not part of the key. An unknown key, which
-    is always last, stays."""
+    """The key for a pydantic location. A union puts the kind into the location of a problem, but it is not part of the key.
+    An unknown key, which is always last, stays."""
     kept: list[str] = []
     for number, part in enumerate(parts, 1):
         path = ".".join([*kept, part])
@@ -234,7 +234,7 @@ def without_tags(parts: list[str], known: Collection[str], keep_last: bool) -> s
 
 
 def known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, list[str]]:
-    """Every key of a tree, and the kinds of its section that have it."""
+    """Every key of a tree, with the kinds of its section that have it."""
     known: dict[str, list[str]] = {}
     kind = model.model_fields["kind"].default if "kind" in model.model_fields else ""
     for name, field in model.model_fields.items():
@@ -265,7 +265,7 @@ def dump(settings: Settings) -> dict[str, Any]:
 
 
 def to_toml(settings: Settings) -> str:
-    """Only what our trees hold: numbers, booleans, strings, lists of them, and nested tables."""
+    """The settings as TOML. Only handles what our trees hold: numbers, booleans, strings, lists of them, and nested tables."""
 
     def lines(tree: Mapping[str, Any], path: str) -> Iterator[str]:
         if path:
@@ -279,7 +279,7 @@ def to_toml(settings: Settings) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Of what our trees hold only infinity is written differently in JSON."""
+    """A value as TOML. Of what our trees hold, JSON writes only infinity differently."""
     assert value is not None, "TOML has no null"
     is_float = isinstance(value, float)  # numpy's numbers give ours as their item
     return repr(float(value)) if is_float else json.dumps(value, ensure_ascii=False, default=lambda it: it.item())

@@ -1,4 +1,4 @@
-"""What can go wrong for people, and the exit code each kind of trouble has.
+"""Errors for people, and the exit code of each kind.
 
 Exit codes are a contract (docs/formats.md): scripts and schedulers act on them. A message is one line with the
 offending value and the remedy. Bugs of ours are assertions and keep their traceback.
@@ -15,9 +15,9 @@ AnyError = TypeVar("AnyError", bound=BaseException)
 
 
 class ElectraError(ValueError):
-    """Base of every error meant for people; `exit_code` is what the command line returns. What a message quotes may be a cell
-    of 20 MB or a hundred thousand columns: of each line the beginning and the remedy are kept. `parameters` are those that it
-    names and that people who type commands know as options."""
+    """Base of every error meant for people; `exit_code` is what the command line returns. A message may quote a cell of 20 MB
+    or a hundred thousand columns, so of each long line only the beginning and the remedy are kept. `parameters` are the
+    function parameters that the message names and that the command line knows as options."""
 
     exit_code = 1
 
@@ -43,11 +43,11 @@ class MachineError(ElectraError):
 
 
 class DiskFullError(MachineError):
-    """Of all that a machine can lack, the disk: whoever writes in parts may say more about what is kept."""
+    """The disk is full. A class of its own, so that whoever writes in parts can say more about what is kept."""
 
 
 class ForbiddenError(MachineError):
-    """What this user may not read: nothing is known of it, so it is neither damaged nor absent."""
+    """A file that this user may not read: nothing is known of it, so it counts neither as damaged nor as absent."""
 
 
 class PeerError(MachineError):
@@ -71,7 +71,7 @@ class InterruptedRunError(ElectraError):
 
 
 class PipeClosedError(ElectraError):
-    exit_code = 141  # whoever read our output went away (`| head`): saved; run the same command again
+    exit_code = 141  # the reader of our output went away (`| head`): saved; run the same command again
 
 
 def shortened(line: str) -> str:
@@ -79,7 +79,7 @@ def shortened(line: str) -> str:
 
 
 def first_line(error: object) -> str:
-    """Of what a library says, which may be a page, or nothing."""
+    """The first line of a library's error message, which may be a page long, or empty."""
     return next(iter(str(error).splitlines()), "")
 
 
@@ -88,12 +88,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def command(*words: object) -> str:
-    """What to type, with quotes around words that a shell would cut."""
+    """A command to type, with quotes around words that a shell would split."""
     return shlex.join(["electra", *map(str, words)])
 
 
 def common(error: AnyError) -> AnyError:
-    """What all processes that work together raise: the first one speaks of it."""
+    """Mark an error that all processes of a run raise, so that only the first one reports it."""
     error.add_note(COMMON)
     return error
 
@@ -108,12 +108,12 @@ def already_said(error: AnyError) -> AnyError:
 
 
 def is_said(error: BaseException) -> bool:
-    """By another process, so that this one keeps silent."""
+    """Whether another process has reported the error, so that this one keeps silent."""
     return SAID in getattr(error, "__notes__", ()) or (is_common(error) and not is_first_process())
 
 
 def is_first_process() -> bool:
-    """Of those that torchrun started; a process alone is."""
+    """Whether this is process 0 of those that torchrun started, or a process alone."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -1,7 +1,7 @@
-"""Files that are whole or absent, folders that belong to one process at a time, and one reader for JSON, whoever wrote it.
+"""Files that are complete or absent, folders that belong to one process at a time, and one reader for JSON, whoever wrote it.
 
-What is read may be cut, flipped, edited or hostile, so nothing here trusts a name, a size or a number: files are regular and
-bounded, JSON is UTF-8 without half characters, endless numbers or endless nesting, and a manifest names plain files only."""
+What is read may be truncated, corrupted, edited or hostile, so nothing here trusts a name, a size or a number: files are regular
+and bounded, JSON is UTF-8 without lone surrogates, endless numbers or endless nesting, and a manifest names plain files only."""
 
 import errno
 import fcntl
@@ -54,7 +54,7 @@ FOLDER_FILES = (
     "task.json",
     "model.onnx",
 )
-"""What is read of a model folder, so that its manifest must name it."""
+"""The files of a model folder that are read, so its manifest must name them."""
 FOLDER_KINDS = {
     "config.toml": "a run",
     "manifest.json": "prepared shards",
@@ -62,18 +62,18 @@ FOLDER_KINDS = {
     "comparison.json": "a comparison",
     "tokenizer.json": "a tokenizer",
 }
-"""The file by which a folder of ours is known, and what it then is; of several the first."""
+"""The file by which a folder of ours is recognised, and what the folder then holds; the first of several counts."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 _MACHINE = os.urandom(3).hex()
-"""Processes of several machines, or of several containers, that share a disk may have the same number."""
+"""Part of temporary names, because processes of several machines or containers that share a disk may have the same pid."""
 
 # Writing
 
 
 @contextmanager
 def writing(path: Path, needed: int | None = None) -> Iterator[None]:
-    """What the system says when a file cannot be written, as one line: the file, the bytes it needs and those that are free."""
+    """Turn the system's error into one line if a file cannot be written: the file, the bytes it needs and those that are free."""
     try:
         yield
     except BrokenPipeError:
@@ -97,7 +97,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """A rename is only safe from a power cut once its folder is on the disk too."""
+    """Sync a folder to the disk: only then is a rename in it safe from a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -106,14 +106,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Beside `path`, for this process; `remove_leftovers` knows the form."""
+    """A name beside `path` for this process's temporary file; `remove_leftovers` recognises it."""
     return path.with_name(f".{path.name}.{_MACHINE}.{os.getpid()}.tmp")
 
 
 @contextmanager
 def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
-    """The file is there whole or not at all, also after a power cut: what is yielded becomes `path` once all of it is on the disk."""
-    if path.exists() and not path.is_file():  # it would be gone: /dev/null for everybody
+    """Yield a temporary path, which becomes `path` once all of it is on the disk: complete or absent, also after a power cut."""
+    if path.exists() and not path.is_file():  # the rename would replace it: /dev/null for everybody
         raise MachineError(f"{path} is a folder, a pipe or a device, not a file. Choose another place.")
     temporary = temporary_name(path)
     try:
@@ -141,7 +141,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def json_text(content: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
-    """Numbers that are not finite are null: JSON has no others."""
+    """`content` as JSON. Numbers that are not finite become null, because JSON has none."""
     try:
         return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False, default=default)
     except ValueError:
@@ -150,8 +150,8 @@ def json_text(content: Any, indent: int | None = None, default: Callable[[Any], 
 
 
 def remove_leftovers(folder: Place, name: str | None = None) -> None:
-    """What killed processes were about to write: all of it where the caller holds the lock on the folder. Where nobody locks,
-    what was to be called `name`, and not that of a process which lives."""
+    """Remove temporary files of killed processes: without `name` all of them, for a caller who holds the folder's lock. Without a
+    lock only those for the file `name`, and none of another process that is running."""
     if isinstance(folder, RemotePath):
         return
     for leftover in folder.glob(".*.tmp" if name is None else f".{glob.escape(name)}.*.tmp"):
@@ -161,7 +161,7 @@ def remove_leftovers(folder: Place, name: str | None = None) -> None:
 
 
 def is_running(pid: object) -> bool:
-    """On this machine. A child that nobody has waited for has ended all the same."""
+    """Whether a process runs on this machine. A zombie has ended."""
     if not isinstance(pid, int) or pid < 1:
         return False
     try:
@@ -179,7 +179,7 @@ def is_running(pid: object) -> bool:
 
 
 def read_bytes(path: Place, most: int = MOST_JSON) -> bytes:
-    """A regular file of a bounded size: a pipe or a device might never end."""
+    """Read a regular file of bounded size: a pipe or a device might never end."""
     try:
         if isinstance(path, RemotePath):
             size, _ = path.status()
@@ -203,8 +203,8 @@ def unreadable(path: Place, error: OSError) -> MachineError:
 
 
 def parse_json(data: bytes | str, lone_surrogates: bool = False) -> Any:
-    """As the standard has JSON, and bounded; a ValueError says what is wrong in words. `lone_surrogates` are
-    refused, unless the caller looks for them."""
+    """Parse standard JSON of bounded depth and numbers; a ValueError says what is wrong in words. `lone_surrogates`: accept
+    them, for a caller who looks for them."""
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         if text.startswith("\ufeff"):
@@ -228,7 +228,7 @@ def parse_json(data: bytes | str, lone_surrogates: bool = False) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two values under one key every reader would choose its own."""
+    """Refuse two values under one key, of which every reader would choose its own."""
     if len(content := dict(pairs)) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:60]!r} is there twice")
@@ -279,7 +279,7 @@ def read_object(path: Place, remedy: str = "restore it, or remove it") -> dict[s
 
 
 def read_model(path: Place, kind: type[AnyModel], remedy: str) -> AnyModel:
-    """A file of ours, whose content has the shape of a model of pydantic's."""
+    """Read a file of ours and validate it as a pydantic model."""
     from pydantic import ValidationError
 
     try:
@@ -290,21 +290,21 @@ def read_model(path: Place, kind: type[AnyModel], remedy: str) -> AnyModel:
 
 
 def validation_text(error: "ValidationError") -> str:
-    """What is wrong with the content of a file, the first three of it. A check of several values together has no place, and pydantic's
-    own word before it."""
+    """The first three problems with the content of a file. A check of several values has no location, and pydantic puts a prefix before
+    its message, which is removed."""
     problems = [(".".join(map(str, it["loc"])), it["msg"].removeprefix("Value error, ")) for it in error.errors()[:3]]
     return "; ".join(f"{place}: {text}" if place else text for place, text in problems)
 
 
 def read_or_set_aside(path: Path) -> dict[str, Any] | None:
-    """A file that its owner can write anew: None where there is none. A damaged one is kept under another name."""
+    """Read a file that its owner can write anew; None if there is none. A damaged one is renamed, and None returned."""
     from pydantic import TypeAdapter
 
     return read_shaped_or_set_aside(path, TypeAdapter(dict[str, Any]))
 
 
 def read_shaped_or_set_aside(path: Path, shape: "TypeAdapter[Content]") -> Content | None:
-    """The same, where what is in it must have a shape too."""
+    """The same for a file whose content must also validate as `shape`."""
     from pydantic import ValidationError
 
     if not path.is_file():
@@ -325,8 +325,8 @@ def set_aside_file(path: Path) -> Path:
 
 
 def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The objects of a file that grows line by line, and its damaged lines. A last line without its end is what a kill
-    leaves, and neither."""
+    """The objects of a file that grows line by line, and its damaged lines. A broken last line without a line end is what a kill
+    leaves, and is ignored."""
     records: list[dict[str, Any]] = []
     damaged: list[bytes] = []
     *lines, last = (read_bytes(path, 1 << 34) if path.is_file() else b"").split(b"\n")
@@ -344,7 +344,7 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
 
 
 def is_plain_name(name: str) -> bool:
-    """A name that stays in its folder, on every system, and that a terminal shows as it is."""
+    """Whether a name stays in its folder, on every system, and a terminal shows it as it is."""
     return (
         0 < len(os.fsencode(name)) <= LONGEST_NAME
         and name.isprintable()
@@ -354,8 +354,8 @@ def is_plain_name(name: str) -> bool:
 
 
 def manifest_problems(folder: Path, manifest: Any, required: Collection[str]) -> Iterator[str]:
-    """How the files of a folder differ from what its manifest says of them; sizes are asked before hashes. `required` are
-    names that it must have an entry for."""
+    """Yield how the files of a folder differ from its manifest; sizes are compared before hashes. `required` are names that
+    the manifest must have an entry for."""
     if not isinstance(manifest, Mapping) or not manifest:
         yield "its manifest names no file"
         return
@@ -370,12 +370,12 @@ def manifest_problems(folder: Path, manifest: Any, required: Collection[str]) ->
 
 
 def manifest_entry(data: bytes) -> dict[str, Any]:
-    """What a manifest says of a file with these bytes."""
+    """The manifest's entry for a file with these bytes."""
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def file_problem(path: Place, size: Any, sha256: str) -> str | None:
-    """How a file differs from its entry."""
+    """How a file differs from its manifest entry; None if it does not."""
     try:
         if isinstance(path, RemotePath):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -397,7 +397,7 @@ def file_problem(path: Place, size: Any, sha256: str) -> str | None:
 
 
 def folder_problems(folder: Path) -> list[str]:
-    """How a model folder of ours differs from what was written; none where it says nothing of itself, as other people's."""
+    """How a model folder of ours differs from what was written; empty for a folder without a manifest, such as other people's."""
     path = folder / FOLDER_MANIFEST
     if not path.exists():
         return []
@@ -413,7 +413,7 @@ def folder_problems(folder: Path) -> list[str]:
 
 
 def refuse_edited(folder: Path) -> None:
-    """People do edit files on purpose: then they say that they trust the folder. Its card is theirs anyway."""
+    """Refuse a damaged or edited model folder, unless people say that they trust it. Its card is always theirs to edit."""
     problems = [problem for problem in folder_problems(folder) if not problem.startswith("README.md ")]
     if not problems:
         return
@@ -422,7 +422,7 @@ def refuse_edited(folder: Path) -> None:
 
 
 def refuse_other_kind(folder: Path, own: str) -> None:
-    """What is written there is `own`, the mark of its kind: not into shards, not onto the model that it is made of."""
+    """Refuse to write into a folder of another kind (shards, the model that is read). `own` is the file that marks the kind written."""
     mark = next((mark for mark in FOLDER_KINDS if (folder / mark).exists()), own)
     if mark != own:
         raise SettingsError(f"{folder} holds {FOLDER_KINDS[mark]}. Choose another folder.")
@@ -436,7 +436,7 @@ def distrust(problem: str, remedy: str) -> None:
 
 @contextmanager
 def trusting(wanted: bool) -> Iterator[None]:
-    """Edited model folders are accepted, also by the processes that this one starts."""
+    """A context in which edited model folders are accepted, also by processes started in it."""
     before = os.environ.get(TRUST, "")
     os.environ[TRUST] = "1" if wanted else before
     try:
@@ -447,8 +447,8 @@ def trusting(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator[None]:
-    """One process at a time in a folder, or several that all share it. The lock goes with its process, however that ends: a
-    stale file never blocks. A store of objects has no locks, nor have some network file systems: who can do without says so."""
+    """Lock a folder for one process at a time, or for several with `shared`. The lock ends with its process, however that ends: a
+    stale file never blocks. Object stores are not locked. Some network file systems have no locks: `required=False` only warns."""
     if isinstance(folder, RemotePath):
         yield
         return
@@ -471,7 +471,7 @@ def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator
                     f"{folder} cannot be locked: {error.strerror}. Choose one on a local disk."
                 ) from None
             log.warning("%s cannot be locked (%s): let nobody else write there.", folder, error.strerror)
-        with suppress(OSError):  # the name is for people; the lock holds without it, also on a full disk
+        with suppress(OSError):  # the pid is for people; the lock holds without it, also on a full disk
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
@@ -479,13 +479,13 @@ def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator
             yield
         finally:
             with suppress(OSError):
-                if not shared:  # of others that share it the name stays
+                if not shared:  # others that share it may have written the pid
                     file.truncate(0)
 
 
 def check_storage(folder: Path) -> None:
-    """Whether it is fit for a run, asked by whoever holds its lock: two runs must not write the same folder, and a checkpoint is a folder
-    that is renamed once it is whole. Mounted object stores and some network file systems grant every lock, or rename files alone."""
+    """Refuse storage that is unsafe for a run (the caller holds the lock): two runs must not write the same folder, and a checkpoint
+    is a folder renamed when complete. Mounted object stores and some network file systems grant every lock, or rename only files."""
     written, renamed = temporary_name(folder / "trial"), temporary_name(folder / "renamed-trial")
     try:
         is_locked = not is_free(folder)

@@ -1,4 +1,4 @@
-"""Processes: many jobs in several of them, signals that ask one to stop at the next safe point, cores and memory."""
+"""Processes: many jobs in several of them, signals that ask for a stop at the next safe point, cores and memory."""
 
 import logging
 import multiprocessing
@@ -27,7 +27,7 @@ STOPPED = "stopped. What is finished is kept: run the same command again."
 
 
 def cpu_count() -> int:
-    """The cores that this process may use, where the system says (macOS does not)."""
+    """The cores that this process may use; all cores if the system does not say (macOS)."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -39,14 +39,14 @@ def peak_memory() -> int:
 
 
 class Signals:
-    """SIGTERM, SIGINT and, unless nohup has it ignored, SIGHUP ask for a stop at the next safe point; a second one ends the
-    process at once. So does a reader of our output that goes away (SIGPIPE, raised by `stop_at_closed_pipe`), as often as it
-    likes. torchrun passes on what it hears, also where a scheduler told its processes the same: to those a second one is no other,
-    and who takes longer than half a minute is ended by torchrun."""
+    """SIGTERM, SIGINT and, unless nohup ignores it, SIGHUP ask for a stop at the next safe point; a second one ends the process
+    at once. SIGPIPE (the reader of our output went away, see `stop_at_closed_pipe`) asks for a stop too, however often it comes.
+    torchrun passes on the signals that it receives, also if a scheduler sent them to its processes too. So under torchrun a second
+    signal ends nothing; torchrun itself kills processes that take longer than half a minute."""
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.agreed: int | None = None  # by all processes that work together: `Ranks.hear`
+        self.agreed: int | None = None  # the signal that all processes of a run agreed on: `Ranks.hear`
         self.is_told_twice = "TORCHELASTIC_RUN_ID" in os.environ
 
     def __enter__(self) -> "Signals":
@@ -73,14 +73,14 @@ class Signals:
 
 
 class SignalHeard(BaseException):
-    """Raised wherever the process happens to be. No Exception: a reader that takes a ValueError for a bad row, which it leaves out, must
-    not take this for one."""
+    """Raised wherever the process happens to be. Not an Exception: code that takes errors for bad rows, which it skips, must not
+    catch this."""
 
 
 @contextmanager
 def ending_at_signals(error: Callable[[int], BaseException]) -> Iterator[None]:
-    """SIGTERM and SIGHUP end what is at work as errors do, so that nothing but whole files stays; a second one ends the process.
-    What is ignored, as by nohup, stays so."""
+    """Make SIGTERM and SIGHUP end the block as an error does, so that only whole files remain; a second one ends the process.
+    A signal that is ignored, as by nohup, stays ignored."""
 
     def end(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -103,8 +103,8 @@ def preempted(_: int) -> PreemptedError:
 
 
 def interruptible(function: Callable[..., Result], *arguments: Any, seconds: float | None = None) -> Result:
-    """Calls into a library that hears no signal until it returns: it goes on in a thread that ends with the process. A
-    TimeoutError after so many `seconds`."""
+    """Call a library function that would hold up signals until it returns. It runs in a thread that ends with the process.
+    TimeoutError after `seconds`."""
     outcome: Future[Result] = Future()
 
     def work() -> None:
@@ -118,7 +118,7 @@ def interruptible(function: Callable[..., Result], *arguments: Any, seconds: flo
 
 
 def stop_at_closed_pipe() -> None:
-    """Where work can be saved, it is, at the next safe point; elsewhere this process ends, with the code of such an end."""
+    """Stop at the next safe point if `Signals` listens, so that work is saved; else end the process with the exit code for this."""
     if callable(signal.getsignal(signal.SIGPIPE)):
         signal.raise_signal(signal.SIGPIPE)
     else:
@@ -134,10 +134,10 @@ def run_jobs(
     relays: bool = False,
     devices: Sequence[str] = (),
 ) -> Iterator[Result]:
-    """Results in the order in which they come. `function` and `start`, which every worker calls once before its first
-    job, must be picklable. At most two jobs for each worker are taken from `jobs` at a time, so that a stream of any
-    length fits into memory. Errors for people and of the system come back as they were raised. With `relays` so does what
-    workers log. Each worker sees one of the GPUs in `devices`, in turn. Workers end with this process, however it ends.
+    """Run jobs in worker processes and yield results as they come. `function` and `start`, which every worker calls once before
+    its first job, must be picklable. At most two jobs per worker are taken from `jobs` at a time, so that a stream of any
+    length fits into memory. ElectraError and OSError are raised here as they were in the worker. With `relays`, what workers
+    log is logged here. Each worker sees one of the GPUs in `devices`, in turn. Workers end with this process, however it ends.
 
     Not concurrent.futures: its shutdown waits for jobs that are running, which may take hours."""
     context = multiprocessing.get_context("spawn")
@@ -147,7 +147,7 @@ def run_jobs(
     more, busy = True, 0
     try:
         while more or ahead or busy:
-            # take one more job, and a process more while there are few
+            # take one more job, and start one more process until there are enough
             if more and len(ahead) < workers:
                 job = next(waiting, None)
                 if job is None:
@@ -184,7 +184,7 @@ def run_jobs(
                 raise signals.stop(STOPPED)
     finally:
         for connection, process in processes.items():
-            connection.close()  # a worker that saves at a signal and goes on finds nobody to work for
+            connection.close()  # a worker that survives the signal, to save, ends when it asks for its next job
             process.terminate()
         for process in processes.values():
             process.join(60)
@@ -197,7 +197,7 @@ def _receive(connection: Any, process: Any, has_begun: bool) -> Any:
         return connection.recv()
     except (EOFError, ConnectionError):
         process.join(5)
-        if process.exitcode == -signal.SIGTERM:  # as a scheduler sends it to all processes of a job, in any order
+        if process.exitcode == -signal.SIGTERM:  # a scheduler sends it to all processes of a job, in any order
             raise PreemptedError(STOPPED) from None
         if process.exitcode == 1 and not has_begun:
             why = "a worker process ended before it began. A script that starts some has to do its work under"
@@ -216,7 +216,7 @@ class LogMessage(NamedTuple):
 
 
 class Relay(logging.Handler):
-    """To the parent, which knows where messages go."""
+    """Sends log messages to the parent, which knows where they go."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class Relay(logging.Handler):
 
 @contextmanager
 def _seeing(devices: Sequence[str], number: int) -> Iterator[None]:
-    """A process that is started meanwhile sees one GPU."""
+    """A context in which a process that is started sees one GPU."""
     before = os.environ.get(VISIBLE)
     if devices:
         os.environ[VISIBLE] = devices[number % len(devices)]
@@ -242,8 +242,8 @@ def _seeing(devices: Sequence[str], number: int) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """A process that is started meanwhile does not hear Ctrl-C before it has said that it will not listen."""
-    resource_tracker.ensure_running()  # with its first process Python lets signals through
+    """A context in which a process that is started receives no Ctrl-C until it ignores it."""
+    resource_tracker.ensure_running()  # else Python starts it with the first process, and unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -254,7 +254,7 @@ def _interrupts_held_back() -> Iterator[None]:
 def _work(function: Callable[..., Any], start: Callable[[], object] | None, connection: Any, relays: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    multiprocessing.current_process().daemon = False  # to its parent it is one; this lets it start workers of its own
+    multiprocessing.current_process().daemon = False  # it stays one for its parent, but may start workers of its own
     relay, logger = Relay(connection), logging.getLogger("electra")
     if relays:
         logger.addHandler(relay)
@@ -275,15 +275,15 @@ def _work(function: Callable[..., Any], start: Callable[[], object] | None, conn
             message: tuple[bool, Any] = True, function(*job)
         except (ElectraError, OSError) as error:
             message = False, error
-        except Exception as error:  # it may not survive the way to the parent as it is
+        except Exception as error:  # it may not be picklable
             message = False, RuntimeError(f"{error}\n{traceback.format_exc()}")
-        relay.acquire()  # threads of the job may still log
-        with suppress(OSError):  # the parent went away meanwhile
+        relay.acquire()  # threads of the job may still be logging
+        with suppress(OSError):  # the parent is gone
             connection.send(message)
         relay.release()
 
 
 def _end_with(parent: BaseProcess) -> None:
-    """Otherwise a worker whose parent was killed waits for its next job for ever."""
+    """End this process when its parent ends. A worker whose parent was killed would wait for its next job for ever."""
     parent.join()
     os._exit(1)

@@ -1,5 +1,5 @@
-"""What people are shown: progress while something runs (a live bar where the command line asked for one, plain lines through
-`logging` everywhere else), and tables as values, which reports write as Markdown and the command line draws."""
+"""What people are shown: progress while something runs (a live bar if the command line asked for one, else plain lines through
+`logging`), and tables as values, which reports write as Markdown and the command line draws."""
 
 import logging
 import math
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 LABELS = {"mlm_loss": "mlm", "rtd_loss": "rtd", "auc": "AUC", "tokens_per_second": "tok/s", "mfu": "MFU"}
 MOST_UNFINISHED = 0.99
 
-# Controls but tabs and line ends, marks that turn the direction of writing, half characters.
+# Control characters but tabs and line ends, marks of writing direction, lone surrogates.
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _live_bars = False
 
 
 def show_live_bars(wanted: bool) -> None:
-    """The command line switches them on where standard error is a terminal. While a bar is shown, sys.stderr goes through
-    it: a logging handler must look sys.stderr up for each message, or it writes across the bar."""
+    """Switch live bars on or off; the command line does if standard error is a terminal. While a bar is shown, sys.stderr goes
+    through it: a logging handler must look up sys.stderr for each message, or it writes across the bar."""
     global _live_bars
     _live_bars = wanted
 
@@ -36,10 +36,10 @@ def live_bars() -> bool:
 
 
 class Progress:
-    """How far one long piece of work is. `advance` moves the bar; `report` says more: beside the bar, or as a line of its
+    """Progress of one long piece of work. `advance` moves the bar; `report` adds a text: beside the bar, or as a line of its
     own, at most one in `seconds_between_lines` and always the last. Steps are counted, bytes are shown in percent;
-    a total of 0 is one that nobody knows. All bytes may be read long before the work is done: 100 % is said at the end, when
-    the block is left without an error. What was `done` before it began took no time here."""
+    a total of 0 means unknown. All bytes may be read long before the work is done: 100 % is shown only when the block
+    ends without an error. What was `done` before does not count for the rate."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Progress:
         self.seconds_between_lines, self.last_line = seconds_between_lines, self.began
         self.last_state: tuple[int, int, str, bool] | None = None
         self.last_text: str | None = None
-        self.is_finished = unit == "steps"  # which are counted when they are done
+        self.is_finished = unit == "steps"  # steps are counted when they are done
         self.bar = self._bar() if _live_bars else None
 
     def _bar(self) -> "rich_progress.Progress":
@@ -103,11 +103,11 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Per second."""
+        """Steps or bytes per second."""
         return (self.done - self.first) / self.seconds
 
     def report(self, text: str, seconds_left: float | None = None) -> None:
-        """Without `seconds_left` those that the rest takes at the rate so far."""
+        """Show `text` and the time left; without `seconds_left`, what the rest takes at the rate so far."""
         self.last_text, is_known = text, self.is_finished or self.done < self.total
         if seconds_left is None or not is_known:
             seconds_left = (self.total - self.done) / self.rate if self.rate and self.total and is_known else math.inf
@@ -131,7 +131,7 @@ class Progress:
 
 
 def metrics_text(metrics: Mapping[str, float], names: Iterable[str]) -> str:
-    """Those of the named metrics that there are, in the order of `names`."""
+    """The named metrics as text, in the order of `names`; missing ones are left out."""
     return " ".join(f"{LABELS.get(name, name)} {readable(name, metrics[name])}" for name in names if name in metrics)
 
 
@@ -146,13 +146,13 @@ def duration(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Labels, columns and paths come from other people's files: what would move a cursor, set a title, turn the direction of
-    writing or be no character at all is spelt out. Line ends stay."""
+    """Text that is safe to show. Labels, columns and paths come from other people's files: what would move a cursor, set a title,
+    change the writing direction or is no character at all is escaped. Line ends stay."""
     return _INVISIBLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def literal(text: str) -> str:
-    """The same for a page of Markdown: no link, no emphasis and no tag comes from somebody's label. Inside of a word _ is none."""
+    """The same for Markdown: no link, emphasis or tag comes from somebody's label. Inside a word, _ is not emphasis."""
     return re.sub(r"([\\`*\[\]<>]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", visible(text).replace("\n", " "))
 
 

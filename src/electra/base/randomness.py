@@ -21,14 +21,14 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def constant_in_compiled_code(function: Function) -> Function:
-    """torch.compiler.assume_constant_result does just this, after it has imported the compiler, which takes as long as torch."""
+    """Do what torch.compiler.assume_constant_result does, without importing the compiler, which takes as long as importing torch."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @constant_in_compiled_code
 def mix(*parts: int | str) -> int:
-    """One 63-bit integer from many: the same on every machine, unlike `hash`. In compiled code it is a constant."""
+    """One 63-bit integer from many parts: the same on every machine, unlike `hash`. In compiled code it is a constant."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -54,8 +54,8 @@ def uniform(seed: int, purpose: str, samples: Int[Tensor, "batch"], count: int) 
 
 
 def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
-    """A pseudo-random bijection of range(size): four Feistel rounds on the next even number of bits; what falls
-    outside range(size) walks on until it is inside. Memory is that of `indices`, whatever `size` is."""
+    """A pseudo-random bijection of range(size): four Feistel rounds on the next even number of bits, repeated for what falls
+    outside range(size) until it is inside (cycle walking). Memory is that of `indices`, whatever `size` is."""
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     low = np.uint64((1 << half) - 1)
     shift = np.uint64(half)

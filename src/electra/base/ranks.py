@@ -1,8 +1,8 @@
-"""Processes that work on one run together, as torchrun starts them: who they are, what they agree on, what they add up.
+"""Processes that train one run together, as torchrun starts them: their ranks, what they agree on, what they add up.
 
-A process alone has the same methods, which then cost nothing. What hosts tell each other goes through gloo; tensors on a GPU
+A process alone has the same methods, which then cost nothing. Messages between hosts go through gloo; tensors on a GPU
 go through NCCL. Process 0 alone reads and writes the run folder. Errors that concern all are raised in all of them, and only
-process 0 speaks of those; of processes that are gone, the first of the others.
+process 0 reports those; that a process is gone is reported by the first of the others.
 """
 
 import logging
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 PATIENCE = 600.0  # seconds that one process waits for the others
-QUIET = 5.0  # seconds of them without a word
-SETTLING = 1.0  # seconds in which those that notice a fault hear of each other
+QUIET = 5.0  # seconds of that before it logs that it waits
+SETTLING = 1.0  # seconds in which processes that notice a fault hear of each other
 CONNECTING = 30.0  # seconds for connecting to processes that are there; gloo waits five times as long
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# What gloo, NCCL and torch's store say when a process is gone, and when it does not answer.
+# The errors of gloo, NCCL and torch's store when a process is gone, and when it does not answer.
 GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -46,14 +46,14 @@ GONE = (
 )
 SILENT = ("Timed out waiting", "timed out", "Timeout", "timeout")
 _current: "Ranks | None" = None
-_board: dist.Store | None = None  # lives while somebody holds it
+_board: dist.Store | None = None  # kept here, because the store ends with its last reference
 _adds_up = False
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process (`rank`) among all (`world`); `local` is its number on its machine. `together`: whether there is a group,
-    which may be a group of one. `board`: where the last of them hosts a store, for the time when process 0 is gone."""
+    """This process (`rank`) among all (`world`); `local` is its number on its machine. `together`: whether there is a process
+    group, which may be a group of one. `board`: the address of a store that the last process hosts, for when process 0 is gone."""
 
     rank: int = 0
     world: int = 1
@@ -66,7 +66,7 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: Result) -> list[Result]:
-        """The value of every process, in their order."""
+        """The values of all processes, in the order of their ranks."""
         if not self.together:
             return [value]
         values: list[Any] = [None] * self.world
@@ -74,7 +74,7 @@ class Ranks:
         return values
 
     def first(self, function: Callable[[], Result]) -> Result:
-        """What process 0 makes of it, for all; nobody else calls it. It must survive a pickle."""
+        """The result of `function` in process 0, for all; the others do not call it. The result must be picklable."""
         if not self.together:
             return function()
         outcome: list[Any] = [attempt(function) if self.is_first else None]
@@ -85,7 +85,7 @@ class Ranks:
         return value
 
     def everyone(self, function: Callable[[], Result]) -> Result:
-        """What each makes of it for itself. If it fails in one, it fails in all."""
+        """Each process's own result of `function`. If it fails in one, it fails in all."""
         if not self.together:
             return function()
         value, error = attempt(function)
@@ -95,7 +95,7 @@ class Ranks:
         return value  # type: ignore[return-value]
 
     def agree(self, signal: int | None, *values: float) -> tuple[int | None, list[float]]:
-        """Any process's signal, and the values of process 0."""
+        """A signal that any process received, and the values of process 0, the same in all."""
         if not self.together:
             return signal, list(values)
         own = [float(signal or 0), *(values if self.is_first else [-torch.inf] * len(values))]
@@ -105,15 +105,15 @@ class Ranks:
         return int(number) or None, rest
 
     def hear(self, signals: Signals, *values: float) -> list[float]:
-        """The values of process 0; and any process's signal is agreed on by all, who then stop at the same place. One that comes
-        later to one of them, which would save alone while the others train, is heard the next time."""
+        """The values of process 0. A signal that any process received is agreed on by all, which then stop at the same place. One
+        that arrives later is heard the next time, or a process would save alone while the others train."""
         agreed, of_first = self.agree(signals.received, *values)
         if agreed:
             signals.received = signals.agreed = agreed
         return of_first
 
     def total(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums of all processes, each of which has all the names."""
+        """The sums added up over all processes, which must have the same names."""
         if not self.together:
             return dict(sums)
         totals = {name: tensor.clone() for name, tensor in sums.items()}
@@ -122,7 +122,7 @@ class Ranks:
         return totals
 
     def wait_at_most(self, seconds: float) -> None:
-        """For the hosts' messages. What waits on a GPU waits twice as long, so that a host is the one to say so."""
+        """Set the timeout of messages between hosts. GPUs wait twice as long, so that the timeout is reported by a host."""
         if self.together:
             group = dist.group.WORLD
             assert group is not None
@@ -132,7 +132,7 @@ class Ranks:
                     group._get_backend(torch.device(device))._set_default_timeout(wait)
 
     def device(self, chosen: torch.device) -> torch.device:
-        """Of several GPUs, each process its own."""
+        """The device for this process: with several processes on GPUs, one of its own."""
         if chosen.type != "cuda" or not self.together:
             return chosen
         if self.local >= (count := torch.cuda.device_count()):
@@ -144,12 +144,12 @@ class Ranks:
         return torch.device("cuda", self.local)
 
     def launcher(self, processes: int) -> list[str]:
-        """What starts `electra` in as many processes as these, where its setting of `processes` does not do so by itself."""
+        """The words that start `electra` in as many processes as these: torchrun's, unless the setting `processes` does so by itself."""
         if not self.together or self.world == processes > 1:
             return ["electra"]
         here = variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else self.world
         nodes, restarts = self.world // max(here, 1), os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-        # torchrun tells nobody at which port its machines met: that of its own store is another
+        # torchrun does not say at which port its machines met: that of its own store is another
         port = "PORT" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else os.environ["MASTER_PORT"]
         endpoint = f"{os.environ['MASTER_ADDR']}:{port}"
         where = (
@@ -162,7 +162,7 @@ class Ranks:
 
     @contextmanager
     def adding_up(self) -> Iterator[None]:
-        """Counts (`over_ranks`) are those of all processes meanwhile."""
+        """A context in which counts (`over_ranks`) are those of all processes."""
         global _adds_up
         before, _adds_up = _adds_up, self.together
         try:
@@ -175,7 +175,7 @@ ALONE = Ranks()
 
 
 def over_ranks(values: Tensor) -> Tensor:
-    """The sum over all processes inside `adding_up`; elsewhere the values themselves. No gradient passes."""
+    """The sum over all processes inside `adding_up`; elsewhere the values themselves. The sum has no gradient."""
     if not _adds_up:
         return values
     total = values.detach().clone()
@@ -184,19 +184,19 @@ def over_ranks(values: Tensor) -> Tensor:
 
 
 def is_launched() -> bool:
-    """Whether torchrun, or whoever sets the same variables, started this process among others."""
+    """Whether torchrun, or anything that sets the same variables, started this process among others."""
     return "RANK" in os.environ or "WORLD_SIZE" in os.environ
 
 
 @contextmanager
 def join(patience: Callable[[], float] = lambda: PATIENCE) -> Iterator[Ranks]:
-    """The processes that torchrun started, once all are there, for which each waits so many seconds; a process alone where none
-    did. May be nested."""
+    """Join the processes that torchrun started, and yield them once all are there, waiting at most `patience()` seconds. Without
+    torchrun, a process alone. May be nested."""
     global _current, _board
     if _current is not None or not is_launched():
         yield _current or ALONE
         return
-    ranks = meet(attempt(patience)[0] or PATIENCE)  # what is wrong with settings is said when all are there
+    ranks = meet(attempt(patience)[0] or PATIENCE)  # errors in settings are reported when all are there
     _current = ranks
     level = logging.getLogger("electra").level
     if not ranks.is_first:
@@ -219,7 +219,7 @@ def join(patience: Callable[[], float] = lambda: PATIENCE) -> Iterator[Ranks]:
 
 
 def abort_nccl() -> None:
-    """A kernel that waits for a process which is gone would wait for ever, and the end of the group with it."""
+    """Abort NCCL. A kernel that waits for a process that is gone would wait for ever, and block the end of the group."""
     group = dist.group.WORLD
     if group is not None and "nccl" in dist.get_backend_config(group):
         nccl = group._get_backend(torch.device("cuda"))
@@ -266,7 +266,7 @@ def meet(patience: float) -> Ranks:
 
 
 def stop_without(launcher: int) -> None:
-    """Where it was killed, nobody is left who would stop us."""
+    """Stop this process when its launcher is gone: if that was killed, nobody else would stop us."""
     while os.getppid() == launcher:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -283,7 +283,7 @@ def variable(name: str, most: int = 999999) -> int:
 
 @dataclass
 class Meeting:
-    """Of processes that are not all there yet, until `seconds` have passed."""
+    """The wait for processes that are not all there yet, at most `seconds`."""
 
     rank: int
     world: int
@@ -298,7 +298,7 @@ class Meeting:
         return f"{self.host}:{self.port}"
 
     def go_on(self, missing: Sequence[int], reason: object = "") -> None:
-        """A moment more, for processes which process 0 names, or whoever does not find that one."""
+        """Wait a moment more for the processes `missing`; an error if the time is up, reported only by a caller that names some."""
         names, waited = ", ".join(map(str, missing)), time.monotonic() - self.begun
         if waited > self.seconds:
             late = MachineError(
@@ -317,8 +317,8 @@ class Meeting:
 
 
 def find_others(meeting: Meeting) -> tuple[dist.Store, tuple[str, int]]:
-    """A store for all that are there, and where to find the last's. Who calls this in a thread can be stopped meanwhile: torch's
-    own rendezvous waits where no signal reaches it."""
+    """A store for all processes, and the address of the one that the last process hosts. Called in a thread, this can be
+    interrupted: torch's own rendezvous waits where no signal reaches it."""
     global _board
     is_host = meeting.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     own = own_address(meeting, is_host)
@@ -335,8 +335,8 @@ def find_others(meeting: Meeting) -> tuple[dist.Store, tuple[str, int]]:
 
 
 def own_address(meeting: Meeting, is_host: bool) -> str:
-    """By which this machine reaches the store, once that is there. Of the host itself once its name is known: a store that finds
-    none for it says so in pages."""
+    """The address by which this machine reaches the store, once that is up. On the host, its own once its name resolves: torch's
+    store logs pages about a name that does not."""
     while True:
         try:
             if is_host:
@@ -348,9 +348,9 @@ def own_address(meeting: Meeting, is_host: bool) -> str:
 
 
 def meeting_place(store: dist.Store, meeting: Meeting) -> dist.Store:
-    """A part of the store that is new. torchrun keeps the store when it starts processes again, and with it the addresses of those
-    that are gone, at which others may wait for ever. Everybody leaves a name and for how many it was started, process 0 shows those
-    that it has read, and whoever finds its own among them knows that process 0 is of now. Process 0 says when all are there."""
+    """A fresh part of the store. torchrun keeps the store when it restarts processes, and with it the addresses of those that are
+    gone, for which others may wait for ever. Every process writes a unique name and its world size, and process 0 publishes those
+    that it has read: who finds its own name there knows that process 0 is of this start. Process 0 says when all are there."""
     rank, world, place = meeting.rank, str(meeting.world), None
     name = f"{uuid.uuid4().hex}/{world}"
     named, here = ([f"{word}/{other}" for other in range(meeting.world)] for word in ("name", "here"))
@@ -384,7 +384,7 @@ def meeting_place(store: dist.Store, meeting: Meeting) -> dist.Store:
                     place.set("complete", "yes")
             except MachineError:
                 place.set("late", "yes")
-                time.sleep(SETTLING)  # the others hear it while there is a store
+                time.sleep(SETTLING)  # the others read it before the store is gone
                 raise
         else:
             meeting.go_on([])
@@ -397,7 +397,7 @@ def other_world(rank: int, its: str, of_first: str) -> MachineError:
 
 @contextmanager
 def explain_peers(ranks: Ranks) -> Iterator[None]:
-    """As one line, from one process: that another is gone or silent."""
+    """Turn errors about a process that is gone or does not answer into one line, reported by one process."""
     try:
         yield
     except RuntimeError as error:
@@ -415,8 +415,8 @@ def explain_peers(ranks: Ranks) -> Iterator[None]:
 
 
 def those_that_notice(ranks: Ranks) -> tuple[list[int], bool]:
-    """Who else notices a fault, and whether this process is the one to speak of it: the first of them, once. They hear of each other by
-    the store of the last process or, should that be the one at fault, by that of process 0 or torchrun."""
+    """The processes that notice a fault, and whether this one is to report it: the first of them, once. They hear of each other through
+    the store of the last process or, if that is the one at fault, through that of process 0 or torchrun."""
 
     def ask(store: Callable[[], dist.Store]) -> tuple[list[int], bool]:
         board = dist.PrefixStore("fault", store())
@@ -426,11 +426,11 @@ def those_that_notice(ranks: Ranks) -> tuple[list[int], bool]:
         return those, those[0] == ranks.rank and board.add("speaks", 1) == 1
 
     def of_last() -> dist.Store:
-        socket.create_connection(ranks.board, SETTLING).close()  # torch would try again and again
+        socket.create_connection(ranks.board, SETTLING).close()  # torch itself would retry for long
         return _board or dist.TCPStore(*ranks.board, wait_for_workers=False)
 
     for store in (of_last, dist.distributed_c10d._get_default_store):
-        with suppress(RuntimeError, OSError):  # a store whose process hangs hangs too
+        with suppress(RuntimeError, OSError):  # if its process hangs, the store hangs too
             return interruptible(ask, store, seconds=3 * SETTLING)
     return [ranks.rank], True
 

@@ -1,7 +1,7 @@
-"""Places that are no paths of this machine: `s3://bucket/corpus`, `memory://folder` and all else that fsspec opens.
+"""Places that are not paths of this machine: `s3://bucket/corpus`, `memory://folder` and all else that fsspec opens.
 
-`RemotePath` has the few methods of a Path that reading text and writing shards need, under the same names. A file is put there
-whole or not at all, as object stores do; nobody locks there."""
+`RemotePath` has the few methods of a Path that reading text and writing shards need, under the same names. Files are written
+complete or not at all, as object stores do; there are no locks."""
 
 import io
 import re
@@ -51,7 +51,7 @@ class RemotePath:
                 return True
             try:
                 system.info(path)
-            except Exception as error:  # fsspec takes a server that does not answer for a file that is not there
+            except Exception as error:  # to isfile, a server that does not answer is a file that is not there
                 cause = error.__cause__
                 if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
                     raise cause from None
@@ -63,13 +63,13 @@ class RemotePath:
             return bool(system.isdir(path))
 
     def status(self) -> tuple[int, str]:
-        """The size, and what changes with the content."""
+        """The size, and a stamp that changes with the content."""
         with self._asking() as (system, path):
             system.invalidate_cache()
             return _size_and_stamp(system.info(path))
 
     def files(self) -> "Iterator[tuple[RemotePath, int, str]]":
-        """Of this folder and those below, by name, with size and stamp."""
+        """The files of this folder and those below, by name, with size and stamp."""
         with self._asking() as (system, path):
             system.invalidate_cache()
             entries = system.find(path, detail=True)
@@ -95,7 +95,7 @@ class RemotePath:
         with self._asking() as (system, path):
             try:
                 system.pipe_file(path, data)
-            except FileNotFoundError:  # a store that has folders
+            except FileNotFoundError:  # a file system with real folders
                 system.makedirs(system._parent(path), exist_ok=True)
                 system.pipe_file(path, data)
 
@@ -104,7 +104,7 @@ class RemotePath:
             system.rm_file(path)
 
     def remove(self) -> None:
-        """With all that is below."""
+        """Remove it with all that is below."""
         with self._asking() as (system, path):
             system.invalidate_cache()
             if system.exists(path):
@@ -112,7 +112,7 @@ class RemotePath:
 
     @contextmanager
     def _asking(self) -> Iterator[tuple[Any, str]]:
-        """What a store says when it does not answer comes in many classes; a file that is not there is always the same."""
+        """Turn a store's errors, which come in many classes, into ours; a missing file stays a FileNotFoundError."""
         try:
             import fsspec
         except ImportError:
@@ -138,7 +138,7 @@ def _size_and_stamp(entry: dict[str, Any]) -> tuple[int, str]:
 
 
 class _Reported(io.RawIOBase):
-    """A file of a store, whose failures name it."""
+    """A file of a store, whose errors name it."""
 
     def __init__(self, file: Any, place: RemotePath) -> None:
         self.file, self.place = file, place
@@ -185,6 +185,6 @@ def as_place(text: str | Path | RemotePath) -> Place:
     match match[1].lower():
         case "file":
             return Path(unquote(re.sub("^localhost(?=/)", "", path), errors="surrogateescape"))
-        case "local":  # fsspec's own word, whose names are as they are
+        case "local":  # fsspec's own scheme, whose names are not quoted
             return Path(path)
     return RemotePath(text)

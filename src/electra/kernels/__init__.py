@@ -1,6 +1,6 @@
-"""Fast kernels for the GPU, each equal to a plain torch function in model/; and the switch: whether they can and may be used.
+"""Fast kernels for the GPU, each equal to a plain torch function in model/, and the switch: whether they can and may be used.
 
-A function of model/ asks `usable` and imports its kernels (layer/, masked_head/) only then: they need Triton.
+A function of model/ first asks `usable`, and only then imports its kernels (layer/, masked_head/), because they need Triton.
 """
 
 import importlib.util
@@ -20,8 +20,8 @@ _wanted = True
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels can compute with these, and gain by it: Triton, a CUDA device with tensor cores for bfloat16,
-    products in half precision (those in float32 run on no tensor core that is exact)."""
+    """Whether the kernels can compute with `x` and are faster: Triton, a CUDA device with tensor cores for bfloat16, and
+    matrix products in half precision (tensor cores do not compute exact float32 products)."""
     return (
         wanted(x.device)
         and product_dtype(x) in (torch.bfloat16, torch.float16)
@@ -30,13 +30,14 @@ def usable(x: Tensor) -> bool:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """What a matrix product of these is computed in: under autocast, its type."""
+    """The precision of a matrix product of `x`: autocast's where it is on, else that of `x`."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def wanted(device: torch.device) -> bool:
-    """The switch is read where a compiler sees it: what was compiled with kernels does not run where they are switched off."""
+    """Whether kernels are switched on and possible. The compiler sees the switch being read: what it compiled with kernels does
+    not run where they are switched off."""
     return _wanted and device.type == "cuda" and can_build(device)
 
 
@@ -47,14 +48,14 @@ def can_build(device: torch.device) -> bool:
 
 @lru_cache
 def trouble(device: torch.device) -> str:
-    """Why there can be no kernels on this CUDA device; empty where there can. Asked once, by building a small one."""
+    """Why there can be no kernels on this CUDA device; empty if there can. Found out once, by building a small one."""
     if not HAS_TRITON:
         return "Triton is not installed (pip install triton)"
     try:
         from electra.kernels.layer.launch import sum_columns
 
         sum_columns(torch.zeros(1, 1, device=device))
-    except Exception as error:  # whatever compilers and drivers come up with
+    except Exception as error:  # compilers and drivers raise all kinds of errors
         reason = f"{type(error).__name__}: {first_line(str(error).strip())}"
         return f"Triton cannot build kernels, for which it needs a C compiler and Python's headers ({reason})"
     return ""
@@ -62,7 +63,7 @@ def trouble(device: torch.device) -> str:
 
 @contextmanager
 def reference_only() -> Iterator[None]:
-    """Plain torch instead of kernels: the slow path that everything is compared with."""
+    """A context that uses plain torch instead of kernels: the slow reference that everything is compared with."""
     global _wanted
     before, _wanted = _wanted, False
     try:
@@ -78,8 +79,7 @@ def processors(device: torch.device) -> int:
 
 @lru_cache
 def has_shared_memory(device: torch.device, needed: int = 160_000) -> bool:
-    """Whether a program can have that many bytes of shared memory: 160,000 on A100, 200,000 on H100 and above; consumer
-    GPUs have less."""
+    """Whether a program can have `needed` bytes of shared memory: 160,000 on A100, 200,000 on H100 and above; less on consumer GPUs."""
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= needed  # type: ignore[attr-defined]

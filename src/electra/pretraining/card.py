@@ -1,6 +1,6 @@
-"""What a run knows of itself, for the card of its exports: data, recipe, hardware, time, operations, energy, metrics, limits.
+"""The parts of a model card that a run knows: data, recipe, hardware, time, operations, energy, metrics, limits.
 
-Everything is read from the run folder, so that a card can be written again elsewhere and is the same."""
+Everything is read from the run folder, so that a card written again elsewhere is the same."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,22 +16,22 @@ from electra.pretraining.trial import POWER, known_device, paper_flops, step_flo
 from electra.train.log import read_metrics
 
 ENVIRONMENT = "environment.json"
-CORE_POWER = 10  # watts of a busy core of a processor: there are too many kinds for a table
-PUE = 1.5  # what a building draws for each watt of its machines; large new ones less
+CORE_POWER = 10  # watts of a busy CPU core; there are too many kinds for a table
+PUE = 1.5  # power usage effectiveness: watts a data centre draws per watt of its machines; large new ones less
 
 
 DATA_KEYS = ("tokens", "documents", "heldout_tokens", "heldout_documents", "files", "bytes", "vocab_size")
 
 
 def described_data(manifest: Manifest) -> dict[str, int]:
-    """What is kept of the shards' manifest, which may be gone when a run is exported."""
+    """What a run keeps of the shards' manifest, because the shards may be gone when it is exported."""
     train, heldout, inputs = manifest.splits["train"], manifest.splits["heldout"], manifest.inputs
     values = (train.tokens, train.documents, heldout.tokens, heldout.documents, inputs.files, inputs.bytes)
     return dict(zip(DATA_KEYS, (*values, manifest.vocab_size), strict=True))
 
 
 def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Of the network at the step of `metrics`, held-out ones, or at the end."""
+    """The sections for a network at the step of `metrics` (held-out ones) or, if they name none, at the end."""
     environment = read_environment(run)
     data: dict[str, int] = environment["data"]
     train = read_metrics(run, "train")
@@ -69,7 +69,7 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """What is there of it and has the types it was written with: a card is no reason not to export a run that somebody edited."""
+    """The values of environment.json that are of the right type: a file that somebody edited must not prevent an export."""
     try:
         stored = read_object(run / ENVIRONMENT)
     except ElectraError:
@@ -96,7 +96,7 @@ def cost(
 
 
 def hardware(environment: Mapping[str, Any], device: str, seconds: float, time: str) -> list[tuple[str, str]]:
-    """The machine, the time and what it drew in it."""
+    """The rows of the card about the machine, the time and the energy."""
     gpu = environment.get("gpu") if device != "cpu" else None
     cores, count = environment.get("torch_threads") or 1, environment.get("processes") or 1
     watts = ((POWER.get(known_device(gpu)) if gpu else CORE_POWER * cores) or 0) * count

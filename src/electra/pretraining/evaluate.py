@@ -48,11 +48,11 @@ MEANINGS = {
 def evaluate_run(
     run: Path, data: Path | None = None, rows: int | None = None, generator: Path | None = None
 ) -> tuple[Metrics, Metrics]:
-    """Metrics of a run's networks on held-out documents, and those of an untrained network reading the same text: what the
-    trained generator made of it, whatever the objective.
+    """Metrics of a run's networks on held-out documents, and those of an untrained network that reads the same text, as the
+    trained generator has corrupted it.
 
     `generator`: another run, whose generator corrupts the text instead. Data, rows, masking, sampling and precision are then
-    that run's too, so that it is the same text for every discriminator: a yardstick for runs whose own generators differ."""
+    that run's too, so that every discriminator reads the same text: a yardstick for runs whose own generators differ."""
     settings, trained = load_run(run)
     tokenizer = load_tokenizer(run / "tokenizer.json")
     text, corruptor = (settings, None) if generator is None else yardstick(run, settings, generator, tokenizer)
@@ -71,7 +71,7 @@ def evaluate_run(
     trained.to(device).eval()
     untrained = build_objective(settings, tokenizer).to(device).eval()
 
-    # who answers what about the text
+    # how both networks are scored
     if corruptor is None:
         own = trained.corruptor
         scores = [lambda batch: trained(batch).sums, lambda batch: untrained(batch, own(batch) if own else None).sums]
@@ -95,7 +95,7 @@ def evaluate_run(
 
 
 def missing_shards(run: Path, folder: Path) -> str:
-    """A run keeps the path of its shards as it was given."""
+    """The error message if a run's shards do not exist. A run keeps their path as it was given."""
     if folder.is_absolute():
         return f"{folder}, the shards of {run}, does not exist. Give the place where they are now as data."
     where = f"which is relative to where it was started and does not exist from {Path.cwd()}"
@@ -103,7 +103,7 @@ def missing_shards(run: Path, folder: Path) -> str:
 
 
 def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Callable[[Batch], Sums]:
-    """The discriminator's answers about anybody's replacements. Electric's are energies: only their order (AUC) compares."""
+    """A function that scores the discriminator on replacements by `corruptor`. Electric's outputs are energies: compare only AUC."""
     network = objective.networks().get("discriminator")
     if network is None:
         raise DataError(f"{run} has no discriminator that could be asked about another generator's text.")
@@ -118,7 +118,7 @@ def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Callable[[B
 def yardstick(
     run: Path, settings: PretrainSettings, generator: Path, tokenizer: Tokenizer
 ) -> tuple[PretrainSettings, Corruptor]:
-    """The settings of another run's text and what corrupts it. A masked language model is a generator too."""
+    """The settings of another run, which define the text, and a corruptor with its generator. A masked LM is a generator too."""
     text, network = load_settings(generator), load_network(generator, "generator")
     if not is_same_tokenizer(network.tokenizer, tokenizer):
         raise DataError(f"{generator} was trained with another tokenizer than {run}: their tokens do not compare.")

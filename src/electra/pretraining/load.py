@@ -1,4 +1,4 @@
-"""Networks out of run folders and model folders, model folders out of runs."""
+"""Loads networks from run folders and model folders, and exports runs as model folders."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,7 +33,7 @@ EXPORTS = ("discriminator", "recovery", "generator")
 
 
 class Exported(NamedTuple):
-    """A folder that was written, and who has read it back, and how."""
+    """A folder that was written, and in `note` what has read it back, and with which result."""
 
     folder: Path
     note: str
@@ -52,7 +52,7 @@ def load_settings(folder: Path) -> PretrainSettings:
 
 
 def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
-    """A run's settings and its objective at the newest whole checkpoint."""
+    """A run's settings and its objective at the newest intact checkpoint."""
     settings = load_settings(folder)
     newest = checkpoint.newest_checkpoint(folder / "checkpoints")
     if newest is None:
@@ -65,8 +65,8 @@ def load_run(folder: Path) -> tuple[PretrainSettings, Objective]:
 
 
 def refuse_edited_run(folder: Path, settings: PretrainSettings, tokenizer: Tokenizer, state: Mapping[str, Any]) -> None:
-    """What the checkpoint says of its tokenizer and its networks. Weights that load are not enough: with other ids or another
-    number of heads they compute something else."""
+    """Refuse a run folder whose tokenizer or networks are not those of the checkpoint. That weights load is not enough: with other
+    ids or another number of heads they compute something else."""
     digest = tokenizer_hash(tokenizer)
     if state.get("tokenizer_sha256", digest) != digest:
         distrust(
@@ -82,8 +82,8 @@ def refuse_edited_run(folder: Path, settings: PretrainSettings, tokenizer: Token
 
 
 def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:
-    """From a run folder, an export of one network or of several, or anybody's folder in transformers' format. Without a
-    kind: the main network, with the head it has."""
+    """Load a network from a run folder, an export of one network or of several, or any folder in transformers' format. Without
+    a kind: the main network, with the head it has."""
     if not path.is_dir():
         what = "is neither a run folder nor a model folder" if path.exists() else "does not exist"
         raise DataError(f"{path} {what}. Give the folder of a run, of an export or of a transformers model.")
@@ -101,14 +101,14 @@ def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:
     encoder = network.encoder
     if not encoder.embeddings.is_disentangled:
         return network
-    # it reads its generator's word table, which would stay behind when it is moved to another device
+    # it reads its generator's word table, which would stay behind when the network is moved to another device
     alone = encoder_alone(encoder.settings, len(encoder.embeddings.table))
     alone.load_state_dict(own_tensors(encoder))
     return replace(network, encoder=alone.eval())
 
 
 def pretrained(settings: PretrainSettings, network: Network, run: Path) -> Pretrained:
-    """A run that started from other weights does not know what those were trained on."""
+    """A run's network as `Pretrained`. With `start` the trained length is unknown, because that of the earlier weights is."""
     length = None if settings.start else settings.rows.length
     return Pretrained(*network, load_tokenizer(run), settings.objective.kind, length)
 
@@ -122,7 +122,7 @@ def export_networks(
     publication: Publication = UNSAID,
     manner: Manner = PLAIN,
 ) -> list[Exported]:
-    """A folder for each network; one network is `out` itself."""
+    """Write a folder for each network in `out`; a single network is written to `out` itself."""
     written, sections = [], run_sections(run, settings, metrics)
     for name, parts in networks.items():
         network, note = pretrained(settings, parts, run), ""
@@ -140,7 +140,7 @@ def run_card(
     settings: PretrainSettings, network: Pretrained, sections: Mapping[str, str], publication: Publication
 ) -> str:
     about = config.to_toml(settings), sections, network.objective, publication
-    parameters = sum(map(torch.numel, PretrainedNetwork(network).parameters()))  # each once, tied ones too
+    parameters = sum(map(torch.numel, PretrainedNetwork(network).parameters()))  # tied ones count once
     return pretrained_card(network.kind, settings.encoder.kind, *about, parameters)
 
 
@@ -149,7 +149,7 @@ def last_heldout(run: Path) -> dict[str, Any]:
 
 
 def export_run(run: Path, out: Path, publication: Publication = UNSAID, manner: Manner = PLAIN) -> list[Exported]:
-    """All networks of a run, or none."""
+    """Export all networks of a run, or none."""
     settings, objective = load_run(run)
     with whole_or_absent(out) as temporary:
         written = export_networks(

@@ -1,4 +1,4 @@
-"""A pre-training run put together: settings, data, network, loop, export. The only place that knows all of them."""
+"""Puts a pre-training run together: settings, data, network, loop, export. The only module that knows all of them."""
 
 import logging
 import os
@@ -63,7 +63,7 @@ FSDP_ALONE = "train.parallel=fsdp is for several processes: add train.processes,
 
 @dataclass(frozen=True)
 class Parts:
-    """What the settings and the data folder make together."""
+    """What is built from the settings and the data folder."""
 
     objective: Objective
     manifest: Manifest
@@ -75,8 +75,8 @@ class Parts:
 def build_parts(
     settings: PretrainSettings, device: torch.device, verify: bool = True, fresh: bool = True, ranks: Ranks = ALONE
 ) -> Parts:
-    """`fresh`: take weights from the folders that `start` and `generator.source` name. A run that goes on does not need
-    them any more: its checkpoints hold everything."""
+    """Build the parts of a run. `fresh`: take weights from the folders that `start` and `generator.source` name. A resumed run
+    no longer needs them: its checkpoints hold everything."""
     folder = Path(settings.data)
     data = open_data(folder, "train", verify)
     tokenizer = load_tokenizer(folder)
@@ -98,7 +98,7 @@ def build_parts(
 
 
 def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds, verify: bool = True) -> HeldOut:
-    """Empty where nothing was held out: training works, its held-out metrics are missing."""
+    """The held-out rows. Empty if nothing was held out: training works, but without held-out metrics."""
     train = settings.train
     rows: Rows | None = None
     if read_manifest(folder).splits["heldout"].shards:
@@ -107,9 +107,9 @@ def build_heldout(settings: PretrainSettings, folder: Path, special: SpecialIds,
 
 
 def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
-    """Train, or go on training, and export the discriminator at the end. `command` is what resumes the run. Returns the
-    last held-out metrics. Processes that torchrun started do so together. Memory is freed at both ends: a run before it that
-    ended by an error could not."""
+    """Train, or resume training, and export the main network at the end; returns the last held-out metrics. `command` is what
+    resumes the run. Processes that torchrun started train together. Memory is freed before and after, because an earlier run
+    that ended with an error could not free its own."""
     free_memory()
     with join(lambda: settings.train.timeout) as ranks:
         if not ranks.together:
@@ -124,7 +124,7 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
 
 
 def refuse_alone(train: TrainSettings) -> None:
-    """What a process alone, which starts no others, does not do."""
+    """Refuse settings for several processes in a process that is alone and starts no others."""
     if train.processes > 1:
         raise SettingsError("train.processes is for a single pre-training run. Take it out here.")
     if train.parallel == "fsdp":
@@ -142,7 +142,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
     folder, data = Path(settings.run), Path(settings.data)
     remedy = memory_remedy(settings.train.batch, settings.train.accumulate)
     with ExitStack() as held, Signals() as signals, explain_machine(remedy, SAVED):
-        # the run folder, or the one that this run goes on with
+        # open the run folder, which may hold a run to resume
         fingerprint = ranks.everyone(lambda: fingerprint_of(data))
         refuse_others(ranks, settings, device, fingerprint)
 
@@ -170,7 +170,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         def describe_folder() -> None:
             if fresh:
                 set_earlier_aside(folder, settings, fingerprint)
-            elif settings.train.stages:  # its export is of an earlier end
+            elif settings.train.stages:  # its export is from an earlier end
                 set_export_aside(folder, settings.train.stages[-1])
             write_atomically(folder / CONFIG, config.to_toml(settings).encode())
             known = {"processes": ranks.world, "data": described_data(parts.manifest)}
@@ -198,11 +198,11 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         run = Run(folder, described, command, peak_speed=speed, settings=config.dump(settings))
         state = train(update, parts.loader, heldout, settings.schedule, settings.train, run, signals)
 
-        # the main network, for everybody
+        # export the main network
         metrics = state.log.last("heldout")
 
         def export_main() -> None:
-            if state.step > state.first_step:  # what is there is of other weights
+            if state.step > state.first_step:  # an export that exists has other weights
                 set_aside(folder, ["export"])
             if not (folder / "export").exists():
                 whole = load_run(folder)[1] if is_sharded(objective) else parts.objective
@@ -216,7 +216,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
 
 
 def data_warnings(settings: PretrainSettings, manifest: Manifest) -> list[str]:
-    """What to know before training on it."""
+    """Warnings about the data, before training."""
     train = settings.train
     seen = 0 if train.minutes else train.steps * train.batch * settings.rows.length
     return [warning for warning in (few_held_out(manifest), many_passes(manifest, seen)) if warning]
@@ -240,7 +240,7 @@ def refuse_uneven(batch: int, parts: int, processes: int) -> None:
 
 
 def refuse_others(ranks: Ranks, settings: PretrainSettings, device: torch.device, fingerprint: dict[str, str]) -> None:
-    """Processes that would not compute the same: another version, other settings, other data."""
+    """Refuse processes that would not compute the same: another version, other settings, other data."""
     versions = {"electra": electra.__version__, "torch": torch.__version__, "python": platform.python_version()}
     own = {**versions, "device": device.type, **fingerprint, **config.dump(settings)}
     everyone = ranks.gather(own)
@@ -251,7 +251,7 @@ def refuse_others(ranks: Ranks, settings: PretrainSettings, device: torch.device
 
 
 def settings_to_resume(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> PretrainSettings:
-    """Those that the run in `folder` goes on with, with the decays and the stages that it had. Others are refused, and other data."""
+    """The settings with which the run in `folder` resumes: those given, with its decays and stages. Refuses other settings or data."""
     before, state = load_settings(folder), checkpoint.newest_state(folder / "checkpoints")
     settings = made_longer(before, with_decay_of(before.optimizer, settings), state.get("step"))
     refuse_other_settings(folder, before, settings)
@@ -269,7 +269,7 @@ def settings_to_resume(folder: Path, settings: PretrainSettings, fingerprint: di
 
 
 def with_decay_of(before: OptimizerSettings, settings: PretrainSettings) -> PretrainSettings:
-    """A run that began with weight decays that are numbers goes on with them where none is asked for: recipes had numbers once."""
+    """Keep weight decays that a run began with as numbers if the settings now say "auto": recipes once had numbers."""
     if settings.optimizer.weight_decay != "auto" or before.weight_decay == "auto":
         return settings
     decays = (it.model_dump(include={"weight_decay", "total_decay"}) for it in (before, before.generator))
@@ -277,7 +277,7 @@ def with_decay_of(before: OptimizerSettings, settings: PretrainSettings) -> Pret
 
 
 def made_longer(earlier: PretrainSettings, settings: PretrainSettings, done: int | None) -> PretrainSettings:
-    """The settings with the stages of the run, and one more where it is finished and shall have more steps."""
+    """The settings with the stages of the run, and one more if it has finished and is to be extended."""
     before, train = earlier.train, settings.train
     if train.stages or before.minutes or train.minutes:
         return settings
@@ -289,7 +289,7 @@ def made_longer(earlier: PretrainSettings, settings: PretrainSettings, done: int
 
 
 def set_export_aside(folder: Path, step: int) -> None:
-    """The export of a finished run, before the run goes on beyond `step`; nothing where that has begun already."""
+    """Rename the export of a finished run before it is extended beyond `step`; do nothing if the extension has begun already."""
     aside = folder / f"export-step-{step}"
     if (folder / "export").is_dir() and not aside.exists() and load_settings(folder).train.steps == step:
         (folder / "export").rename(aside)
@@ -297,10 +297,10 @@ def set_export_aside(folder: Path, step: int) -> None:
 
 
 def set_earlier_aside(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> None:
-    """What is not of this run, which begins in a folder without checkpoints: exports; and of a run with other settings or data
-    what was measured too."""
+    """Set aside what an earlier run has left in a folder without checkpoints: its exports and, unless its settings and data were
+    the same, what it measured."""
     names = ["export", *(path.name for path in sorted(folder.glob("export-step-*")))]
-    with suppress(ElectraError):  # without settings that can be read nobody knows whose it is
+    with suppress(ElectraError):  # if its settings cannot be read, nobody knows whether they were the same
         before = read_object(folder / ENVIRONMENT) | config.dump(load_settings(folder))
         now = before | fingerprint | config.dump(settings)
         if not config.differences(before, now, ignore=("run", "data")):
@@ -333,7 +333,7 @@ def refuse_other_settings(folder: Path, before: PretrainSettings, settings: Pret
 
 def environment() -> dict[str, Any]:
     def git_commit() -> str | None:
-        """Of the checkout that this code is in, not of one that happens to lie around the installation."""
+        """The commit of the checkout that holds this code, not of one that happens to contain the installation."""
         here = Path(__file__).parent
         ask = ["git", "rev-parse", "--show-toplevel", "HEAD"]
         with suppress(OSError, subprocess.SubprocessError, ValueError):

@@ -1,5 +1,5 @@
-"""What the generator wrote and what the discriminator said, for the same held-out rows at every evaluation: samples.json of the
-run folder, small enough to be sent to a page. It is for people. Nothing reads it to train, and a damaged one is begun anew.
+"""samples.json of a run folder: what the generator wrote and what the discriminator said, for the same held-out rows at every
+evaluation, small enough to send to a web page. It is for people. Training never reads it, and a damaged one is replaced.
 """
 
 import logging
@@ -22,14 +22,14 @@ from electra.train.step import Step
 
 log = logging.getLogger(__name__)
 SAMPLES = "samples.json"
-ROWS_SHOWN, TOKENS_SHOWN = 20, 48  # rows are read whole, and shown as far
-MOST_STEPS = 200  # then every other one goes
+ROWS_SHOWN, TOKENS_SHOWN = 20, 48  # the networks read whole rows, of which this many tokens are shown
+MOST_STEPS = 200  # then every other one is dropped
 
 
 def keep_samples(
     folder: Path, step: int, objective: Objective, update: Step, tokenizer: Tokenizer, batches: Iterable[Batch]
 ) -> None:
-    """Adds the answers of an objective that is evaluated, to the same rows each time."""
+    """Add the outputs of an objective in evaluation mode, for the same rows each time."""
     device = update.execution.device
     with inference(update.execution.precision, device, update.with_kernels):
         answers = [played_rows(objective, batch.to(device), tokenizer) for batch in batches]
@@ -40,8 +40,8 @@ def keep_samples(
 
 
 def played_rows(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Of each row its tokens, what the generator put where it had its turn, and how probably each token was replaced, in
-    hundredths. Nothing of an objective that has no detector of replaced tokens."""
+    """For each row its tokens, the generator's tokens at the chosen positions, and the probability that each token was
+    replaced, in percent. Empty for an objective without a detector of replaced tokens."""
     network = objective.networks().get("discriminator")
     if network is None or objective.corruptor is None:
         return []
@@ -63,7 +63,7 @@ def played_rows(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> lis
 
 
 class ShownStep(Settings):
-    """What was written, by place, and what was said of every token, in hundredths: both row by row."""
+    """For each row: what the generator wrote, by position, and what the discriminator said of every token, in percent."""
 
     step: int
     written: list[dict[str, str]]
@@ -71,7 +71,7 @@ class ShownStep(Settings):
 
 
 class Samples(Settings):
-    """`rows` are the tokens of each."""
+    """The content of samples.json. `rows`: the tokens of each row."""
 
     format: int = 1
     rows: list[list[str]] = Field(default_factory=list)
@@ -97,7 +97,7 @@ def keep_step(folder: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def read_samples(folder: Path) -> dict[str, Any]:
-    """`Samples` as JSON has them; empty where there are none, or none that are whole."""
+    """The rows and steps of samples.json; empty if it is missing or damaged."""
     samples = Samples()
     with suppress(ValueError):
         samples = Samples.model_validate(read_object(folder / SAMPLES))

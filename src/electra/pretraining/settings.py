@@ -29,14 +29,14 @@ from electra.train.settings import Horizon, ScheduleSettings, TrainSettings
 log = logging.getLogger(__name__)
 
 DECAY_OF_START = 0.1
-"""Of optimizer.total_decay, where a run begins with weights: all of it takes what they know (docs/evidence/quickstart.md)."""
+"""Of optimizer.total_decay, for a run with `start`: all of it would erase what its weights have learned (docs/evidence/quickstart.md)."""
 OF_GENERATORS = ("generator.", "sampling.", "optimizer.generator.")
 
 
 class PretrainSettings(config.Settings):
-    """The whole tree of a pre-training run. `data` is a folder made by "electra prepare"; `run` is where everything
-    that the run makes goes (default: runs/ and the recipe's name). `start` is a run or a model folder whose encoder is
-    what the main network begins with; empty: with random weights."""
+    """All settings of a pre-training run. `data` is a folder made by "electra prepare"; `run` is the folder for everything
+    that the run writes (default: runs/ and the recipe's name). `start` is a run or a model folder with whose encoder the
+    main network begins; empty: random weights."""
 
     data: str
     run: str = Field(min_length=1)
@@ -55,7 +55,7 @@ class PretrainSettings(config.Settings):
     @model_validator(mode="before")
     @classmethod
     def electra_by_default(cls, tree: Any) -> Any:
-        """Of all kinds of encoders and objectives the paper's, where a recipe names none."""
+        """The kind of encoder and of objective is the paper's if a recipe names none."""
         if not isinstance(tree, dict):
             return tree
         chosen = {name: tree[name] for name in ("encoder", "objective") if isinstance(tree.get(name), dict)}
@@ -64,7 +64,7 @@ class PretrainSettings(config.Settings):
     @model_validator(mode="before")
     @classmethod
     def positions_for_rows(cls, tree: Any) -> Any:
-        """Rows that are longer than the table of positions of the weights that a run starts from make that table longer."""
+        """With `start`, rows that are longer than the table of positions make the table longer."""
         if not isinstance(tree, dict) or not tree.get("start"):
             return tree
         rows, encoder = tree.get("rows", {}), tree.get("encoder", {})
@@ -84,7 +84,7 @@ class PretrainSettings(config.Settings):
         return self
 
     def misfits(self) -> Iterator[str]:
-        """Places where nobody can train, and sizes of one part that are beyond those of another."""
+        """Problems: folders where a run cannot train, and sizes of one part that do not fit another."""
         for key, where in (("data", "to a disk first"), ("start", "to a disk first"), ("run", "elsewhere afterwards")):
             if is_url(folder := getattr(self, key)):
                 yield f"{key}={folder} is a URL, and training maps and locks files of a disk. Give a path: copy it {where}"
@@ -100,7 +100,7 @@ class PretrainSettings(config.Settings):
             yield f"generator.width={self.generator.width} makes {small.hidden} hidden units for {small.heads} heads"
 
     def optimizer_of_run(self) -> OptimizerSettings:
-        """With a weight decay that is a number, but where time decides how many steps there are. Of a start most is to stay."""
+        """The optimizer with "auto" weight decays as numbers, unless time decides the number of steps; lower ones with `start`."""
         optimizer = self.optimizer
         if self.start:
             pair = optimizer, optimizer.generator
@@ -121,13 +121,13 @@ class PretrainSettings(config.Settings):
 
 
 def resolve(recipe: str, words: list[str]) -> tuple[PretrainSettings, dict[str, str]]:
-    """The settings of a command line. The run folder has a default that depends on the recipe's name."""
+    """The settings of a command line, and where each comes from. The default run folder depends on the recipe's name."""
     name = "+".join(Path(part).stem for part in recipe.split("+"))
     return config.resolve(PretrainSettings, recipe, words, {"run": f"runs/{name}"})
 
 
 def warn_without_effect(settings: PretrainSettings, sources: Mapping[str, str]) -> None:
-    """Of what was given and is not read with the other settings."""
+    """Warn about settings on the command line that have no effect with the others."""
     is_masked_lm, schedule = isinstance(settings.objective, MaskedLMSettings), settings.schedule.kind
     decay = settings.optimizer.weight_decay
     is_joint = not settings.optimizer.decoupled and not is_masked_lm
@@ -145,7 +145,7 @@ def warn_without_effect(settings: PretrainSettings, sources: Mapping[str, str]) 
 def build_objective(
     settings: PretrainSettings, tokenizer: Tokenizer, token_counts: numpy.ndarray | None = None
 ) -> Objective:
-    """The networks with their first weights. Counts are for a unigram generator that is not read from a checkpoint."""
+    """The objective with its networks' initial weights. Counts are for a unigram generator that is not restored from a checkpoint."""
     continues = torch.from_numpy(continuing_tokens(tokenizer))
     counts = torch.zeros(len(continues)) if token_counts is None else torch.from_numpy(token_counts).float()
     return build(settings.objective, settings.inputs(special_ids(tokenizer), continues, counts))

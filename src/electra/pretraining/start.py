@@ -1,8 +1,8 @@
-"""Weights that a run begins with: those of another run, of an export or of an import, put into the networks of its recipe.
+"""Initial weights from another run, an export or an import, copied into the networks of a recipe.
 
-The optimizer and the schedule are always new. What does not fit is refused, with what to give; three things are made to fit, and
-said: a longer table of positions (its rows once more, in order: neighbours stay neighbours), tokens that were added to the vocabulary
-(the mean of their old pieces), and rows of padding at the end of a word table (cut).
+The optimizer and the schedule are always new. What does not fit is refused, with the settings that would fit. Three things are made
+to fit: a longer table of positions (its rows repeated in order: neighbours stay neighbours) and tokens that were added to the
+vocabulary (the mean of their old pieces), both with a message, and rows of padding at the end of a word table (cut).
 """
 
 import logging
@@ -34,8 +34,8 @@ WORDS_OF_HEAD = "bias"
 
 
 def take_weights(settings: PretrainSettings, objective: Objective, tokenizer: Tokenizer) -> None:
-    """The generator first: a disentangled discriminator is stored as its difference from it, and shared embeddings are those of
-    the discriminator."""
+    """Copy the weights that the settings name, the generator's first: a disentangled discriminator is stored as its difference
+    from the generator, and shared embeddings are those of the discriminator."""
     networks = objective.networks()
     name, main = next(iter(networks.items()))
     generator = networks.get("generator") if name != "generator" else None
@@ -63,7 +63,7 @@ def take_weights(settings: PretrainSettings, objective: Objective, tokenizer: To
 def take_generator(
     settings: PretrainSettings, start: Pretrained, main: Network, generator: Network, tokenizer: Tokenizer
 ) -> str:
-    """What the generator begins with, in words."""
+    """Copy the generator's weights; returns, in words, what it begins with."""
     if settings.generator.start == "discriminator":
         layers = generator.encoder.settings.layers
         copy_first_layers(f"start={settings.start}", start, generator, tokenizer)
@@ -90,7 +90,7 @@ def take_generator(
 
 
 def stored_generator(path: Path) -> Pretrained | None:
-    """The generator that a discriminator was trained with, where it is still there."""
+    """The generator that a discriminator was trained with, if it is still there."""
     if (path / CONFIG).is_file():
         settings, objective = load_run(path)
         _, *others = objective.networks().items()
@@ -100,7 +100,7 @@ def stored_generator(path: Path) -> Pretrained | None:
 
 
 def has_same_head(settings: PretrainSettings, start: Pretrained, main: Network) -> bool:
-    """Electric's energies are no answers about replaced tokens, though the head has the same form."""
+    """Whether the main network can begin with the head too. Electric's head has the shape of ELECTRA's, but its outputs are energies."""
     alike = (settings.objective.kind == "electric") == (start.objective == "electric")
     return start.head is not None and start.kind == main.kind and (alike or main.kind == "generator")
 
@@ -112,7 +112,7 @@ def copy_network(name: str, source: Pretrained, target: Network, tokenizer: Toke
 
 
 def copy_encoder(name: str, source: Pretrained, target: Encoder, tokenizer: Tokenizer, is_scaled: bool = False) -> None:
-    """`is_scaled`: the target's sizes come from generator.width and generator.depth."""
+    """Copy an encoder's weights. `is_scaled`: the target's sizes come from generator.width and generator.depth."""
     require_fit(name, source.encoder.settings, target.settings, SCALED if is_scaled else ())
     copy_weights(name, grown_encoder(name, source, target.settings, tokenizer), target)
 
@@ -133,7 +133,7 @@ def copy_first_layers(name: str, source: Pretrained, target: Network, tokenizer:
         copy_weights(name, head, target.head)
 
 
-# What is made to fit
+# Making weights fit
 
 
 def grown_encoder(name: str, source: Pretrained, target: EncoderSettings, tokenizer: Tokenizer) -> dict[str, Tensor]:
@@ -159,7 +159,7 @@ def grown_head(source: Pretrained, tokenizer: Tokenizer) -> dict[str, Tensor]:
 
 
 def grown_rows(name: str, table: Tensor, theirs: Tokenizer, ours: Tokenizer) -> Tensor:
-    """A row for each token of ours."""
+    """The table with a row for each token of our tokenizer."""
     pieces = added_pieces(theirs, ours)
     if pieces is None:
         raise DataError(
@@ -173,8 +173,8 @@ def grown_rows(name: str, table: Tensor, theirs: Tokenizer, ours: Tokenizer) -> 
 
 
 def copy_weights(name: str, weights: dict[str, Tensor], target: torch.nn.Module) -> None:
-    """`name` is the setting that asks for it. The word table of a disentangled discriminator begins as the generator's; the
-    difference is its own."""
+    """Load weights into `target`; errors name the setting `name`. A disentangled discriminator reads the generator's word table,
+    so it stores only its difference from that."""
     if isinstance(target, Encoder) and target.embeddings.is_disentangled:
         weights = dict(weights)
         table = weights.pop("embeddings.words.weight")
@@ -187,15 +187,15 @@ def copy_weights(name: str, weights: dict[str, Tensor], target: torch.nn.Module)
 
 
 def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled: tuple[str, ...]) -> None:
-    """Weights that load are not enough: in another number of heads or another window they compute something else.
-    `scaled` are the settings that cannot be given by their own name."""
+    """Refuse an encoder of another architecture. That weights load is not enough: with another number of heads or another window
+    they compute something else. `scaled` are the settings that cannot be given by their own name."""
     source, target = compatibility_settings(there), compatibility_settings(here)
     other = [key for key in source if key in target and source[key] != target[key]]
     if "positions" in other and here.positions > there.positions:  # the table is made longer
         other.remove("positions")
     if "kind" in other:
         other = ["kind"]
-    if "layers" in other:  # which of them are local can be compared once there are as many
+    if "layers" in other:  # which of them are local can only be compared if there are as many
         other = [key for key in other if key not in ("global_every", "global_from")]
     if not other:
         return
@@ -213,7 +213,7 @@ def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled
 
 
 def before_and_after(run: Path) -> Table | None:
-    """What the run has changed, on held-out text: the metrics of the weights it began with beside its last ones."""
+    """What the run has changed on held-out text: the metrics of its initial weights beside its last ones; None without the former."""
     records = read_metrics(run, "heldout")
     if len(records) < 2 or records[0]["step"] != 0:
         return None

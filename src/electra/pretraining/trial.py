@@ -1,10 +1,10 @@
 """What a training step costs, before hours are spent on it: seconds and memory by a few trial steps, floating-point
 operations by counting.
 
-Operations are those of matrix products, which is what a device's peak is about: torch's own counter looks on while one
+The operations counted are those of matrix products, to which a device's peak refers: torch's own counter watches while one
 batch goes through the objective forward and backward on the meta device, where nothing is computed. Attention counts as the
 products it is made of, and a local layer as the keys of its window, whatever a kernel without windows computes. Embedding
-lookups are none, and nothing counts that a kernel computes a second time to save memory.
+lookups do not count, nor does what a kernel computes a second time to save memory.
 
 The paper's accounting (`paper_flops`) is that of the original `flops_computation.py`, so that a recipe lands on the axes of
 the paper's figures. It counts every operation of a forward pass, dropout and softmax included; an embedding lookup as the
@@ -57,7 +57,7 @@ PAPER_BERT_BASE = 6.428335104e19  # its training, as the paper counts (bench/pub
 DROPOUT, LAYER_NORM, GELU, SOFTMAX = 4, 5, 8, 5  # operations per element, as the paper counts them
 
 # Dense bfloat16 with float32 accumulation, in TFLOP/s, nominal (float16 for V100 and T4, which lack bfloat16), and the watts that
-# makers name for the whole board (in a GH200, for the module). Words of a device's name that are all in torch's name for it.
+# makers name for the whole board (in a GH200, for the module). An entry fits if all its words are in torch's name of the device.
 DEVICES = {
     "b200": (2250.0, 1000),
     "gh200": (989.0, 1000),
@@ -82,8 +82,8 @@ PARTIAL = {"mig", "laptop", "max"}  # slices and small relatives that carry a la
 
 
 def try_step(step: Step, batch: Batch, seconds: float = 0.0) -> tuple[float, int]:
-    """A step at full length: the seconds of the third, for the first compiles and the second is captured, or the median of as many as
-    `seconds` have room for (not where several processes step together); and the most bytes that were taken, of the device."""
+    """Time a step at full length. Returns its seconds, and the most bytes of the device's memory in use. The first step compiles and the
+    second captures, so the time is the third's, or the median of as many as fit into `seconds` (0 if several processes step together)."""
     times: list[float] = []
     for number in range(WARM_STEPS + TRIAL_STEPS):
         if times[WARM_STEPS:] and sum(times[WARM_STEPS:]) >= seconds:
@@ -99,7 +99,7 @@ def try_step(step: Step, batch: Batch, seconds: float = 0.0) -> tuple[float, int
 
 
 def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str:
-    """Where the run's checkpoints would go."""
+    """Save a trial checkpoint where the run's would go; returns its size and time in words."""
     folder = nearest_folder(run)
     size = sum(tensor.nbytes for tensors in groups.values() for tensor in tensors.values())
     check_space(folder, size)
@@ -117,13 +117,13 @@ def try_checkpoint(groups: dict[str, dict[str, torch.Tensor]], run: Path) -> str
 
 
 def nearest_folder(path: Path) -> Path:
-    """It, or of those above it the first that is there."""
+    """The path itself, or the nearest folder above it that exists."""
     return next(it for it in (path.absolute(), *path.absolute().parents) if it.is_dir())
 
 
 def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[str]:
-    """What several processes must have in common beside settings and data: the time, a network that is fast enough for the
-    gradients of a step, and the run folder, which process 0 writes and whose renames and locks must hold."""
+    """Check what several processes must share beside settings and data: the time, a network that is fast enough for the
+    gradients of a step, and the run folder, which process 0 writes and whose renames and locks must work. Returns notes."""
     ranks.gather(0)
     clocks = ranks.gather(time.time())
     apart = max(clocks) - min(clocks)
@@ -146,7 +146,7 @@ def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[
 
 
 def try_storage(run: Path) -> Path:
-    """A file that was written aside and renamed, under a lock."""
+    """Write a file, by renaming a temporary one under a lock, and return its path."""
     trial = nearest_folder(run) / f"electra-doctor-{os.getpid()}"
     locked = trial.with_name(f"{trial.name}.d")
     try:
@@ -159,8 +159,8 @@ def try_storage(run: Path) -> Path:
 
 
 def count_flops(settings: PretrainSettings, vocab_size: int) -> dict[str, float]:
-    """Matrix products of training, in operations per token, for each encoder and for all heads together. With padded rows,
-    so much for each position, real or not."""
+    """Operations per token in the matrix products of training, for each encoder and for all heads together. In padded rows
+    every position counts, real or not."""
     rows, length = settings.train.batch // settings.train.accumulate, settings.rows.length
     with torch.device("meta"):
         flags = torch.zeros(vocab_size, dtype=torch.bool)
@@ -179,7 +179,7 @@ def count_flops(settings: PretrainSettings, vocab_size: int) -> dict[str, float]
             continue
         path = f"{type(objective).__name__}.{name}"
         inside = [counts.get(f"{path}.layers.{number}", {}) for number in range(len(encoder.layers))]
-        # torch counts for an Identity what goes backward after it
+        # for an Identity, torch counts what the backward pass does after it
         projection = counts.get(f"{path}.project", {}) if isinstance(encoder.project, nn.Linear) else {}
         flops = sum(sum(part.values()) for part in (projection, *inside))
         total -= flops
@@ -193,13 +193,13 @@ def count_flops(settings: PretrainSettings, vocab_size: int) -> dict[str, float]
 
 
 def keys_nearby(length: int, reach: int) -> float:
-    """How many tokens, itself included, a token of a row has at most `reach` away, on average."""
+    """The mean number of tokens, itself included, that are at most `reach` away from a token of a row."""
     reach = min(reach, length - 1)
     return 2 * reach + 1 - reach * (reach + 1) / length
 
 
 def flops_per_token(settings: PretrainSettings, vocab_size: int) -> float:
-    """Forward and backward."""
+    """Operations per token, forward and backward."""
     return sum(count_flops(settings, vocab_size).values())
 
 
@@ -208,10 +208,10 @@ def step_flops(settings: PretrainSettings, vocab_size: int) -> float:
 
 
 def paper_flops(settings: PretrainSettings, vocab_size: int, corrected: bool = False) -> float:
-    """The whole run, as the paper would count it. What it does not know is counted by its rules: ModernBERT's layers, the heads of
-    other objectives, the passes of other generators. One that learns is passed twice, as everything else, a frozen one once; a table
-    is drawn from for nothing. Generators that do not read [MASK] name every token, and write spans and words in passes without a
-    backward one. The candidates of a selection are a few columns of its softmax."""
+    """Operations of the whole run, as the paper would count them. What the paper does not have is counted by its rules: ModernBERT's
+    layers, other objectives' heads, other generators' passes. A generator that learns has two passes, as everything else, a frozen one
+    has one; sampling from a table costs nothing. Generators that do not read [MASK] predict every token, and fill spans and words in
+    forward passes alone. The candidates of a selection are a few columns of its softmax."""
     encoder, length, noise = settings.encoder, settings.rows.length, settings.generator
     share = max(1, round(settings.masking.share * length)) / length if corrected else PAPER_OUTPUT_SHARE
     small = encoder.scaled(noise.width, noise.depth)
@@ -255,7 +255,7 @@ def paper_flops(settings: PretrainSettings, vocab_size: int, corrected: bool = F
 
 
 def paper_body(sizes: ElectraEncoderSettings, length: int, vocab_size: int, corrected: bool) -> int:
-    """Forward, one row through embeddings (words, types and positions as one-hot products) and layers."""
+    """Operations forward for one row, through embeddings (words, types and positions as one-hot products) and layers."""
     h, e, s = sizes.hidden, sizes.embedding, length
     lookup = 2 * e * vocab_size + 2 * e * (s + 2) + 2 * e + (LAYER_NORM + DROPOUT) * e
     project = (2 * e + 1) * h if e != h else 0
@@ -267,8 +267,8 @@ def paper_body(sizes: ElectraEncoderSettings, length: int, vocab_size: int, corr
 
 
 def modern_body(sizes: ModernEncoderSettings, length: int, vocab_size: int) -> float:
-    """Forward, one row through embeddings and ModernBERT's layers: no biases, no dropout, no tables of types and positions;
-    turning queries and keys is three operations per unit, and a local layer attends to its window."""
+    """Operations forward for one row, through embeddings and ModernBERT's layers: no biases, no dropout, no tables of types and
+    positions; rotating queries and keys is three operations per unit, and a local layer attends to its window."""
     h, e, inner = sizes.hidden, sizes.embedding, sizes.intermediate
     lookup = 2 * e * vocab_size + (2 * e * h if e != h else 0) + LAYER_NORM * h
     products = 4 * 2 * h * h + 2 * 3 * h + (2 * 2 * h + GELU + 1) * inner + 2 * h * inner
@@ -279,8 +279,8 @@ def modern_body(sizes: ModernEncoderSettings, length: int, vocab_size: int) -> f
 
 
 def paper_head(sizes: EncoderSettings, length: int, vocab_size: int, share: float | None, towers: int = 1) -> float:
-    """Forward, one row: the token head at a share of the positions, or the detection head (None) at all of them. With `towers`
-    it reads the states of so many encoders."""
+    """Operations forward for one row: the token head at a `share` of the positions, or the detection head (None) at all of them.
+    It reads the states of `towers` encoders."""
     h, e = towers * sizes.hidden, sizes.embedding
     if share is None:
         return (2 * h + 1 + GELU + 2) * h * length
@@ -289,19 +289,19 @@ def paper_head(sizes: EncoderSettings, length: int, vocab_size: int, share: floa
 
 
 def known_device(name: str) -> str:
-    """The entry of PEAKS that a device's name (torch's, or a user's) speaks of, or "" where none does."""
+    """The key of PEAKS that fits a device's name (torch's, or a user's), or "" if none does."""
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
     fitting = [known for known in PEAKS if set(known.split()) <= words]
     return "" if words & PARTIAL else max(fitting, key=len, default="")
 
 
 def device_peak(device: torch.device) -> float:
-    """Operations per second that it can do at most; 0 for processors and devices that we do not know."""
+    """The most operations per second that a device can do; 0 for CPUs and unknown devices."""
     return PEAKS.get(known_device(torch.cuda.get_device_name(device)), 0.0) * 1e12 if device.type == "cuda" else 0.0
 
 
 def measured_cpu(seconds: float = 0.5, size: int = 1024) -> float:
-    """Operations per second of this machine's processor in a float32 matrix product: tables know no processors."""
+    """Operations per second of this machine's CPU in a float32 matrix product, because tables have no CPUs."""
     matrix = torch.randn(size, size)
     matrix @ matrix
     count, started = 0, time.perf_counter()

@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are complete or absent.
 
-Written into a hidden temporary folder, every file synced, the manifest with the sha256 of each last, then renamed.
-Loading verifies every byte and falls back, loudly, on the newest whole one. safetensors and JSON only.
+They are written into a hidden temporary folder, every file synced, the manifest with the sha256 of each file last, then renamed.
+Loading verifies every byte and falls back, with a warning, on the newest intact one. safetensors and JSON only.
 """
 
 import json
@@ -37,7 +37,7 @@ class Checkpoint:
     state: dict[str, Any]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Empty where there is no such file."""
+        """The tensors of one file; empty if there is no such file."""
         path = self.folder / f"{name}.safetensors"
         return load_file(path) if path.is_file() else {}
 
@@ -45,7 +45,7 @@ class Checkpoint:
 def save_checkpoint(
     root: Path, step: int, groups: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
 ) -> Path:
-    """`groups`: file name -> tensors. Nothing appears under its final name before all of it is on the disk."""
+    """Write a checkpoint; returns its folder. `groups`: file name -> tensors. It gets its final name once all of it is on the disk."""
     target = root / f"step-{step:09d}"
     temporary = root / f".tmp-{step}-{os.getpid()}"
     try:
@@ -81,7 +81,7 @@ def write(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def checkpoint_folders(root: Path) -> list[Path]:
-    """The oldest first. Copies that people made beside them have other names."""
+    """All checkpoint folders, oldest first. Copies that people made beside them have other names."""
     folders = (path for path in root.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir())
     return sorted(folders, key=step_of)
 
@@ -91,7 +91,7 @@ def step_of(folder: Path) -> int:
 
 
 def problem_of(folder: Path) -> str | None:
-    """Why a checkpoint cannot be used; None when every byte is what was written."""
+    """Why a checkpoint cannot be used; None if every byte is what was written."""
     files = {"model.safetensors", STATE, *(path.name for path in folder.glob("*.safetensors"))}
     try:
         if problem := next(manifest_problems(folder, read_object(folder / MANIFEST), sorted(files)), None):
@@ -105,7 +105,7 @@ def problem_of(folder: Path) -> str | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of its run. It is of its own step: a folder that somebody renamed is another's."""
+    """The state.json of a checkpoint. Its step must match the folder's name, because somebody may have renamed the folder."""
     state = read_object(folder / STATE)
     if state.get("step") != step_of(folder) or not isinstance(state.get("seconds"), int | float):
         raise CorruptError(f"{STATE} is of step {short(state.get('step'))}, or says no time.")
@@ -113,7 +113,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def newest_state(root: Path) -> dict[str, Any]:
-    """What the newest checkpoint whose state.json is whole says of its run; empty where none is. Weights are not read."""
+    """The state of the newest checkpoint whose state.json is intact; empty if there is none. Weights are not read."""
     for folder in reversed(checkpoint_folders(root)):
         with suppress(CorruptError, MachineError):
             entry = read_object(folder / MANIFEST).get(STATE)
@@ -125,8 +125,8 @@ def newest_state(root: Path) -> dict[str, Any]:
 
 
 def newest_checkpoint(root: Path) -> Checkpoint | None:
-    """The newest whole checkpoint. None if there are none at all; an error if there are some and all are damaged:
-    starting from zero there would throw work away without a word."""
+    """The newest intact checkpoint. None if there are none at all; an error if there are some and all are damaged,
+    because starting from zero would silently throw work away."""
     folders = checkpoint_folders(root)
     for folder in reversed(folders):
         problem = problem_of(folder)
@@ -142,7 +142,7 @@ def newest_checkpoint(root: Path) -> Checkpoint | None:
 
 
 def set_aside(root: Path, step: int) -> None:
-    """Take damaged checkpoints beyond `step` out of the count, but keep them for whoever wants to look."""
+    """Rename damaged checkpoints beyond `step`, so that they no longer count but can still be inspected."""
     for folder in checkpoint_folders(root):
         if step_of(folder) > step:
             folder.rename(root / f"damaged-{folder.name}-{os.getpid()}")
@@ -155,8 +155,8 @@ def clean(root: Path) -> None:
 
 
 def prune(root: Path, keep: int, permanent_every: int) -> None:
-    """Keep the newest `keep`, and for ever those whose step is a multiple of `permanent_every`. A folder is renamed
-    before it is deleted, so that no half of a checkpoint ever has a checkpoint's name."""
+    """Delete all but the newest `keep` checkpoints and those whose step is a multiple of `permanent_every`. A folder is renamed
+    before it is deleted, so that half a checkpoint never has a checkpoint's name."""
     for folder in checkpoint_folders(root)[:-keep]:
         step = step_of(folder)
         if not permanent_every or step % permanent_every:
@@ -166,8 +166,8 @@ def prune(root: Path, keep: int, permanent_every: int) -> None:
 
 
 def require_floats(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Weights that are no finite numbers would make every answer NaN; integers would be taken for weights by a silent cast.
-    transformers keeps a few numberings (position_ids) among the weights."""
+    """Refuse weights that are not finite, which would make every answer NaN, and integers, which a silent cast would turn into
+    weights. The index tensors (position_ids) that transformers stores among the weights are skipped."""
     for name, tensor in tensors.items():
         if name.endswith("_ids"):
             continue
@@ -179,7 +179,7 @@ def require_floats(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def restore(checkpoint: Checkpoint, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Copy a checkpoint into live tensors: names and shapes must agree exactly."""
+    """Copy a checkpoint into live tensors. Names and shapes must agree exactly."""
     for name, live in groups.items():
         try:
             stored = checkpoint.tensors(name)

@@ -32,14 +32,14 @@ class Graph(NamedTuple, Generic[Result]):
 
 
 class CapturedFunction(Generic[Result]):
-    """`captured(function, batch)` is `function(batch)` by a graph, or None where the caller has to run it uncaptured: at the
-    first batch of a shape (which compiles what is compiled at first use), and where nothing can be captured. The second
-    batch of a shape is captured. All graphs share their memory, because no two run at a time.
+    """`captured(function, batch)` computes `function(batch)` by a graph, or returns None if the caller has to run it uncaptured:
+    at the first batch of a shape (which compiles what is compiled at first use), and where nothing can be captured. The second
+    batch of a shape is captured. All graphs share one memory pool, because no two run at a time.
 
-    What cannot be captured (it asks the host for a number, or memory is short) is given up for good, and that is logged
-    once. Capturing computes nothing, so one that failed had no effect but on what hangs on Python objects: `undo` takes
-    that back. The function is not kept: its owner holds this object, and what is freed by the garbage collector, at any
-    time, might be freed while another graph is captured, which CUDA does not forgive."""
+    If a capture fails (the function reads a value from the device, or memory is short), capturing is given up for good, which is
+    logged once. Capturing computes nothing, so a failed one can only have changed Python objects; `undo` restores them. The
+    function is not kept: its owner holds this object, and the garbage collector, which frees such a cycle at any time, might
+    free it while another graph is captured. CUDA does not allow that."""
 
     def __init__(self, device: torch.device, enabled: bool, undo: Callable[[], None]):
         self.device, self.enabled, self.undo = device, enabled, undo
@@ -64,7 +64,7 @@ class CapturedFunction(Generic[Result]):
         return key_of(batch) not in self.seen
 
     def is_settled(self, batch: Batch) -> bool:
-        """Whether a call with such a batch takes the time of a step and no more."""
+        """Whether a call with such a batch takes only the time of a step, without compiling or capturing."""
         return key_of(batch) in (self.graphs if self.enabled else self.seen)
 
     def capture(self, function: Callable[[Batch], Result], key: Key, batch: Batch) -> None:
@@ -76,18 +76,18 @@ class CapturedFunction(Generic[Result]):
         stream = torch.cuda.current_stream()
         random = torch.cuda.default_generators[torch.cuda.current_device()]
         random_before = random.clone_state()
-        gc.freeze()  # capturing collects garbage, and would look at everything each time
+        gc.freeze()  # torch collects garbage before a capture, and would go through all objects each time
         try:
             torch.cuda.synchronize()
-            # other threads may use the device meanwhile: they prepare batches
+            # other threads, which prepare batches, may use the device meanwhile
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = function(fixed)
         except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a capture that ends badly may leave us on its own stream,
-            random.graphsafe_set_state(random_before)  # and the random numbers still waiting for it
+            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream current,
+            random.graphsafe_set_state(random_before)  # and the random generator in its capture mode
             self.undo()
             self.enabled = False
-            reason = first_line(error.__context__ or error)  # what ended the capture, not that it ended
+            reason = first_line(error.__context__ or error)  # the cause, not the error that the capture ended
             log.info("the step cannot be captured as a CUDA graph, so it is slower: %s", reason)
         else:
             self.graphs[key] = Graph(graph, inputs, result)
@@ -97,7 +97,7 @@ class CapturedFunction(Generic[Result]):
             self.forget()
 
     def forget(self) -> None:
-        """Free the memory of all graphs, and begin again with every shape."""
+        """Free the memory of all graphs. Every shape starts again as a new one."""
         self.graphs.clear()
         self.seen.clear()
         self.pool = None
@@ -105,7 +105,7 @@ class CapturedFunction(Generic[Result]):
 
 
 def inputs_of(batch: Batch) -> list[Tensor]:
-    """What changes from step to step. Progress must be a tensor: a graph would freeze a number."""
+    """The tensors that change from step to step. Progress must be one of them: a graph would freeze a number."""
     assert isinstance(batch.progress, Tensor)
     return [*batch.tensors(), batch.progress]
 

@@ -1,4 +1,4 @@
-"""Where to compute and in what, and what a machine says when it runs out of memory, of disk or of luck."""
+"""Device, precision and compiler of a run, and readable errors when the machine runs out of memory or disk or its GPU fails."""
 
 import ctypes
 import gc
@@ -24,14 +24,14 @@ Fast = Literal["auto", "on", "off"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 SPACE_FACTOR = 2.2
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 # What torch, its allocators and CUDA's libraries say when memory is short, beside torch.OutOfMemoryError.
 MEMORY_SIGNS = ("allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 
 
 class Placement(Protocol):
-    """Settings that say where to compute, and in what."""
+    """Settings that choose the device and the precision."""
 
     @property
     def device(self) -> str: ...
@@ -51,13 +51,13 @@ def choose_device(settings: Placement) -> torch.device:
 
 
 def thread_share(workers: int) -> Callable[[], None]:
-    """For each of several workers to call when it starts: with all threads of this process each, they would wait for each other."""
+    """A function for each worker to call when it starts, which gives it its part of this process's threads. With all of
+    them each, the workers would wait for each other."""
     return partial(torch.set_num_threads, max(1, torch.get_num_threads() // workers))
 
 
 def gpu_names(device: str = "auto") -> list[str]:
-    """Of a machine with several GPUs, each as CUDA_VISIBLE_DEVICES names it; none where there is nothing to choose from, or
-    `device` is none of them."""
+    """The GPUs of a machine that has several, as CUDA_VISIBLE_DEVICES names them; empty with fewer than two or if `device` is cpu."""
     count = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
@@ -65,56 +65,56 @@ def gpu_names(device: str = "auto") -> list[str]:
 
 
 def free_memory() -> None:
-    """What is no longer used: networks and graphs in cycles, and what torch keeps for itself, which another process may want."""
+    """Free networks and graphs that are held only by cycles, and the memory that torch caches, which another process may need."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def keep_freed_memory() -> None:
-    """On a CPU: what a step frees is for the next one. The C library gives it back to the kernel, which then has to fill every page with
-    zeros again: a fifth of a small network's step. Only glibc can be told so; without the first number the second does harm."""
+    """On a CPU, keep what a step frees for the next one. The C library would return it to the kernel, which then has to fill every page
+    with zeros again: a fifth of a small network's step. Only glibc has these options; the second without the first does harm."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt and mallopt(M_MMAP_THRESHOLD, 1 << 25):
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def has_bfloat16() -> bool:
-    """In hardware: an emulated one is slower than float32."""
+    """Whether the GPU has bfloat16 in hardware; emulated, it is slower than float32."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def machine() -> dict[str, Any]:
-    """What a run remembers of where it ran."""
+    """The hardware, for environment.json."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"platform": platform.platform(), "torch_threads": torch.get_num_threads(), "gpu": gpu}
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 on GPUs that have it, float32 elsewhere."""
+    """A context for the precision; "auto" is bfloat16 on GPUs that have it, float32 elsewhere."""
     wanted = precision == "bfloat16" or (precision == "auto" and device.type == "cuda" and has_bfloat16())
     return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
 def kernels(enabled: bool) -> AbstractContextManager[None]:
-    """Around everything that is computed: plain torch where they are not enabled."""
+    """A context for everything that is computed: plain torch if our kernels are not enabled."""
     return nullcontext() if enabled else switch.reference_only()
 
 
 @contextmanager
 def inference(precision: Precision, device: torch.device, with_kernels: bool) -> Iterator[None]:
-    """As an update computes, but without gradients."""
+    """A context that computes as an update does, but without gradients."""
     with torch.no_grad(), autocast(precision, device), kernels(with_kernels):
         yield
 
 
 @contextmanager
 def sound_attention(batch: Batch) -> Iterator[None]:
-    """torch's attention without cuDNN where the gradient of that is not to be trusted. On Hopper, where torch prefers it from 2.11
-    on, gradients are NaN once all scores of a query are below -88, with 64, 192, 320, … keys (pytorch#196678) or a single
-    query (cudnn-frontend#1072). Such scores are no mistake: what is added to all scores of a query changes nothing."""
+    """Switch off cuDNN's attention where its gradient cannot be trusted. On Hopper, where torch prefers it from 2.11 on,
+    gradients are NaN once all scores of a query are below -88, with 64, 192, 320, … keys (pytorch#196678) or a single
+    query (cudnn-frontend#1072). Such scores are legitimate: a constant added to all scores of a query changes nothing."""
     before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     is_sound = not batch.padded and batch.ids.shape[1] % 128 != 64
-    is_sound &= not batch.targets  # of fine-tuning: what reads [CLS] alone has a single query in its last layer
+    is_sound &= not batch.targets  # in fine-tuning, a head that reads only [CLS] leaves its last layer a single query
     torch.backends.cuda.enable_cudnn_sdp(before and is_sound)
     try:
         yield
@@ -123,7 +123,7 @@ def sound_attention(batch: Batch) -> Iterator[None]:
 
 
 def choose_backend(fast: Fast, device: torch.device) -> str | None:
-    """What compiles the step, or None where nothing can. On a GPU the reason is logged."""
+    """torch.compile's backend for the step; None to leave it uncompiled. `log_shortcomings` logs what a GPU's machine lacks for it."""
     if fast == "off" or (fast == "auto" and device.type != "cuda"):
         return None
     missing = switch.trouble(device) if device.type == "cuda" else "there is no CUDA device to compile for"
@@ -133,7 +133,7 @@ def choose_backend(fast: Fast, device: torch.device) -> str | None:
 
 
 def log_shortcomings(precision: Precision, device: torch.device) -> None:
-    """What somebody with such a GPU should know."""
+    """Log what makes this GPU slower than it could be."""
     if device.type != "cuda":
         return
     if missing := switch.trouble(device):
@@ -144,7 +144,7 @@ def log_shortcomings(precision: Precision, device: torch.device) -> None:
 
 @contextmanager
 def deterministic(enabled: bool) -> Iterator[None]:
-    """torch's own switch, for as long as the run lasts: other work in the same process may want it otherwise."""
+    """Set torch's own switch only while the run lasts: other work in the same process may want it otherwise."""
     before = torch.are_deterministic_algorithms_enabled()
     if enabled:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -165,7 +165,7 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Also where a compiler or the end of a capture wraps the error that began it."""
+    """Whether memory was short, also where a compiler or the end of a capture wraps the original error."""
     if isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in MEMORY_SIGNS):
         return True
     cause = error.__cause__ or error.__context__
@@ -174,7 +174,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def explain_machine(memory_remedy: str, failure_remedy: str) -> Iterator[None]:
-    """As one line with a way out: that memory is short, on the GPU or on the host, or what CUDA says when a GPU fails (an
+    """Turn two kinds of errors into one line with a remedy: out of memory, on the GPU or the host, and a failing GPU (an
     assertion in a kernel, a lost device, a broken driver)."""
     try:
         yield

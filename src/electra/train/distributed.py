@@ -1,10 +1,10 @@
-"""A step that several processes compute together: each has its rows of every part of the batch, and all learn the same.
+"""A step that several processes compute together: each has its rows of every part of the batch, and all make the same update.
 
-What one process computes, N compute: denominators are those of the whole part (`over_ranks` in the losses), gradients and the
-sums of metrics are added up, and on a processor dropout is drawn for the whole part and each takes its rows. On a GPU every
-process has a stream of dropout of its own.
+N processes compute what one would: denominators are those of the whole part (`over_ranks` in the losses), gradients and the
+sums of metrics are added up, and on a CPU dropout is drawn for the whole part and each process takes its rows. On a GPU every
+process has its own stream of random numbers for dropout.
 
-Gradients are added up in buckets after the last part, not while the backward pass runs: a compiled backward pass hands over
+Gradients are added up in buckets after the last part, not during the backward pass: a compiled backward pass hands over
 all of them at its end, and one plain sequence can be captured in a CUDA graph.
 """
 
@@ -49,7 +49,7 @@ BUCKET = 64 << 20  # bytes
 
 
 class OwnRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Random numbers of dropout as one process would draw them for the rows of all; this one's are kept."""
+    """Draws dropout's random numbers for the rows of all processes, as one process would, and keeps those of its own rows."""
 
     def __init__(self, ranks: Ranks):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,15 +65,15 @@ class OwnRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def with_others(ranks: Ranks, device: torch.device) -> Iterator[None]:
-    """Around a forward pass over this process's rows."""
+    """A context for a forward pass over this process's rows: counts, and on a CPU dropout, are those of all processes."""
     shares_dropout = ranks.world > 1 and device.type == "cpu"
     with ranks.adding_up(), OwnRows(ranks) if shares_dropout else nullcontext():
         yield
 
 
 def add_up_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
-    """Every process has the sum of all gradients afterwards, the same bits: copied once, into the message that they then
-    stay in."""
+    """All-reduce the gradients: every process then has their sum, bit for bit the same. They are copied once, into the message,
+    and stay there."""
     for bucket in buckets(parameter for parameter in parameters if parameter.grad is not None):
         gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
         message = torch.empty(sum(map(space_of, bucket)), dtype=dtype, device=bucket[0].device)
@@ -97,7 +97,7 @@ def buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def space_of(tensor: Tensor) -> int:
-    """In a message: kernels read 16 bytes at a time, from where such a stretch begins."""
+    """The elements that a tensor takes in a message, rounded up to 8: kernels read 16 aligned bytes at a time."""
     return -(-tensor.numel() // 8) * 8
 
 
@@ -107,7 +107,7 @@ def cut_like(message: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def add_up_scalars(sums: Sums) -> Sums:
-    """One message for all numbers, exact for counts. Histograms, which are long, are added up when somebody reads them."""
+    """All-reduce the scalars in one message, exact for counts. Histograms, which are long, are added up when somebody reads them."""
     names: dict[torch.dtype, list[str]] = {}
     for name, value in sums.items():
         if value.ndim == 0:
@@ -119,12 +119,12 @@ def add_up_scalars(sums: Sums) -> Sums:
     return sums | dict(zip(chain.from_iterable(names.values()), totals, strict=True))
 
 
-# Weights in pieces (FSDP2). Every process keeps its piece of each tensor and of what the optimizer knows about it.
+# Sharded weights (FSDP2). Every process keeps its piece of each tensor and of the optimizer's state for it.
 
 
 def shard(objective: Trainable, ranks: Ranks, device: torch.device, reduce: torch.dtype) -> None:
-    """All of it is gathered for a step and given back after it: encoders fit as they are, so that what is saved is weights,
-    gradients and optimizer state between steps. Gradients are added up in `reduce`, also those of several parts."""
+    """Shard an objective. All weights are gathered for a step and freed after it: encoders fit as a whole, so what is saved is the
+    memory of weights, gradients and optimizer state between steps. Gradients are added up in `reduce`, also over the parts of a batch."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -133,11 +133,11 @@ def shard(objective: Trainable, ranks: Ranks, device: torch.device, reduce: torc
     fully_shard(objective, mesh=mesh, reshard_after_forward=False, mp_policy=precision)
     assert is_sharded(objective)
     objective.set_gradient_divide_factor(1.0)  # gradients are added up; the losses have divided already
-    objective.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    objective.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
 
 def is_piece(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whoever has pieces has imported what they are, which takes a second: others need not."""
+    """Whether a tensor is sharded (a DTensor). Without importing that class, which takes a second: if it is not imported, none is."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -149,7 +149,7 @@ def is_sharded(objective: object) -> "TypeGuard[FSDPModule]":
 
 @contextmanager
 def gathered(objective: Trainable) -> Iterator[None]:
-    """Whole weights in every process, until the end of this."""
+    """A context in which every process has the whole weights."""
     if is_sharded(objective):
         objective.unshard()
     yield
@@ -158,23 +158,23 @@ def gathered(objective: Trainable) -> Iterator[None]:
 
 
 def add_up_at(objective: Trainable, is_last: bool) -> None:
-    """Gradients in pieces are added up in the backward pass of the last part."""
+    """For a sharded objective: add up gradients over the processes only in the backward pass of the last part."""
     if is_sharded(objective):
         objective.set_requires_gradient_sync(is_last)
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This process's piece."""
+    """This process's piece of a sharded tensor; any other tensor as it is."""
     return tensor.to_local() if is_piece(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All processes call it."""
+    """The whole of a sharded tensor, for which all processes must call this; any other tensor as it is."""
     return tensor.full_tensor() if is_piece(tensor) else tensor
 
 
 def piece_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Of a whole tensor that every process has, the piece that it has of `like`."""
+    """This process's piece of `tensor`, which every process has as a whole, cut as `like` is."""
     if not is_piece(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -186,7 +186,7 @@ Groups = dict[str, dict[str, Tensor]]
 
 
 def whole_groups(groups: Groups, ranks: Ranks) -> Groups:
-    """What a checkpoint holds, in process 0."""
+    """The whole tensors for a checkpoint, in process 0; the others get empty groups."""
     wholes: Groups = {group: {} for group in groups}
     for group, tensors in groups.items():
         for name, tensor in tensors.items():
@@ -197,7 +197,7 @@ def whole_groups(groups: Groups, ranks: Ranks) -> Groups:
 
 
 def spread(groups: Groups, wholes: Groups, ranks: Ranks) -> None:
-    """Everybody gets, whole or its piece, what process 0 has in `wholes`."""
+    """Give every process what process 0 has in `wholes`: the whole tensor, or its piece of a sharded one."""
     for group, tensors in groups.items() if ranks.together else ():
         for name, tensor in tensors.items():
             if is_piece(tensor):
@@ -210,12 +210,12 @@ def spread(groups: Groups, wholes: Groups, ranks: Ranks) -> None:
                 dist.broadcast(tensor.detach(), 0)
 
 
-# Starting them on this machine, as torchrun does, by the same launcher
+# Starting the processes on this machine with torchrun's own launcher
 
 
 def launch(words: Sequence[str], settings: TrainSettings, folder: Path) -> None:
-    """`electra words…` in `settings.processes` processes, a run in `folder`. Where one is killed or its machine fails, all begin
-    again, at most `settings.restarts` times; torchrun's own restarts would also begin what was stopped or refused."""
+    """Run `electra words…` in `settings.processes` processes; `folder` is the run's. If one is killed or its machine fails, all start
+    again, at most `settings.restarts` times. torchrun's own restarts would also restart a run that was stopped or refused."""
     for restart in range(settings.restarts + 1):
         try:
             return launch_once(words, settings)
@@ -230,14 +230,14 @@ def launch(words: Sequence[str], settings: TrainSettings, folder: Path) -> None:
 
 
 def launch_once(words: Sequence[str], settings: TrainSettings) -> None:
-    """What they say is said by themselves; the error that this raises has the exit code of the first that failed."""
+    """The processes log their own errors; the one raised here has the exit code of the first that failed."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     loggers = "torch.distributed", "torch.distributed.elastic.agent.server.api"  # the second has a level of its own
     for name in loggers:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # our processes say it in one line
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # our processes report it in one line
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count() // settings.processes)))
     config = LaunchConfig(
         min_nodes=1,
@@ -246,7 +246,7 @@ def launch_once(words: Sequence[str], settings: TrainSettings) -> None:
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",  # the machine's own name may not be known anywhere
+        local_addr="127.0.0.1",  # the machine's own name may not resolve
         max_restarts=0,
     )
     try:

@@ -1,4 +1,4 @@
-"""What a run leaves behind for people and programs: metrics.jsonl, what trackers are told, run_state.json, curves."""
+"""What a run writes for people and programs: metrics.jsonl, metrics for trackers, run_state.json, curves."""
 
 import io
 import json
@@ -35,16 +35,16 @@ PANELS = (
     ("loss", (("rtd_loss", "discriminator (RTD)"),)),
     ("ROC-AUC and shares", (("auc", "AUC"), ("recall", "recall"), ("mlm_accuracy", "generator accuracy"))),
 )
-FLATTEST = 0.1  # axis of scores: small changes shall look small
+FLATTEST = 0.1  # least height of an axis of scores, so that small changes look small
 
 Values = Mapping[str, float | str]
 Record = dict[str, Any]
 
 
 class RunLog:
-    """The records of a run: a line of JSON for each, and for all trackers. Opening at step n forgets what an interrupted
-    process wrote beyond n: those steps are about to be done again. Where processes train together, one `writes`; the others
-    keep the same records to themselves. Of training only the newest is remembered: there are very many, and the file has them."""
+    """The metrics of a run: one JSON line per record, also sent to all trackers. Opening at step n drops what an interrupted
+    process wrote beyond n, because those steps will be repeated. Of several processes one `writes`; the others only keep the
+    same records in memory. Of the many training records, memory keeps only the newest; the file has them all."""
 
     def __init__(self, run: Tracked, track: Sequence[TrackerName], writes: bool = True):
         self.folder, self.writes = run.folder, writes
@@ -79,7 +79,7 @@ class RunLog:
         self.trackers.log(kind, step, values)
 
     def of_kind(self, kind: str) -> list[Record]:
-        """Step and values, in the order in which they were measured; null reads as nan."""
+        """Step and values of all records of a kind, oldest first; null becomes nan."""
         return [
             {key: math.nan if value is None else value for key, value in record.items() if key != "kind"}
             for record in self.records
@@ -87,7 +87,7 @@ class RunLog:
         ]
 
     def last(self, kind: str) -> Record:
-        """As it is in the file; empty where there is none."""
+        """The newest record of a kind, as it is in the file; empty if there is none."""
         return next((record for record in reversed(self.records) if record["kind"] == kind), {})
 
     def state(self, state: str, step: int, **more: str | int | Mapping[str, float]) -> None:
@@ -95,7 +95,7 @@ class RunLog:
             write_json(self.folder / RUN_STATE, {"state": state, "step": step, **self.writer, **more})
 
     def fail_for_writer(self, reason: str) -> None:
-        """Unless another has begun since."""
+        """Mark the run as failed in place of the process that wrote it, unless another has started since."""
         say_failed(self.folder, reason, lambda stored: stored.items() >= self.writer.items())
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class RunLog:
 
 
 def say_failed(folder: Path, reason: str, is_ours: Callable[[dict[str, Any]], bool]) -> bool:
-    """Of a run whose writer cannot say so itself. Whether it was still said to be running."""
+    """Mark a run as failed whose writer cannot do so itself, if run_state.json still says running. Returns whether it did."""
     with suppress(ElectraError, OSError):  # not every machine need have the folder
         stored = read_object(folder / RUN_STATE)
         if stored.get("state") == "running" and is_ours(stored):
@@ -115,12 +115,12 @@ def say_failed(folder: Path, reason: str, is_ours: Callable[[dict[str, Any]], bo
 
 
 def is_gone(stored: dict[str, Any]) -> bool:
-    """Whether the process that wrote run_state.json was one of this machine and has ended."""
+    """Whether the process that wrote run_state.json ran on this machine and has ended."""
     return stored.get("host") == platform.node() and not is_running(stored.get("pid"))
 
 
 def read_metrics(folder: Path, kind: str = "") -> list[Record]:
-    """Every record of a run, or those of a kind. A last line cut off by a kill is left out, and so are damaged ones, which is said."""
+    """All records of a run, or those of one kind. A last line cut off by a kill is left out; so are damaged lines, with a warning."""
     records, damaged = read_records(folder)
     if damaged:
         log.warning("%s has %d damaged lines, which are left out.", folder / METRICS, len(damaged))
@@ -136,7 +136,7 @@ def read_records(folder: Path) -> tuple[list[Record], list[bytes]]:
 
 
 def is_record(record: Record) -> bool:
-    """A kind, a step, and numbers or nulls; an alarm has words."""
+    """Whether a record has a kind, a step, and values that are numbers or null; those of an alarm may be text."""
     kind, step, values = record.get("kind"), record.get("step"), [it for key, it in record.items() if key != "kind"]
     allowed = (int, float, str, NoneType) if kind == "alarm" else (int, float, NoneType)
     numbers = [it for it in values if isinstance(it, int | float)]
@@ -154,12 +154,12 @@ def as_line(record: Record) -> bytes:
 
 
 def finite_or_none(value: Any) -> Any:
-    """JSON has no nan; null says that there is no such number."""
+    """The value, or None (null) if it is not finite: JSON has no nan."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plot_run(folder: Path, out: Path) -> Path | None:
-    """The curves of a pre-training run; None where there is nothing to draw yet."""
+    """Plot the curves of a pre-training run; None if there is nothing to draw yet."""
     records = read_metrics(folder)
     train, heldout = ([record for record in records if record["kind"] == kind] for kind in ("train", "heldout"))
     if not train:
@@ -178,7 +178,7 @@ def plot_run(folder: Path, out: Path) -> Path | None:
 
 
 def draw_schedule(axis: Any, train: Sequence[Record]) -> None:
-    """The learning rate, and the temperature of sampling where it changes: while it falls, replacements get harder to catch."""
+    """Plot the learning rate, and the sampling temperature if it changes: while it falls, replacements get harder to detect."""
     axis.plot(*series(train, "lr"), color="tab:purple", label="learning rate")
     temperatures = series(train, "temperature")
     if temperatures[0]:
@@ -195,8 +195,8 @@ def plot_scores(
     key: str,
     out: Path,
 ) -> Path:
-    """A line for each curve, a dev score against the step; and one across for each level to compare it with. Beside it the losses:
-    one that falls to zero while the score stands still has learned its rows by heart."""
+    """Plot the dev score of each curve against the step, with a horizontal line for each level to compare it with. Beside it are
+    the losses: one that falls to zero while the score stands still has memorised its rows."""
     with panels(out, f"{out.parent.name}: dev {key}", [key, "training loss"], (11, 4.2)) as (axis, beside):
         for name, records in curves.items():
             (line,) = axis.plot(*series(records, key), marker="o", markersize=3, label=name)
@@ -206,14 +206,14 @@ def plot_scores(
             axis.axhline(level, color="0.4", linestyle=style, linewidth=1, label=name)
         values = [value for records in curves.values() for value in series(records, key)[1]]
         low, high = axis.get_ylim()
-        low = max(low, -0.01) if values and min(values) >= 0 else low  # a score that is never negative has no such axis
+        low = max(low, -0.01) if values and min(values) >= 0 else low  # no negative axis without negative scores
         axis.set_ylim(low, max(high, low + FLATTEST))
     return out
 
 
 @contextmanager
 def panels(out: Path, title: str, labels: Sequence[str], size: tuple[float, float]) -> Iterator[Sequence[Any]]:
-    """Empty axes against the step, side by side."""
+    """Yield empty axes, side by side, with the step as x."""
     with picture(out, title, [range(len(labels))], size) as axes:
         yield axes
         for axis, label in zip(axes, labels, strict=True):
@@ -226,9 +226,9 @@ def panels(out: Path, title: str, labels: Sequence[str], size: tuple[float, floa
 def picture(
     out: Path, title: str, places: Sequence[Sequence[int]], size: tuple[float, float], **how: Any
 ) -> Iterator[Sequence[Any]]:
-    """Axes by their number, in rows of `places`: one that stands there several times is as wide, -1 is a gap. Written as a PNG when
-    the caller has drawn. `how` is for matplotlib's `subplot_mosaic`. Names of runs and recipes are shown as they are, a $ in them
-    begins no formula."""
+    """Yield axes in the order of their numbers, and write them as a PNG when the caller has drawn. `places` is rows of these numbers:
+    one that occurs several times is that wide, -1 is a gap. `how` goes to matplotlib's `subplot_mosaic`. Names of runs and recipes
+    are shown as they are: a $ in them starts no formula."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -253,7 +253,7 @@ def picture(
 
 
 def mark_powers(axis: Any) -> None:
-    """Of ten on an axis, few and in plain words: matplotlib's own are formulas."""
+    """Label a few round numbers of a logarithmic axis in plain digits: matplotlib's own labels are formulas."""
     from matplotlib import ticker
 
     low, high = axis.get_view_interval()

@@ -1,5 +1,5 @@
-"""The loop of pre-training and of fine-tuning. It moves batches to an update and knows neither tokenizers, generators nor
-tasks: what is trained, on what, and how that is judged on the way arrive as arguments."""
+"""The training loop of pre-training and fine-tuning. It feeds batches to updates and knows neither tokenizers, generators nor
+tasks: the step, the data and the evaluation are arguments."""
 
 import logging
 import math
@@ -33,8 +33,8 @@ from electra.train.step import Step
 from electra.train.trackers import Tracked, wanted_trackers
 
 log = logging.getLogger(__name__)
-SURE = 0.02  # of a budget of time, after which it is known how many steps it holds
-LINES_OF_BUDGET = 50  # at least
+SURE = 0.02  # fraction of a time budget after which the number of steps that fit is known
+LINES_OF_BUDGET = 50  # log lines in a time budget, at least
 STATES = {75: "preempted", 130: "interrupted", 141: "interrupted", 6: "diverged"}
 
 
@@ -43,8 +43,8 @@ class Batches(Protocol):
 
 
 class Evaluation(Protocol):
-    """How a run is judged on the way. What it measures is logged under `kind`; `kept` are tensors that go into every
-    checkpoint beside the weights, and come back from it."""
+    """How a run is evaluated during training. Its metrics are logged under `kind`; `kept` are tensors that go into every
+    checkpoint beside the weights, and are restored from it."""
 
     @property
     def kind(self) -> str: ...
@@ -54,7 +54,7 @@ class Evaluation(Protocol):
     def is_due(self, step: int, is_last: bool) -> bool: ...
 
     def measure(self, step: int, earlier: Sequence[Record]) -> dict[str, float]:
-        """Empty where there is nothing to measure, or where a signal cut it short: the checkpoint comes first."""
+        """The metrics; empty if there is nothing to measure, or a signal cut it short, because the checkpoint comes first."""
         ...
 
     def describe(self, metrics: Mapping[str, float]) -> str: ...
@@ -66,9 +66,9 @@ class Evaluation(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run lives, what must not change under it, and what to tell people about it. `name` tells it from others of
-    the same command; `keeps_last`: whether the last step is saved too; `peak_speed`: the tokens per second of a device
-    that computes without pause, 0 where nobody knows; `settings` are for trackers."""
+    """Where a run lives, what must not change when it resumes, and what to tell people about it. `name` tells it from others of
+    the same command; `keeps_last`: whether the last step is saved too; `peak_speed`: tokens per second at the device's peak,
+    0 if unknown; `settings` are for trackers."""
 
     folder: Path
     fingerprint: Mapping[str, str]
@@ -136,8 +136,8 @@ def train(
 
 
 class RunState:
-    """All that changes while a run goes on, beside weights and optimizer: restored from the newest checkpoint. What is
-    summed, saved and logged is so here and nowhere else."""
+    """Everything that changes during a run beside weights and optimizer, restored from the newest checkpoint. Summing,
+    saving and logging happen here and nowhere else."""
 
     def __init__(self, update: Step, evaluation: Evaluation, settings: TrainSettings, run: Run):
         self.update, self.evaluation, self.settings, self.run = update, evaluation, settings, run
@@ -170,14 +170,14 @@ class RunState:
             self.horizon.restore(self.step, seconds, state["planned_steps"])
 
     def open(self) -> tuple[int, dict[str, Any], Sums, dict[str, Tensor], list[Record]]:
-        """The newest checkpoint, copied into the live tensors, and what else there is of an earlier process: step, state, sums,
-        what the evaluation kept, records. The only one who reads and writes the run folder does this."""
+        """Copy the newest checkpoint into the live tensors. Returns the step, state, sums, the evaluation's kept tensors and the
+        records of earlier processes. Only process 0, which alone reads and writes the run folder, calls this."""
         root, folder = self.run.checkpoints, self.run.folder
         checkpoint.clean(root)
         newest = checkpoint.newest_checkpoint(root)
         if newest:
             checkpoint.set_aside(root, newest.step)
-            self.restored = {  # of tensors in pieces, the whole on the host
+            self.restored = {  # for sharded tensors, the whole one on the host
                 group: {
                     name: torch.empty(tensor.shape, dtype=tensor.dtype) if is_piece(tensor) else tensor
                     for name, tensor in tensors.items()
@@ -196,7 +196,7 @@ class RunState:
         return Tracked(self.run.folder, self.run.name, self.run.settings, step)
 
     def own_sums(self, totals: Sums) -> Sums:
-        """Histograms of all processes stay with process 0; numbers are the same in all of them."""
+        """The totals as this process keeps them: histograms are left to process 0, scalars are the same in every process."""
         return {
             name: total if total.ndim == 0 or self.ranks.is_first else torch.zeros_like(total)
             for name, total in totals.items()
@@ -207,17 +207,17 @@ class RunState:
 
     @property
     def seconds(self) -> float:
-        """Of all processes that worked on this run."""
+        """Wall-clock seconds of this run so far, over all processes that have resumed it."""
         return self.seconds_before + time.monotonic() - self.started
 
     @property
     def training_seconds(self) -> float:
-        """Without compiling, evaluating and saving."""
+        """`seconds` without compiling, evaluating and saving."""
         return self.seconds - sum(self.pauses.values())
 
     @property
     def planned_steps(self) -> int:
-        """With a budget of time whose speed is not known yet, those that are done."""
+        """The planned number of steps. With a time budget, that of the steps done until the speed is known."""
         return self.step if math.isinf(self.horizon.steps) else int(self.horizon.steps)
 
     @property
@@ -225,8 +225,8 @@ class RunState:
         return self.step >= self.horizon.steps
 
     def read_clock(self, signals: Signals) -> None:
-        """What hangs on time, by the clock of process 0, and signals to any process. With a budget of time, plan the end again:
-        after every step on the host, which is never ahead of itself, and once in a while on a GPU."""
+        """Read the clock of process 0, and signals to any process. With a time budget, plan the end again: after every step on a
+        CPU, where the host is never ahead of the device, and once in a while on a GPU."""
         device, horizon = self.update.execution.device, self.horizon
         is_read = horizon.budget and (device.type == "cpu" or horizon.is_reading_due(self.step))
         if is_read and not self.update.paused and device.type == "cuda":
@@ -241,7 +241,7 @@ class RunState:
 
     @contextmanager
     def paused_for(self, purpose: str) -> Iterator[None]:
-        """Time that is no part of training, nor of its speed. What the device has yet to do before is."""
+        """A context whose time counts neither as training nor for the speed. It first waits for the device, whose work is training."""
         if self.update.execution.device.type == "cuda":
             torch.cuda.synchronize()
         before = time.monotonic()
@@ -257,7 +257,7 @@ class RunState:
         return (self.planned_steps - self.step) * per_step
 
     def count(self, sums: Sums, paused: float) -> None:
-        """A step is done; of it, so many seconds were compiling, which is no part of the speed."""
+        """Count a finished step. One with `paused` seconds of compiling is left out of the speed."""
         tokens = sums.pop("tokens")
         add_sums(self.sums, sums)
         if paused:
@@ -270,12 +270,12 @@ class RunState:
         self.step += 1
 
     def is_log_due(self) -> bool:
-        """With a budget of time also where steps are slow for it."""
+        """Every `log_every` steps; with a time budget more often if steps are slow for it."""
         is_late = LINES_OF_BUDGET * self.unlogged > self.horizon.budget > 0
         return self.step % self.settings.log_every == 0 or self.is_last or is_late
 
     def log_metrics(self, norm: Tensor, fraction: float, schedule: ScheduleSettings) -> dict[str, float]:
-        """Metrics since the last time, and whatever must be said aloud about them."""
+        """Log and return the metrics since the last call, and warn about them if needed."""
         objective, now = self.update.objective, time.monotonic()
         count, self.sums = self.tokens.item(), self.total_sums()
         speed = count / (now - self.logged) if count else math.nan
@@ -310,7 +310,7 @@ class RunState:
         return metrics
 
     def warn(self, warnings: Mapping[str, str]) -> None:
-        """Of each alarm once in a run."""
+        """Log each alarm, once in a run."""
         for alarm, text in warnings.items():
             if alarm not in self.alarmed:
                 self.alarmed.add(alarm)
@@ -324,8 +324,8 @@ class RunState:
         with self.paused_for("evaluate"):
             try:
                 metrics = self.evaluation.measure(self.step, self.log.of_kind(kind))
-            except RuntimeError as error:  # what graphs hold is not free for evaluation
-                is_alone = self.ranks.world == 1  # others would not measure again
+            except RuntimeError as error:  # graphs may hold the memory that evaluation needs
+                is_alone = self.ranks.world == 1  # other processes would not measure again
                 if not (is_alone and self.update.captured.graphs and is_out_of_memory(error)):
                     raise
                 self.update.captured.forget()
@@ -345,7 +345,7 @@ class RunState:
         return is_late or is_kept or self.step % self.settings.save_every == 0
 
     def save(self) -> None:
-        """Never weights that are not finite: the checkpoints before them are the way back."""
+        """Save a checkpoint, but never weights that are not finite: earlier checkpoints are the way back."""
         with self.paused_for("save"):
             self.require_finite()
             totals, groups = self.total_sums(), whole_groups(self.tensors, self.ranks)
@@ -377,7 +377,7 @@ class RunState:
 
     @contextmanager
     def told_to_outsiders(self) -> Iterator[None]:
-        """run_state.json: that the run goes on, from which checkpoint, and how it ended."""
+        """Keep run_state.json up to date: that the run is running, the step it resumes at, and how it ended."""
         self.log.state("running", self.step, resume=self.run.resume_command)
         try:
             yield
@@ -398,8 +398,8 @@ class RunState:
 
 @dataclass
 class HeldOutEvaluation:
-    """Pre-training's: the objective's metrics over held-out rows, without dropout. `from_start`: also before the first step, which
-    says something where the weights are not random. `keep_samples`: called with the step after each, by process 0."""
+    """Pre-training's evaluation: the objective's metrics over held-out rows, without dropout. `from_start`: also before the first
+    step, for weights that are not random. `keep_samples`: process 0 calls it with the step after each evaluation."""
 
     update: Step
     rows: Iterable[Batch]
@@ -423,7 +423,7 @@ class HeldOutEvaluation:
         with gathered(objective):
             sums = sums_over(rows, lambda batch: objective(batch).sums, *how)
 
-        # of all processes, some of which may have had no rows, and one may have got a signal
+        # over all processes: some may have had no rows, and one may have received a signal
         ranks.hear(self.signals)
         totals = Sums()
         for part in ranks.gather({name: value.cpu() for name, value in sums.items()}):
@@ -442,7 +442,7 @@ class HeldOutEvaluation:
 
 
 def checkpoint_groups(objective: Trainable, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """The live tensors that a checkpoint holds, by file."""
+    """The live tensors that a checkpoint saves, by file."""
     return {"model": dict(objective.named_parameters()), "optimizer": optimizer_tensors(optimizer, objective)}
 
 
@@ -453,7 +453,7 @@ def sums_over(
     precision: Precision,
     with_kernels: bool,
 ) -> Sums:
-    """What `score` gives for each batch, added up."""
+    """The sums of `score` over all batches."""
     sums: Sums = {}
     with inference(precision, device, with_kernels):
         for batch in batches:
@@ -462,6 +462,6 @@ def sums_over(
 
 
 def add_sums(totals: Sums, more: Mapping[str, Tensor]) -> None:
-    """What is added may be overwritten afterwards."""
+    """Add `more` to `totals`. The tensors of `more` are copied, so they may be overwritten afterwards."""
     for name, value in more.items():
         totals[name] = totals[name] + value if name in totals else value.clone()

@@ -7,12 +7,12 @@ Muon (Jordan et al., 2024) is momentum whose singular values are all made one, f
 
 The factor gives the update the size that AdamW's has (root mean square 0.2; Liu et al., 2025), so that the same rate and
 decay serve both. UVᵀ comes from five rounds of X <- aX + bXXᵀX + c(XXᵀ)²X. Where we differ from the original: (a, b, c)
-are not the same in each round but the best for what the rounds before left over (as Amsel et al., 2025); matrices of
-equal sizes, lying or standing, go through the rounds as one batch; what is stacked in one matrix (queries, keys and
-values) is made orthogonal part by part.
+change from round to round, each the best for what the rounds before left over (as Amsel et al., 2025); matrices of
+equal sizes, wide or tall, go through the rounds as one batch; matrices stacked in one parameter (queries, keys and
+values) are made orthogonal one by one.
 
-Why not torch.optim.Muon: it asks the device for the rate at every step, so that no step could be captured as a CUDA graph,
-goes from matrix to matrix, and knows no stacked ones.
+Why not torch.optim.Muon: it reads the rate from the device at every step, so that no step could be captured as a CUDA graph;
+it updates one matrix at a time; and it does not know stacked matrices.
 """
 
 import math
@@ -36,9 +36,9 @@ from electra.train.distributed import is_piece, own, piece_like, whole
 FAR_STEP = 1e9
 MOMENTUM = 0.95
 
-# Each line is the odd polynomial of degree five that brings [low, high] closest to 1, where [low, high] is what the line
-# before makes of its own, from [0.001, 1]. All but the last are stretched by 1.02, so that singular values which rounding
-# pushes beyond their interval come back. Together they bring [0.001, 1] into [0.83, 1.12].
+# Each line is the odd polynomial of degree five that brings [low, high] closest to 1. The first interval is [0.001, 1], every
+# other one is where the line before maps its own. All but the last are stretched by 1.02, so that singular values which
+# rounding pushes out of their interval come back. Together they map [0.001, 1] into [0.83, 1.12].
 ROUNDS = (
     (8.304244590, -23.659903264, 16.873111784),
     (4.100817890, -2.929398634, 0.525873398),
@@ -48,17 +48,17 @@ ROUNDS = (
 )
 UPDATE_SIZE = 0.2
 TINY = 1e-30
-MOST_DECAY = 0.1  # of a weight, in one step: where a run has a few dozen steps, no sum is worth more
+MOST_DECAY = 0.1  # of a weight, in one step, so that a run of a few dozen steps stays below its total
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AdamSettings(Settings):
-    """The paper's Adam. `bias_correction = false` is what the original does.
+    """The paper's Adam. `bias_correction = false` is what the original code does.
 
     `total_decay` is what rate x weight decay adds up to over a run, whatever its steps, rate and schedule: a weight without a
-    gradient ends at e^-total_decay of itself. Its inverse is the timescale of the average over updates that AdamW's weights
-    are, in runs (Wang and Aitchison, 2024). It is read with `weight_decay = "auto"` alone."""
+    gradient ends at e^-total_decay of its initial value. AdamW's weights are an average over updates, and 1 / total_decay is
+    its timescale, in runs (Wang and Aitchison, 2024). It is only used with `weight_decay = "auto"`."""
 
     lr: float = Field(5e-4, gt=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -75,7 +75,7 @@ class AdamSettings(Settings):
         return self
 
     def decay_over(self, steps_at_peak: float) -> float:
-        """The weight decay of a run whose rates are as much as so many steps at the peak."""
+        """The weight decay, as a number, of a run whose rates add up to those of `steps_at_peak` steps at the peak rate."""
         if self.weight_decay != "auto":
             return self.weight_decay
         return min(self.total_decay / (self.lr * steps_at_peak), MOST_DECAY / self.lr)
@@ -86,8 +86,8 @@ class OptimizerSettings(AdamSettings):
     by itself: Adam divides by the size of the gradient, so the weights of the losses cannot balance the two (Dong et al.,
     2023). Shared embeddings belong to the discriminator, disentangled ones to the generator.
 
-    `kind = "muon"` updates the matrices inside the layers by Muon (`momentum` is its own; rate, decay and clipping are
-    those of the network) and everything else by Adam as ever."""
+    `kind = "muon"` updates the matrices inside the layers by Muon (only `momentum` is its own; rate, decay and clipping are
+    those of the network) and everything else by Adam as usual."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     momentum: Beta = MOMENTUM
@@ -106,24 +106,24 @@ class OptimizerSettings(AdamSettings):
     @model_validator(mode="before")
     @classmethod
     def generator_as_discriminator(cls, tree: Any) -> Any:
-        """What is not said of the generator's Adam is as in the discriminator's."""
+        """What is not set for the generator's Adam is taken from the discriminator's."""
         if not isinstance(tree, dict) or not isinstance(tree.get("generator", {}), dict):
             return tree
         same = {key: tree[key] for key in AdamSettings.model_fields.keys() & tree.keys()}
         return tree | {"generator": same | tree.get("generator", {})}
 
     def updated(self, main: Mapping[str, Any], generator: Mapping[str, Any]) -> "OptimizerSettings":
-        """With other values of the discriminator's Adam and of the generator's."""
+        """A copy with other values for the discriminator's Adam and the generator's."""
         return self.model_copy(update={**main, "generator": self.generator.model_copy(update=generator)})
 
     def over(self, steps_at_peak: float) -> "OptimizerSettings":
-        """With weight decays that are numbers."""
+        """A copy in which "auto" weight decays are numbers."""
         return self.updated(*({"weight_decay": it.decay_over(steps_at_peak)} for it in (self, self.generator)))
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that learn with the same Adam and are clipped together, by name. `factors` multiply the rate of some of
+    """Parameters, by name, that share Adam's settings and are clipped together. `factors` multiply the rate of some of
     them: the layer-wise rates of fine-tuning."""
 
     adam: AdamSettings
@@ -132,7 +132,7 @@ class ParameterGroup:
 
 
 def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[ParameterGroup]:
-    """What learns: all of it alike, or the generator by itself, without what it shares with the discriminator."""
+    """The trainable parameters: one group, or with `decoupled` a second one for the generator, without what it shares."""
     learning = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     if not settings.decoupled:
         return [ParameterGroup(settings, learning)]
@@ -144,8 +144,8 @@ def split_parameters(objective: Trainable, settings: OptimizerSettings) -> list[
 
 
 def build_optimizer(model: Trainable, groups: Sequence[ParameterGroup], settings: OptimizerSettings) -> optim.Optimizer:
-    """Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The decay is decoupled:
-    p <- p - lr (m / (sqrt(v) + eps) + decay * p). One that is not a number yet is made by `Rates`."""
+    """Build AdamW, or Muon beside it. Weights and embeddings are decayed; LayerNorm and biases, which are vectors, are not. The
+    decay is decoupled: p <- p - lr (m / (sqrt(v) + eps) + decay * p). One that is still "auto" is left to `Rates`."""
     for_muon = {id(m.parameter): m for m in matrices_in_layers(model)} if settings.kind == "muon" else {}
     adamw: list[dict[str, Any]] = []
     muon: list[tuple[list[Matrix], dict[str, Any]]] = []
@@ -170,21 +170,21 @@ def build_optimizer(model: Trainable, groups: Sequence[ParameterGroup], settings
             first = torch.full((), step, dtype=parameter.dtype, device=parameter.device)
             averages = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             optimizer.state[parameter] = {"step": first, **averages}
-    # torch warns when an optimizer that can be captured steps uncaptured; ours does at every new shape.
+    # torch warns when a capturable optimizer steps uncaptured; ours does at every new shape.
     optimizer._warned_capturable_if_run_uncaptured = True
     return Muon(muon, optimizer) if muon else optimizer
 
 
 def clip_gradients(groups: Sequence[ParameterGroup]) -> Tensor:
-    """Clips each group to its own norm, all of it together. Returns the norm of the first, before: the discriminator's,
-    or that of everything."""
+    """Clip each group by its global norm. Returns the norm of the first group before clipping: the discriminator's, or that
+    of all parameters."""
     norm, *_ = [nn.utils.clip_grad_norm_(group.parameters.values(), group.adam.clip) for group in groups]
     return whole(norm)
 
 
 class Rates:
-    """The learning rate of every group as a fraction of its peak. On the GPU they are tensors that a captured step reads,
-    and one number per step goes there. Of groups with a `total_decay`, every step decays a share: by a tensor too, where the
+    """Sets the learning rate of every group to a fraction of its peak. On a GPU the rates are tensors that a captured step reads,
+    and one number per step is sent there. Groups with a `total_decay` decay by a part of it at every step, by a tensor too: the
     optimizer's own weight decay would be frozen into the graph."""
 
     def __init__(self, optimizer: optim.Optimizer, device: torch.device):
@@ -209,7 +209,7 @@ class Rates:
 
     @torch.no_grad()
     def decay(self) -> None:
-        """Before the update, as AdamW does: what has a gradient."""
+        """Decay what has a gradient, before the update, as AdamW does."""
         for group, kept in self.kept:
             if parameters := [own(parameter) for parameter in group["params"] if parameter.grad is not None]:
                 torch._foreach_mul_(parameters, kept)
@@ -227,7 +227,7 @@ def optimizer_tensors(optimizer: optim.Optimizer, model: Trainable) -> dict[str,
 
 @dataclass(frozen=True)
 class Matrix:
-    """A parameter for Muon: `parts` matrices of equal height, one above the other."""
+    """A parameter for Muon: `parts` matrices of equal height, stacked."""
 
     parameter: Tensor
     parts: int = 1
@@ -239,7 +239,7 @@ class Matrix:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Short and long: what goes through the rounds together."""
+        """The short and the long side; matrices with equal sides go through the rounds together."""
         rows, columns = self.parameter.shape
         height = rows // self.parts
         return min(height, columns), max(height, columns)
@@ -255,7 +255,7 @@ class Matrix:
 
 def matrices_in_layers(model: Trainable) -> list[Matrix]:
     """The weights of linear maps inside the layers. Everything else (embeddings and their projection, heads, norms,
-    biases) is AdamW's."""
+    biases) is left to AdamW."""
     return [
         Matrix(part.weight, part.stacked if isinstance(part, Linear) else 1)
         for name, part in model.named_modules()
@@ -264,8 +264,8 @@ def matrices_in_layers(model: Trainable) -> list[Matrix]:
 
 
 def orthogonalise(x: Float[Tensor, "batch short long"]) -> Float[Tensor, "batch short long"]:
-    """UVᵀ for each U S Vᵀ, up to the width of the interval that ROUNDS ends with; singular values under a thousandth of
-    the matrix's norm stay smaller. Zero stays zero. bfloat16 on CUDA, the tensor's own precision elsewhere."""
+    """UVᵀ for each U S Vᵀ, with singular values in the interval that ROUNDS ends with; those under a thousandth of the
+    matrix's norm stay smaller. Zero stays zero. Computed in bfloat16 on CUDA, in the tensor's own precision elsewhere."""
     norms: Tensor = torch.linalg.matrix_norm(x, keepdim=True)
     dtype = torch.bfloat16 if x.is_cuda else x.dtype
     result = (x / norms.clamp(min=TINY)).to(dtype)
@@ -278,9 +278,9 @@ def orthogonalise(x: Float[Tensor, "batch short long"]) -> Float[Tensor, "batch 
 
 class Muon(optim.Optimizer):
     """Muon for groups of matrices, each with its `lr`, `weight_decay` and `momentum`, and in the same step `others`, an
-    AdamW over the other parameters whose state is there already: one optimizer from outside. Groups and state of both
-    are in `param_groups` and `state`, live, so that setting rates, saving and restoring need not know that there are
-    two. A step can be captured as a CUDA graph: nothing in it asks the device for a value."""
+    AdamW over the other parameters whose state exists already: one optimizer from outside. `param_groups` and `state` hold
+    the live groups and state of both, so that setting rates, saving and restoring need not know that there are
+    two. A step can be captured as a CUDA graph: nothing in it reads a value from the device."""
 
     def __init__(self, groups: list[tuple[list[Matrix], dict[str, Any]]], others: optim.Optimizer):
         super().__init__([{"params": [m.parameter for m in matrices], **options} for matrices, options in groups], {})
@@ -304,8 +304,8 @@ class Muon(optim.Optimizer):
                 self.update(learning, group)
 
     def update(self, matrices: list[Matrix], group: dict[str, Any]) -> None:
-        """Matrices of equal sides. `lr` may be a tensor on the device. Of matrices in pieces, every process makes the whole
-        direction orthogonal and takes its piece."""
+        """Update matrices of equal sides. `lr` may be a tensor on the device. For sharded matrices, every process makes the
+        whole direction orthogonal and takes its piece."""
         beta, lr, decay = group["momentum"], group["lr"], group["weight_decay"]
         parameters: list[Tensor] = [own(matrix.parameter) for matrix in matrices]
         gradients = [whole(matrix.parameter.grad) for matrix in matrices if matrix.parameter.grad is not None]

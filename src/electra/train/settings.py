@@ -1,10 +1,10 @@
-"""What can be set about the loop, the learning rate as a function of the step, and when a run ends: after so many steps, or after
-so many minutes of training.
+"""The settings of the training loop, the learning rate as a function of the step, and when a run ends: after a number of steps, or
+after minutes of training.
 
-How many steps a budget of time holds is known only when it is used up. So the end is planned again at every reading of the
-clock: what is left, by the seconds per step of the last readings. Between readings, which on a GPU must wait for the device,
-time is predicted. Progress is the time so far over the time at the planned end, so that it is 1, and the learning rate zero,
-where the run ends, however the speed changed on the way.
+How many steps fit into a time budget is known only when it is used up. So the end is planned again at every reading of the
+clock: the time left, divided by the seconds per step of the last readings. Between readings, which on a GPU must wait for the
+device, time is predicted. Progress is the time so far over the time at the planned end, so that it is 1, and the learning rate
+zero, where the run ends, however the speed changed on the way.
 """
 
 import math
@@ -18,8 +18,8 @@ from electra.base.config import Settings
 from electra.train.device import Fast, Precision
 from electra.train.trackers import Track
 
-# These change what is shown or kept and how fast it goes, not what is learned (accumulate and fast: up to rounding, the
-# numbers behind dropout and the weight of padded parts). A run may be resumed with other values.
+# These change logging, checkpoints and speed, not what is learned (accumulate and fast: but for rounding, the random
+# numbers of dropout and the weight of padded parts). A run may be resumed with other values.
 _FREE = (
     "accumulate fast log_every evaluate_every evaluate_rows save_every save_minutes keep keep_every workers corpus track "
     "processes parallel reduce timeout restarts"
@@ -28,24 +28,24 @@ FREE_TO_CHANGE = tuple(f"train.{key}" for key in _FREE.split())
 ENOUGH_OF_PEAK = 0.9
 SHORT_WARMUP = 0.05
 READINGS = 20
-"""The speed is that between the first and the last of so many."""
+"""Readings of the clock, from the first to the last of which the speed is measured."""
 BUDGET_BETWEEN = 0.005
-"""The most of the budget that is predicted, not read."""
+"""The largest fraction of the budget between two readings, where time is predicted."""
 CATCH_UP = 3
-"""The most that a step decays, in steps of the mean so far."""
+"""The most that one step may decay, as a multiple of the mean step so far."""
 
 
 class TrainSettings(Settings):
-    """`batch` is global; `accumulate` splits it into as many parts that are computed one after the other.
-    `fast`: compiled, captured and with our kernels, "auto" where the machine can, "on" or not at all, "off" in plain torch.
-    `keep` newest checkpoints are kept, and for ever those at multiples of `keep_every` (0: none). With `minutes` a run ends
-    after so much training, however many steps that makes: `steps` is not looked at. Compiling, evaluating and saving are
-    not training. `stages` are the steps at which a run was finished before it was made longer: from each on, the schedule
-    warms up and decays anew. `track`: who is told the metrics, beside metrics.jsonl.
+    """`batch` is global; `accumulate` splits it into as many parts, computed one after the other. `fast`: compiled,
+    captured and with our kernels; "auto" does what the machine can, "on" refuses to start otherwise, "off" is plain torch.
+    The newest `keep` checkpoints are kept, and multiples of `keep_every` are never deleted (0: none). With `minutes` a run
+    ends after that much training, however many steps that makes, and `steps` is ignored. Compiling, evaluating and saving
+    are not training. `stages` are the steps at which a run had finished before it was extended: from each on, the schedule
+    warms up and decays once more. `track`: where metrics are sent, beside metrics.jsonl.
 
-    `processes` of this machine share every batch; torchrun's own number goes before it. `parallel`: "ddp" keeps weights and
-    optimizer whole in each, "fsdp" in pieces. `reduce`: what gradients are added up in. A process waits `timeout` seconds for
-    the others, and where one dies all are started again up to `restarts` times."""
+    `processes` of this machine share every batch; under torchrun, its own number counts. `parallel`: "ddp" keeps weights and
+    optimizer whole in each process, "fsdp" shards them. `reduce`: the precision in which gradients are added up. A process
+    waits `timeout` seconds for the others; if one dies, all are started again, up to `restarts` times."""
 
     steps: int = Field(1_000_000, ge=1)
     minutes: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -89,15 +89,15 @@ class TrainSettings(Settings):
 
 
 def next_accumulate(batch: int, accumulate: int) -> int | None:
-    """Into how many parts a batch is split next when memory is short: twice as many, or as few more as divide it evenly.
-    None where a part is a single row."""
+    """The next `accumulate` to try when memory is short: twice as many parts, or the fewest more that divide the batch evenly.
+    None if a part is a single row already."""
     if batch % (2 * accumulate) == 0:
         return 2 * accumulate
     return next((parts for parts in range(accumulate + 1, batch + 1) if batch % parts == 0), None)
 
 
 def memory_remedy(batch: int, accumulate: int) -> str:
-    """Same batch and same data in smaller parts, if there are any."""
+    """What to do when memory is short: the same batch in smaller parts, if that is possible."""
     parts = next_accumulate(batch, accumulate)
     if parts is None:
         return "A single row does not fit: use a shorter rows.length or a smaller encoder."
@@ -107,7 +107,7 @@ def memory_remedy(batch: int, accumulate: int) -> str:
 
 class ScheduleSettings(Settings):
     """`kind`: "original" multiplies warm-up and linear decay, so that the peak is a little below `lr`; the others warm
-    up first and then decay from `lr` to zero ("linear", "cosine") or stay ("constant"). `warmup` below 1 is a share of
+    up first and then decay from `lr` to zero ("linear", "cosine") or stay ("constant"). `warmup` below 1 is a fraction of
     the run, from 1 on a number of steps."""
 
     kind: Literal["original", "linear", "cosine", "constant"] = "original"
@@ -126,7 +126,7 @@ class ScheduleSettings(Settings):
 
 
 def rate_fraction(settings: ScheduleSettings, step: float, steps: float) -> float:
-    """The learning rate of update number `step`, counted from 0, over the peak. Never zero: such an update would be wasted."""
+    """The learning rate of update `step`, counted from 0, over the peak. Never zero: such an update would be wasted."""
     warmup = settings.warmup_steps(steps)
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     after = max(0, step - warmup) / max(1, steps - warmup)
@@ -142,7 +142,7 @@ def rate_fraction(settings: ScheduleSettings, step: float, steps: float) -> floa
 
 
 def mean_fraction(settings: ScheduleSettings, steps: float) -> float:
-    """Of the peak, over a run: the integral whose sum is that of `rate_fraction` over the steps."""
+    """The mean of `rate_fraction` over a run, by an integral in place of the sum over steps."""
     warmup, power = settings.warmup if settings.warmup < 1 else settings.warmup / steps, settings.power
     rising = min(1.0, warmup)
     if settings.kind == "original":
@@ -153,16 +153,16 @@ def mean_fraction(settings: ScheduleSettings, steps: float) -> float:
 
 
 def highest_fraction(settings: ScheduleSettings, steps: int) -> float:
-    """The most of its peak that the learning rate reaches in a run. Below 1 where warm-up is long for the run: the
+    """The highest fraction of its peak that the learning rate reaches in a run. Below 1 if the warm-up is long for the run: the
     "original" schedule already decays while it warms up."""
-    # where the product of both, (t + 1)(1 - t / steps)^p, is highest
+    # the product of warm-up and decay, (t + 1)(1 - t / steps)^p, is highest here
     top, warmup = round((steps - settings.power) / (1 + settings.power)), math.ceil(settings.warmup_steps(steps))
     candidates = {0, warmup - 2, warmup - 1, warmup, top - 1, top, top + 1, steps - 1}
     return max(rate_fraction(settings, step, steps) for step in candidates if 0 <= step < steps)
 
 
 def schedule_warning(settings: ScheduleSettings, steps: int) -> str | None:
-    """None where the learning rate gets near its peak."""
+    """A warning if the learning rate never gets near its peak."""
     fraction = highest_fraction(settings, steps)
     if fraction >= ENOUGH_OF_PEAK:
         return None
@@ -173,7 +173,7 @@ def schedule_warning(settings: ScheduleSettings, steps: int) -> str | None:
 
 
 class Horizon:
-    """`steps`: where the run ends, as planned at the moment; infinite while a budget's speed is not known."""
+    """How far a run is and where it ends. `steps` is the end as planned now, infinite while the speed that a budget needs is unknown."""
 
     def __init__(self, settings: TrainSettings):
         self.budget = 60.0 * settings.minutes
@@ -184,14 +184,14 @@ class Horizon:
         self.decayed = 0.0
 
     def restore(self, step: int, seconds: float, planned: int) -> None:
-        """As it was planned when `step` was saved, after `seconds` of training; a plan of 0 is none."""
+        """Restore the plan saved at `step`, after `seconds` of training; `planned` is 0 if there was none."""
         self.begin(step, seconds)
         if planned:
             self.steps, self.seconds_per_step = planned, (self.budget - seconds) / max(1, planned - step)
             self.decayed = self.progress(step)
 
     def begin(self, step: int, seconds: float) -> None:
-        """Measure from here: steps before were not timed."""
+        """Measure the speed from here on, because earlier steps were not timed."""
         self.readings = deque([(step, seconds)], READINGS)
 
     def is_reading_due(self, step: int) -> bool:
@@ -199,7 +199,7 @@ class Horizon:
         return not self.seconds_per_step or since >= BUDGET_BETWEEN * self.budget
 
     def read(self, step: int, seconds: float) -> None:
-        """`step` steps are done, and the device has finished them, after `seconds` of training in all."""
+        """Plan the end again: the device has finished `step` steps after `seconds` of training in all."""
         self.readings.append((step, seconds))
         first, began = self.readings[0]
         if step > first:
@@ -207,7 +207,7 @@ class Horizon:
             self.steps = step + max(0, round((self.budget - seconds) / self.seconds_per_step))
 
     def progress(self, step: int) -> float:
-        """The share of the run that is done after `step` steps; a run that is made longer had been done."""
+        """The fraction of the run that is done after `step` steps. For an extended run it stays at 1 from its first end on."""
         if self.stages:
             return min(1.0, step / self.stages[0])
         if not self.budget or math.isinf(self.steps):
@@ -217,24 +217,24 @@ class Horizon:
         return now / max(now, end)
 
     def place(self, step: int) -> float:
-        """Where in `steps` the schedule is: at the step itself, or where a run of even speed would be."""
+        """The place of the schedule in `steps`: the step itself or, with a budget, where a run of constant speed would be."""
         return self.progress(step) * self.steps if self.budget and math.isfinite(self.steps) else step
 
     def fraction(self, schedule: ScheduleSettings, step: int) -> float:
-        """Of the peak learning rate."""
+        """The learning rate of update `step`, as a fraction of the peak."""
         of_stage, begin, end = self.stage(schedule, step)
         return rate_fraction(of_stage, step - begin if begin else self.place(step), end - begin)
 
     def steps_at_peak(self, schedule: ScheduleSettings) -> float:
-        """How many steps at the peak have the learning rates of the run, all together: what weight decay adds up over. A run
-        that is made longer goes on with what it had."""
+        """The learning rates of the run added up, in steps at the peak rate: what weight decay adds up over. An extended run
+        keeps the value of its first part."""
         steps = self.stages[0] if self.stages else self.steps
         return mean_fraction(schedule, steps) * steps
 
     def decay_share(self, schedule: ScheduleSettings, step: int) -> float:
-        """Of the total decay, for update number `step`, by the progress that it makes, so that the sum follows time as the rate does;
-        after a stop of the machine many steps make up for it together. Asked once for every step. 0 without a budget, where weight
-        decay is a number."""
+        """The fraction of the total decay for update `step`. It follows the update's progress, so that the sum follows time as the
+        rate does; after a stall of the machine, many steps share what is to catch up. Must be called once for every step, because it
+        keeps count. 0 without a budget, where weight decay is a number."""
         if not self.budget:
             return 0.0
         reached = self.progress(step + 1)
@@ -243,8 +243,8 @@ class Horizon:
         return part * self.fraction(schedule, step) / mean_fraction(schedule, self.steps)
 
     def stage(self, schedule: ScheduleSettings, step: int) -> tuple[ScheduleSettings, int, float]:
-        """The schedule at `step`, where it begins and where it ends. Every stage has one of its own with the first one's share of
-        warm-up, or with as many steps where the first was nothing but warm-up."""
+        """The schedule at `step`, the step where it begins and the one where it ends. Every stage has its own, with the warm-up
+        fraction of the first, or with as many warm-up steps if the first was nothing but warm-up."""
         ends = (0, *self.stages, self.steps)
         number = sum(step >= end for end in self.stages)
         begin, end = int(ends[number]), ends[number + 1]

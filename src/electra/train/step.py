@@ -1,8 +1,8 @@
-"""One update: forward and backward for each part of the batch, clip, optimizer. Nothing in it asks the device for a number.
+"""One update: forward and backward for each part of the batch, clip, optimizer. Nothing in it reads a value from the device.
 
 In pre-training on a GPU the objective is compiled, and the whole update, optimizer included, is one CUDA graph; fine-tuning,
-whose batches have many shapes, is captured and not compiled. A machine that cannot do one of these trains without it and is
-told so once.
+whose batches have many shapes, is captured but not compiled. A machine that cannot do one of these trains without it, and one
+message says so.
 """
 
 import logging
@@ -43,7 +43,7 @@ Backend = str | Callable[..., Any]
 
 @dataclass(frozen=True)
 class Execution:
-    """How an update is computed: up to rounding, nothing of it changes what is learned. `backend` is torch.compile's, None
+    """How an update is computed; up to rounding, none of it changes what is learned. `backend` is torch.compile's, None
     to leave the objective uncompiled; `capture`: as a CUDA graph; `fast`: "off" without our kernels, "on" without falling
     back on anything slower; `ranks`: the processes that compute it together, with gradients added up in `reduce`."""
 
@@ -58,7 +58,7 @@ class Execution:
 
     @staticmethod
     def of(settings: TrainSettings, device: torch.device, ranks: Ranks = ALONE) -> "Execution":
-        """The fastest that `settings.fast` allows and the machine can do. Refuses what the machine cannot."""
+        """The fastest execution that `settings.fast` allows and the machine can do. An error if the machine cannot do what is set."""
         in_pieces = settings.parallel == "fsdp"
         backend = None if in_pieces else choose_backend(settings.fast, device)
         capture = settings.fast != "off" and device.type == "cuda" and not in_pieces
@@ -69,14 +69,14 @@ class Execution:
 
 
 class Step:
-    """`step(batch, number, fraction, share)` is update `number` of the run at a fraction of the peak learning rates, with a share
-    of the total decay where the optimizer has no weight decay as a number. It returns the objective's sums over the parts with
+    """`step(batch, number, fraction, share)` is update `number` of the run at a fraction of the peak learning rates, and at a `share`
+    of the total decay if the optimizer's weight decay is not a number. It returns the objective's sums over the parts with
     "total" (the loss), "parts" and "tokens" (real ones), and the gradient's norm before clipping. The next call overwrites both.
 
-    Dropout is a function of `dropout_seed(number)`: parts go on in the stream that the first one began, so a run split into
-    other parts has other dropout.
+    Dropout is a function of `dropout_seed(number)`. The parts of a batch draw from one random stream, so a run with another
+    `accumulate` has other dropout.
 
-    `paused`: the seconds that the last call spent on compiling and capturing, 0 for all but the first calls."""
+    `paused`: the seconds of the last call if it compiled or captured, else 0."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Step:
         self.rates = optimizers.Rates(optimizer, execution.device)
         self.compiled: Callable[[Batch], Loss] | None = None
         if execution.backend is not None:
-            torch.compiler.reset()  # torch compiles a class for eight seeds at most; others at work compile anew
+            torch.compiler.reset()  # torch compiles a class for eight seeds at most; other objectives in use compile again
             self.compiled = torch.compile(objective, fullgraph=True, dynamic=False, backend=execution.backend)
         self.with_kernels = execution.fast != "off"
         self.captured: CapturedFunction[tuple[Sums, Tensor]] = CapturedFunction(
@@ -107,14 +107,14 @@ class Step:
         if self.compiled is None and not self.captured.enabled:
             return self.apply(self.gradients_or_fallback(batch.to(self.execution.device), number))
 
-        # by a graph, or uncaptured where the shape is new or nothing can be captured
+        # replay a graph, or run uncaptured if the shape is new or nothing can be captured
         batch = self.staged(batch)
         is_new, is_settled = self.captured.is_new(batch), self.captured.is_settled(batch)
         result = self.captured(lambda inputs: self.apply(self.gradients(inputs)), batch)
         if result is None:
             result = self.apply(self.gradients_or_fallback(batch.to(self.execution.device), number))
 
-        # what a new shape costs is no part of the speed
+        # the time that a new shape takes is left out of the speed
         if not is_settled:
             if self.execution.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -125,8 +125,8 @@ class Step:
         return dict(sums), norm
 
     def staged(self, batch: Batch) -> Batch:
-        """With progress as a tensor, which compiled code and graphs read where a number would be frozen into them, and in
-        pinned memory, from which copies do not wait for the device, nor it for them."""
+        """The batch with progress as a tensor, because a number would be frozen into compiled code and graphs, and in pinned
+        memory, from which copies to a GPU are asynchronous."""
         if self.execution.device.type == "cuda" and not batch.ids.is_cuda:
             batch = batch.pinned()
         if isinstance(batch.progress, Tensor):
@@ -135,8 +135,8 @@ class Step:
         return replace(batch, progress=progress)
 
     def gradients(self, batch: Batch) -> Sums:
-        """The mean over the parts, into the parameters' `grad`. Where processes compute together: of the rows of all. Numbers
-        among the sums are then those of all, histograms those of this process."""
+        """Put the gradient of the parts' mean loss into `grad`, with several processes over the rows of all. Returns the sums:
+        scalars are then those of all processes, histograms those of this one."""
         objective, parts = self.objective if self.compiled is None else self.compiled, self.execution.accumulate
         ranks = self.execution.ranks
         sums: Sums = {}
@@ -157,7 +157,7 @@ class Step:
         return sums
 
     def apply(self, sums: Sums) -> tuple[Sums, Tensor]:
-        """Learn from the gradients that are there."""
+        """Update the parameters with the gradients that they have."""
         norm = optimizers.clip_gradients(self.groups)
         self.rates.decay()
         self.optimizer.step()
@@ -165,24 +165,24 @@ class Step:
         return sums, norm
 
     def gradients_or_fallback(self, batch: Batch, number: int) -> Sums:
-        """Nothing has been learned from gradients alone, so an attempt that failed is taken back by dropping them."""
+        """Compute the gradients, again without the compiler or the kernels if they fail. A failed attempt has updated nothing, so
+        dropping its gradients undoes it."""
         while True:
             try:
                 return self.gradients(batch)
             except Exception as error:
                 if not self.falls_back(error):
                     raise
-            # here, where the error no longer holds on to what the attempt had computed
+            # out here the error no longer keeps alive what the attempt had computed
             self.optimizer.zero_grad()
             self.captured.forget()
             torch.manual_seed(self.dropout_seed(number))
 
     def falls_back(self, error: Exception) -> bool:
-        """Whether another attempt is worth while, with what failed switched off. Compilers fail in many ways, some with errors
-        of no class of their own; where the fault is ours and not the compiler's, the uncompiled step says so in its own
-        words."""
-        if is_out_of_memory(error):  # graphs hold theirs, so that a new shape may lack it
-            return bool(self.captured.graphs) and self.execution.ranks.world == 1  # others are ahead of us
+        """Whether another attempt is worthwhile; if so, what failed is switched off. Compilers fail in many ways, some with
+        errors of no class of their own. If the fault is ours and not the compiler's, the uncompiled step raises the real error."""
+        if is_out_of_memory(error):  # graphs may hold the memory that a new shape needs
+            return bool(self.captured.graphs) and self.execution.ranks.world == 1  # other processes would not try again
         if isinstance(error, ElectraError | torch.AcceleratorError):
             return False
         if self.compiled is not None:
@@ -202,7 +202,7 @@ class Step:
 
 
 def build_step(objective: Trainable, settings: optimizers.OptimizerSettings, execution: Execution, seed: int) -> Step:
-    """Pre-training's, on the device where the objective is already. Its rows have one length, so that what a step frees fits the next."""
+    """Build pre-training's step; the objective is on its device already. Rows have one length, so what a step frees fits the next."""
     if execution.device.type == "cpu":
         keep_freed_memory()
     groups = optimizers.split_parameters(objective, settings)

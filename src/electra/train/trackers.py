@@ -1,7 +1,7 @@
-"""Who is told what a run measures, beside metrics.jsonl: TensorBoard, Weights & Biases, MLflow, trackio.
+"""Where metrics are sent, beside metrics.jsonl: TensorBoard, Weights & Biases, MLflow, trackio.
 
-Each is an adapter that imports its library when it is opened. Where their data go and under which account is said in each
-library's own way, by its environment variables; without any, everything stays on this machine and nothing is asked.
+Each is an adapter that imports its library when it is opened. Where the data go, and under which account, is set in each
+library's own way, by its environment variables and logins; without any, everything stays on this machine and nobody is asked.
 """
 
 import io
@@ -28,20 +28,20 @@ log = logging.getLogger(__name__)
 TRACKING = "tracking.json"
 PROJECT = "electra"
 SERVER_SECONDS = 30
-"""Seconds that a run waits for somebody's server, when it begins and when it ends."""
-MOST_PARAMETERS = 100  # that MLflow takes at once
+"""Seconds that a run waits for a tracker's server, when it begins and when it ends."""
+MOST_PARAMETERS = 100  # in one request to MLflow
 
 TrackerName = Literal["auto", "tensorboard", "wandb", "mlflow", "trackio"]
 Track = Annotated[
     tuple[TrackerName, ...],
     BeforeValidator(lambda value: [it for it in value.split(",") if it != "none"] if isinstance(value, str) else value),
 ]
-"""`train.track=wandb,mlflow`, or a list of them; "auto" is tensorboard where it is installed, "none" nobody."""
+"""`train.track=wandb,mlflow`, or a list of them; "auto" is tensorboard if it is installed, "none" sends nothing."""
 
 
 class Tracker(Protocol):
-    """`id` is what it knows the run by, to go on with it another time, when it is told nothing twice; "" where it forgets what
-    comes after the step that it is opened at. To add one: a class, its name in `TrackerName`, an arm in `open_tracker`."""
+    """Receives metrics. `id` is what it knows the run by, so that a resumed run continues there and no step is sent twice; "" if it
+    drops what comes after the step it is opened at. To add one: a class, its name in `TrackerName`, an arm in `open_tracker`."""
 
     id: str
 
@@ -51,7 +51,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Tracked:
-    """The run that a tracker is told of. `step` is the one after which it goes on; `id` is empty where this tracker does not
+    """The run whose metrics a tracker receives. `step` is the one after which it resumes; `id` is empty if this tracker does not
     know the run yet."""
 
     folder: Path
@@ -78,7 +78,7 @@ def open_tracker(name: TrackerName, run: Tracked) -> Tracker:
 
 
 def wanted_trackers(track: Sequence[TrackerName]) -> list[TrackerName]:
-    """Those that are to be opened. Who asks for one by its name wants to hear that it is missing before a run begins."""
+    """The trackers to open. One that is named but not installed is an error, before a run begins."""
     wanted: list[TrackerName] = ["tensorboard"] if "auto" in track and find_spec("tensorboard") else []
     wanted += [name for name in dict.fromkeys(track) if name not in ("auto", *wanted)]
     if missing := [name for name in wanted if not find_spec(name)]:
@@ -89,8 +89,8 @@ def wanted_trackers(track: Sequence[TrackerName]) -> list[TrackerName]:
 
 
 class Trackers:
-    """All trackers of a run. One that fails is told nothing more, with one warning: a run never ends for the sake of a tracker.
-    `told` are the steps, by kind, that an interrupted process has already told of and that are about to be done again."""
+    """All trackers of a run. One that fails receives nothing more, with one warning: a run never ends because of a tracker.
+    `told` are the last steps, by kind, that earlier processes have sent: steps that are repeated are not sent again."""
 
     def __init__(self, names: Sequence[TrackerName], run: Tracked, told: Mapping[str, int]):
         ids: dict[str, Any] = read_or_set_aside(run.folder / TRACKING) or {}
@@ -141,8 +141,8 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Offline where nobody has logged in: a run must not stop for a question. WANDB_MODE, WANDB_PROJECT, WANDB_DIR, … hold. It reports
-    its use to its makers, offline too, unless told otherwise: it is told."""
+    """Offline if nobody is logged in: a run must not stop at a prompt. WANDB_MODE, WANDB_PROJECT, WANDB_DIR, … apply. Usage reports
+    to wandb's makers, which it sends even offline, are switched off unless WANDB_ERROR_REPORTING is set."""
 
     def __init__(self, run: Tracked):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -163,7 +163,7 @@ class WeightsAndBiases:
                 console="off",
                 init_timeout=SERVER_SECONDS,
                 finish_timeout=SERVER_SECONDS,
-                x_transaction_log_flush_interval=1,  # what a kill may take
+                x_transaction_log_flush_interval=1,  # seconds of metrics that a kill may lose
             ),
         )
         if mode == "offline":
@@ -177,8 +177,8 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME hold; without a server the files are in the run folder. It reports its use to
-    its makers unless told otherwise: it is told."""
+    """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME apply; without a server the files are in the run folder. Usage reports to
+    MLflow's makers are switched off unless MLFLOW_DISABLE_TELEMETRY is set."""
 
     def __init__(self, run: Tracked):
         quick = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(SERVER_SECONDS // 3)}
@@ -212,8 +212,8 @@ class MLflow:
 
 
 class Trackio:
-    """In its database on this machine; TRACKIO_DIR, TRACKIO_PROJECT, TRACKIO_SPACE_ID, … hold. It knows runs by their names and
-    talks on standard output, which is ours."""
+    """Writes to trackio's database on this machine; TRACKIO_DIR, TRACKIO_PROJECT, TRACKIO_SPACE_ID, … apply. trackio knows runs by
+    their names, and prints to standard output, which is kept for our own."""
 
     def __init__(self, run: Tracked):
         import trackio

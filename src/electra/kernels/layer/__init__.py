@@ -1,8 +1,8 @@
 """Layers of ELECTRA's encoder on the GPU, equal to model.electra.ElectraLayer: library matrix products, our kernels between
 them, and one operator that autograd and torch.compile see.
 
-One operator for the layer, not one for each kernel, because the backward pass then says itself what is added to what: the
-gradients that meet at a residual connection are added inside a matrix product instead of by a kernel of their own.
+One operator for the layer, not one for each kernel, because its backward pass then decides how gradients are added: those
+that meet at a residual connection are added inside a matrix product instead of by a kernel of their own.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from electra.kernels.layer.launch import (
     gelu_backward,
 )
 
-HEAD_SIZES = (16, 32, 64)  # of 128 are more than a processor holds
+HEAD_SIZES = (16, 32, 64)  # a head of 128 does not fit into a multiprocessor
 
 
 def fused_layers(
@@ -36,9 +36,8 @@ def fused_layers(
     attention_dropout: float,
     eps: float,
 ) -> Float[Tensor, "batch seq hidden"]:
-    """`layers`: the parameters of each, in the order of `layer`. What is dropped follows torch's generator. Our attention
-    takes short rows and heads of a size that tensor cores like; for others it is torch's, and only the rest of the layer
-    is fused."""
+    """`layers`: the parameters of each, in the order of `layer`. Dropout is seeded by torch's generator. Our attention takes
+    short rows and heads of HEAD_SIZES; for others attention is torch's, and only the rest of the layer is fused."""
     if not layers:
         return x
     dtype = product_dtype(x)
@@ -73,7 +72,7 @@ def long_attention(
 
 
 def cast(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """All in one kernel."""
+    """Copies of all tensors in `dtype`, made by one kernel."""
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
     torch._foreach_copy_(copies, tensors)
     return copies
@@ -84,12 +83,12 @@ def cast_shapes(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def rows_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """One token per row, one row behind the other: kernels count on it."""
+    """`x` with one token per row, contiguous: the kernels rely on it."""
     return x.to(dtype).reshape(-1, x.shape[2]).contiguous()
 
 
 def weight_gradient(grad_output: Tensor, inputs: Tensor) -> Tensor:
-    """Half-precision products, summed and returned in float32."""
+    """The gradient of a weight: half-precision products, summed and returned in float32."""
     if grad_output.is_cuda:
         return torch.mm(grad_output.t(), inputs, out_dtype=torch.float32)
     return grad_output.t().float() @ inputs.float()
@@ -99,10 +98,10 @@ def layer(
     x: Tensor, is_real: Tensor | None, seed: Tensor | None, parameters: list[Tensor], half_weights: list[Tensor], heads: int,
     dropout: float, attention_dropout: float, eps: float, attention_out: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """The result, and behind it what the backward pass needs. `parameters`: weight and bias of query-key-value, attention
+    """The result, followed by what the backward pass needs. `parameters`: weight and bias of query-key-value, attention
     output, expand and contract; then gamma and beta of the norm after attention and of the last norm. `half_weights`: the first
-    eight in the precision of products. `attention_out`: torch's attention of rows that ours does not hold; the first two
-    parameters then have no gradient here."""
+    eight in the precision of products. `attention_out`: torch's attention, where ours does not fit; the first two parameters
+    then have no gradient here."""
     into_three, three_bias, into_output, output_bias, into_wide, wide_bias, into_narrow, narrow_bias = half_weights
     gamma1, beta1, gamma2, beta2 = parameters[8:]
     rows = rows_of(x, into_three.dtype)
@@ -126,8 +125,8 @@ def layer_backward(
     grad_output: Tensor, x: Tensor, is_real: Tensor | None, seed: Tensor | None, kept: list[Tensor], half_weights: list[Tensor],
     norms: list[Tensor], heads: int, dropout: float, attention_dropout: float, eps: float, attention_out: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of x; of the query-key-value weight, or else of `attention_out`; of the other three weights; and of all vectors
-    end to end: both norms, each with the bias of the product before it, the wide bias and, without `attention_out`, the
+    """Gradients of x; of the query-key-value weight, or else of `attention_out`; of the other three weights; and of all vectors,
+    concatenated: both norms, each with the bias of the product before it, the wide bias and, without `attention_out`, the
     query-key-value bias."""
     first, middle, wide, second, *of_attention = kept
     into_three, _, into_output, _, into_wide, wide_bias, into_narrow, _ = half_weights
@@ -141,12 +140,12 @@ def layer_backward(
     grad_wide, activated = gelu_backward(product @ into_narrow, wide, wide_sums)
     narrow_gradient = weight_gradient(product, activated)
     wide_gradient = weight_gradient(grad_wide, middle)
-    # both ways into the middle meet inside a product; then through the norm after attention
+    # both gradients of `middle` are added inside a product; then through the norm after attention
     residual.addmm_(grad_wide, into_wide)
     residual, product = add_norm_backward(residual, first, norms[0], seed, 1, dropout, eps, first_sums)
     values = of_attention[1] if attention_out is None else rows_of(attention_out, dtype)
     output_gradient, grad_attention = weight_gradient(product, values), product @ into_output
-    # through our attention; both ways into x meet inside a product (only now: without dropout `product` is `residual`)
+    # through our attention; both gradients of x are added inside a product (only now: without dropout `product` is `residual`)
     if attention_out is None:
         is_real, projected = None if is_real is None else is_real.contiguous(), of_attention[0]
         grad_projected = attention_backward(
@@ -201,7 +200,7 @@ def differentiate_layer(ctx: Any, grad_output: list[Tensor | None]) -> tuple[Any
     return grad_x.to(x.dtype), None, None, [*three, *ends], [None] * 8, None, None, None, None, grad_attention
 
 
-# Operators of torch's own kind: torch.compile takes them as they are and does not look inside.
+# Custom operators: torch.compile takes them as they are and does not trace into them.
 halve = torch.library.custom_op("electra::cast", cast, mutates_args=())
 halve.register_fake(cast_shapes)
 fused_layer = torch.library.custom_op("electra::layer", layer, mutates_args=())

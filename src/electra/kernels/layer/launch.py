@@ -1,4 +1,4 @@
-"""Launches of the layer's kernels: tiles, warps, and room for what they write."""
+"""Launches the layer's kernels: tiles, warps, and the tensors that they write."""
 
 from typing import Any, NamedTuple
 
@@ -10,20 +10,20 @@ from electra.kernels import has_shared_memory, processors
 from electra.kernels.layer import triton as kernels
 
 SHORT = 128  # rows up to this length are one tile of attention
-PROGRAMS = 4  # per processor at most, for kernels that add up columns
+PROGRAMS = 4  # per multiprocessor at most, for kernels that add up columns
 
 
 class Launch(NamedTuple):
     """Tiles and warps, fixed rather than tuned at run time: a run repeats bit for bit."""
 
     norm_forward: tuple[int, int] = (8, 4)  # rows of 256, warps
-    norm_backward: tuple[int, int, int] = (4, 2, 4)  # and tiles on their way at once: one less with dropout
+    norm_backward: tuple[int, int, int] = (4, 2, 4)  # the same, and stages: one less with dropout
     gelu_forward: tuple[int, int] = (1024, 4)  # elements, warps
-    gelu_backward: tuple[int, int, int, int] = (4, 256, 4, 3)  # rows, columns, warps, tiles on their way
+    gelu_backward: tuple[int, int, int, int] = (4, 256, 4, 3)  # rows, columns, warps, stages
     geglu: tuple[int, int] = (1024, 4)  # elements, warps
     attention_forward: tuple[int, int] = (8, 2)  # warps, stages
     attention_backward: tuple[int, int] = (8, 2)
-    rotary_forward: tuple[int, int, int] = (8, 2, 2)  # and programs for each processor
+    rotary_forward: tuple[int, int, int] = (8, 2, 2)  # warps, stages, programs per multiprocessor
     rotary_backward: tuple[int, int, int] = (8, 2, 1)
     long_attention: tuple[int, int, int] = (64, 4, 2)  # tokens, warps, stages
     sum_columns: tuple[int, int] = (16, 4)  # columns, warps
@@ -33,7 +33,7 @@ LAUNCH = Launch()
 
 
 def drop_numbers(dropout: float) -> tuple[float, int]:
-    """Dropout as kernels take it: factor of what stays, and the share that goes, in 2^-32, as a signed number."""
+    """Dropout as the kernels take it: the factor of what is kept, and the dropped fraction times 2^32, as a signed number."""
     threshold = min(round(dropout * 2**32), 2**32 - 1)
     return 1 / (1 - dropout), threshold - 2**32 if threshold >= 2**31 else threshold
 
@@ -58,8 +58,8 @@ def add_norm(
 
 
 def add_norm_in_place(product: Tensor, stream: Tensor, gamma: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Adds to the residual stream, which has a precision of its own. Returns the sum as the backward pass reads it, in the
-    product's precision, and its LayerNorm without a bias."""
+    """Add `product` to the residual stream, which has a precision of its own. Returns the sum as the backward pass reads it,
+    in the product's precision, and its LayerNorm without a bias."""
     rows, hidden = product.shape
     tile, warps = rows_per_tile(LAUNCH.norm_forward[0], hidden), LAUNCH.norm_forward[1]
     kept, result = torch.empty_like(product), torch.empty_like(product)
@@ -74,7 +74,7 @@ def add_norm_backward(
     grad_output: Tensor, total: Tensor, gamma: Tensor, seed: Tensor | None, stream: int, dropout: float, eps: float,
     partial: Tensor, past: Tensor | None = None, has_biases: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of residual and product: the same tensor where nothing is dropped. `past` is added to them."""
+    """The gradients of residual and product, the same tensor if nothing is dropped. `past` is added to them."""
     rows, hidden = total.shape
     rows_of_256, warps, stages = LAUNCH.norm_backward
     tile = rows_per_tile(rows_of_256, hidden)
@@ -99,7 +99,7 @@ def gelu(before: Tensor) -> Tensor:
 
 
 def gelu_backward(grad_output: Tensor, before: Tensor, partial: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient, in the place of `grad_output`, and GELU itself."""
+    """The gradient, which overwrites `grad_output`, and GELU itself."""
     rows, width = before.shape
     tile, most, warps, stages = LAUNCH.gelu_backward
     columns = min(most, next_power_of_2(width))
@@ -130,7 +130,7 @@ def geglu_backward(grad_output: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def geglu_tiles(rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Tiles as wide as divides the width, where that is wide enough to read well: 704 are 11 of 64."""
+    """Tiles whose width divides `width` if that is wide enough for efficient reads: 704 are 11 of 64."""
     elements, warps = LAUNCH.geglu
     divides = width & -width
     columns = min(256, divides) if divides >= 32 else min(256, next_power_of_2(width))
@@ -141,7 +141,7 @@ def geglu_tiles(rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]
 def attention(
     projected: Tensor, is_real: Tensor | None, seed: Tensor | None, batch: int, heads: int, dropout: float
 ) -> Tensor:
-    """`projected` holds queries, keys and values side by side, one token per row."""
+    """Attention over short rows. `projected` holds queries, keys and values side by side, one token per row."""
     tokens, width = projected.shape
     seq, hidden = tokens // batch, width // 3
     warps, stages = LAUNCH.attention_forward
@@ -172,7 +172,7 @@ def attention_backward(
 
 
 def row_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None) -> dict[str, Any]:
-    """Of attention whose tile is a whole row."""
+    """The constants of an attention kernel whose tile is a whole row."""
     tile = max(16, next_power_of_2(seq))
     return {"HEADS": heads, "SIZE": hidden // heads, "SEQ": tile, "MASKED": is_real is not None, "FULL": seq == tile}
 
@@ -180,8 +180,8 @@ def row_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None) -> dict
 def rotary_attention(
     projected: Tensor, is_real: Tensor | None, angles: Tensor, heads: int, reach: int
 ) -> tuple[Tensor, Tensor]:
-    """`angles`: cos and sin of each position, for half of a head. `reach`: how far a token sees, 0 for the whole row. Returns what
-    attention gives, and behind it what the backward pass of long rows needs: the logarithm of each token's sum of weights."""
+    """`angles`: cos and sin of each position, for half of a head. `reach`: how far a token sees, 0 for the whole row. Returns the
+    attention output and what the backward pass of long rows needs: the logarithm of each token's sum of weights."""
     seq, hidden = angles.shape[1], projected.shape[1] // 3
     batch, scale = len(projected) // seq, (hidden // heads) ** -0.5
     attention_out = projected.new_empty(len(projected), hidden)
@@ -238,8 +238,8 @@ def rotary_sizes(seq: int, hidden: int, heads: int, is_real: Tensor | None, reac
 
 
 class ColumnSums:
-    """Room for the column sums of a backward pass: a line for each program, summed once. Where a kernel has fewer programs
-    than another, its lines stay zero."""
+    """A buffer for the column sums of a backward pass: a line for each program, all added up once at the end. Lines for which a
+    kernel has no program stay zero."""
 
     def __init__(self, device: torch.device, *lengths: int):
         self.partial = torch.zeros(PROGRAMS * processors(device), sum(lengths), device=device)

@@ -38,7 +38,7 @@ def fused_modern_layers(
     reaches: list[int],
     eps: float,
 ) -> Float[Tensor, "batch seq hidden"]:
-    """`weights`: of each layer query-key-value, attention output, expand and contract. `norms`: the weights of all but the
+    """`weights`: for each layer query-key-value, attention output, expand and contract. `norms`: the weights of all but the
     first layer's attention norm, in the order in which they are used; the last may be the final norm, without which the
     result is the residual stream. `angles`: cos and sin of global layers, then of local ones. `reaches`: how far a token
     of a layer sees, 0 for the whole row."""
@@ -52,7 +52,7 @@ def stack(
     x: Tensor, is_real: Tensor | None, weights: list[Tensor], norms: list[Tensor], half_weights: list[Tensor], angles: Tensor,
     heads: int, reaches: list[int], eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """The result, and behind it what the backward pass needs: PER_LAYER tensors of each layer, the last of them its result,
+    """The result, followed by what the backward pass needs: PER_LAYER tensors of each layer, the last of them its result,
     which the last layer keeps only for a final norm."""
     hidden = x.shape[2]
     is_real = None if is_real is None else is_real.contiguous()
@@ -82,7 +82,7 @@ def stack_backward(
     grad_output: Tensor, is_real: Tensor | None, kept: list[Tensor], norms: list[Tensor], half_weights: list[Tensor],
     angles: Tensor, heads: int, reaches: list[int], eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of x, of the weights, and of all norms end to end."""
+    """Gradients of x, of the weights, and of all norms, concatenated."""
     hidden = grad_output.shape[2]
     dtype = half_weights[0].dtype
     is_real = None if is_real is None else is_real.contiguous()
@@ -120,7 +120,7 @@ def stack_backward(
 def through_norm(
     grad_normal: Tensor, total: Tensor, residual: Tensor | None, gamma: Tensor, partial: Tensor, eps: float
 ) -> Tensor:
-    """The gradient of a sum: through the norm that reads it, and past it."""
+    """The gradient of a sum: the one through the norm that reads it, plus `residual`, the one past it."""
     return add_norm_backward(grad_normal, total, gamma, None, 0, 0.0, eps, partial, residual, has_biases=False)[0]
 
 

@@ -1,11 +1,11 @@
-"""What stands between the matrix products of a layer, in Triton: attention over short rows, residual + LayerNorm, GELU.
+"""What stands between the matrix products of a layer, in Triton: attention, residual + LayerNorm, GELU, GeGLU.
 
 At width 256 a layer is bound by memory, not by arithmetic, so each kernel reads what it needs once and writes what is
 needed later once. Sums and exponentials are float32. Column sums (the gradients of biases and of LayerNorm's weights) are
 by-products of the backward kernels: each program adds up its rows and writes one line of `partial`, which is summed once per
 layer. No atomics: a run repeats bit for bit on the same device.
 
-Dropout keeps no mask. Whether an element is dropped is a hash of (seed, stream, row, column), computed again backward.
+Dropout stores no mask. Whether an element is dropped is a hash of (seed, stream, row, column), which backward computes again.
 """
 
 import triton
@@ -14,8 +14,8 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
-# Fine-tuning has batches of every size: one kernel serves them all. (What stands in a mask along a row must be specialised:
-# Triton loads vectors only where it knows that the mask cuts between them.)
+# Not specialised, because fine-tuning has batches of every size, and one kernel serves them all. (Numbers in a mask along a row
+# must be specialised: Triton loads vectors only where it knows that the mask does not cut through them.)
 ANY_NUMBER = ("rows", "batch", "seq", "threshold", "stream", "reach")
 
 
@@ -29,9 +29,9 @@ def _hash_bits(x):
 
 @triton.jit
 def _is_kept(seed, stream, row, column, threshold):
-    """Dropout, for every pair of a row and a column. Both get a key, and the product of the keys is the random number: one
-    multiplication for each element, and its upper bits, which the comparison asks for, depend on all bits of both.
-    `threshold` is the share to drop, times 2^32, as a signed number that stands for an unsigned one."""
+    """Whether dropout keeps each pair of a row and a column. Both get a key, and the product of the keys is the random number:
+    one multiplication per element, whose upper bits, which decide the comparison, depend on all bits of both.
+    `threshold` is the fraction to drop, times 2^32, as a signed number that stands for an unsigned one."""
     number = tl.load(seed)
     low, high = number.to(tl.uint32), (number >> 32).to(tl.uint32)
     of_row = _hash_bits(_hash_bits(_hash_bits(row.to(tl.uint32)) + low) ^ (high + stream))
@@ -80,9 +80,9 @@ def add_norm_backward_kernel(
     rows, hidden, columns, eps, scale, threshold, stream,
     BIASES: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, HIDDEN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of residual and product (one tensor where nothing is dropped), and the sums over rows for gamma and, where
-    there are BIASES, for beta and the bias of the product, side by side in `partial`. `past`: the gradient that reaches the sum
-    past the norm, in a pre-norm layer; None in a post-norm one."""
+    """Gradients of residual and product (one tensor if nothing is dropped), and the sums over rows for gamma and, with BIASES,
+    for beta and the bias of the product, side by side in `partial`. `past`: the gradient that reaches the sum past the norm,
+    in a pre-norm layer; None in a post-norm one."""
     column = tl.arange(0, HIDDEN)
     is_column = column < hidden
     weight = tl.load(gamma + column, is_column, 0.0)[None, :]
@@ -99,7 +99,7 @@ def add_norm_backward_kernel(
         gamma_sum += gradient * normal
         if BIASES:
             beta_sum += gradient
-        # through the norm: what changes the mean or the length of a row is lost
+        # through the norm, which removes what would change the mean or the length of a row
         gradient *= weight
         along = tl.sum(gradient * normal, 1)[:, None] / hidden
         gradient = (gradient - tl.sum(gradient, 1)[:, None] / hidden - normal * along) * inverse
@@ -120,8 +120,8 @@ def add_norm_backward_kernel(
 
 @triton.jit
 def _gelu(x):
-    """x Φ(x) and its derivative Φ(x) + x φ(x). `tail` is P(a standard normal number > |x|) by Abramowitz and Stegun 7.1.26: 1e-7
-    from the truth."""
+    """x Φ(x) and its derivative Φ(x) + x φ(x). `tail` is P(a standard normal number > |x|) by Abramowitz and Stegun 7.1.26, whose
+    error is 1e-7."""
     bell = tl.exp2(x * x * (-0.5 * LOG2E))
     rise = 1.0 + (0.3275911 * SQRT_HALF) * tl.abs(x)
     t = tl.rsqrt(rise * rise)  # 1 / rise: a division takes five times the instructions
@@ -144,7 +144,7 @@ def gelu_backward_kernel(
     grad_output, before, grad_before, after, partial, rows, width, columns,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient and its sum over rows; and GELU itself once more, which was not kept."""
+    """The gradient and its sum over rows, and GELU itself once more, because it was not kept."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < width
     bias_sum = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -177,7 +177,7 @@ def geglu_forward_kernel(wide, after, rows, width, ROWS: tl.constexpr, WIDTH: tl
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def geglu_backward_kernel(grad_output, wide, grad_wide, after, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The gradients of value and gate; and what the forward pass gave once more, which was not kept."""
+    """The gradients of value and gate, and the output of the forward pass once more, because it was not kept."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     here = (row < rows) & (column < width)
@@ -239,7 +239,7 @@ def attention_forward_kernel(
 
 @triton.jit
 def _pairs_of_rows(x, SEQ: tl.constexpr, SIZE: tl.constexpr):
-    """The sums of rows eight apart. On tensor cores a thread holds both of them, so no threads exchange numbers."""
+    """The sums of rows eight apart. In a tensor core's layout one thread holds both, so threads exchange nothing."""
     return tl.sum(tl.reshape(x, [SEQ // 16, 2, 8, SIZE]), 1)
 
 
@@ -251,8 +251,8 @@ def attention_backward_kernel(
     DROPS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of query, key and value, and the sums over all tokens of those of query and value (that of the keys is
-    zero: what is added to all keys of a row changes no weight). The weights are computed again: nothing of the forward
-    pass is needed but its input."""
+    zero: what is added to all keys of a row changes no weight). The weights are computed again, so only the input of the
+    forward pass is needed."""
     program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     place, unit = tl.arange(0, SEQ), tl.arange(0, SIZE)
     inside = (place < seq)[:, None]
@@ -296,7 +296,7 @@ def attention_backward_kernel(
 
 @triton.jit(do_not_specialize=ANY_NUMBER)
 def sum_columns_kernel(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Sums of columns."""
+    """The sum of each column."""
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < columns
     sums = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -308,7 +308,7 @@ def sum_columns_kernel(partial, total, rows, columns, ROWS: tl.constexpr, WIDTH:
 
 @triton.jit
 def _rotated(source, inside, cos, sin, HALF: tl.constexpr):
-    """Queries or keys at their rotary positions, in two halves: a unit is rotated with the one half a head further."""
+    """Queries or keys, rotated by their positions, in two halves: a unit is rotated with the one half a head further."""
     first = tl.load(source, inside, 0.0)
     second = tl.load(source + HALF, inside, 0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)
@@ -345,7 +345,7 @@ def rotary_attention_forward_kernel(
     FULL: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
     """As attention_forward_kernel, with rotary positions. Queries and keys come in halves, so that rotating them moves nothing
-    between threads. A program takes many rows: it keeps the angles."""
+    between threads. A program handles many rows, for which it loads the angles once."""
     program, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     place, unit, half = tl.arange(0, SEQ), tl.arange(0, SIZE), tl.arange(0, HALF)
     inside = (place < seq)[:, None]
@@ -415,7 +415,7 @@ def _long_scores(query1, query2, key1, key2, is_real, row, seq, place, other, re
 
 @triton.jit
 def _tiles_in_reach(start, seq, reach, TILE: tl.constexpr, LOCAL: tl.constexpr):
-    """Where the tiles begin and end that the tile at `start` sees, and that see it."""
+    """The range of the tiles that the tile at `start` sees, and that see it."""
     first, last = 0, seq
     if LOCAL:
         first = tl.maximum(start - reach, 0) // TILE * TILE
@@ -429,7 +429,7 @@ def long_attention_forward_kernel(
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
     """As rotary_attention_forward_kernel, for rows of any length: a tile of queries meets the keys tile by tile, with the sum of
-    weights so far and the highest score so far. `log_sums`: the logarithm (to base 2) of each token's sum, for the way back."""
+    weights so far and the highest score so far. `log_sums`: the logarithm (to base 2) of each token's sum, for backward."""
     start, head, row = tl.program_id(0) * TILE, tl.program_id(1), tl.program_id(2).to(tl.int64)
     place, unit, half = start + tl.arange(0, TILE), tl.arange(0, SIZE), tl.arange(0, HALF)
     inside = (place < seq)[:, None]
@@ -477,7 +477,7 @@ def long_attention_backward_kernel(
     HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of keys and values, from all queries that see them; then those of its queries, from all keys
-    that they see. Every weight is computed twice, and nothing is added by two programs."""
+    that they see. Every weight is computed twice, so that no two programs add to the same gradient."""
     start, head, row = tl.program_id(0) * TILE, tl.program_id(1), tl.program_id(2).to(tl.int64)
     place, unit, half = start + tl.arange(0, TILE), tl.arange(0, SIZE), tl.arange(0, HALF)
     inside = (place < seq)[:, None]

@@ -10,12 +10,12 @@ from triton import cdiv, next_power_of_2
 from electra.kernels import has_shared_memory, processors
 from electra.kernels.masked_head.triton import backward_kernel, finish_kernel, forward_kernel
 
-TILE = 128  # tokens of the vocabulary: a block of the plain sampling, so that both draw the same
+TILE = 128  # tokens of the vocabulary: a block of the reference's sampling, so that both draw the same
 MOST_SPLITS = 16
 
 
 class LaunchPlan(NamedTuple):
-    """Processors of the device, and for each kernel its tile of rows, warps, and tiles of words on their way at once."""
+    """The device's multiprocessors, and for each kernel its tile of rows, warps, and stages (tiles of words in flight)."""
 
     processors: int
     forward: dict[str, int]
@@ -24,17 +24,16 @@ class LaunchPlan(NamedTuple):
 
 
 def plan(device: torch.device) -> LaunchPlan:
-    """Three tiles on their way at once, where the shared memory holds them (A100, H100 and above), or else two. `finish`
-    takes single rows, since each row has a block of its own; the interpreter, on the CPU, works through programs one by
-    one, so there they are larger."""
+    """Three stages if the shared memory holds them (A100, H100 and above), else two. `finish` takes single rows, since each
+    row has a block of its own; Triton's interpreter, on the CPU, runs programs one by one, so they are larger there."""
     stages, rows = (3 if has_shared_memory(device) else 2, 1) if device.type == "cuda" else (1, 64)
     forward, finish = ({"ROWS": tile, "num_warps": 4, "num_stages": 1} for tile in (64, rows))
     return LaunchPlan(processors(device), forward, finish, {"ROWS": 64, "num_warps": 8, "num_stages": stages})
 
 
 def splits_of(row_tiles: int, processors: int, blocks: int) -> int:
-    """Into how many parts the vocabulary is cut, so that the programs fill the device in whole rounds: the fewest that
-    keep nine tenths of it busy, or else the best."""
+    """The number of parts of the vocabulary with which the programs fill the device in whole rounds: the fewest that keep
+    nine tenths of it busy, or else the best."""
     most = min(MOST_SPLITS, blocks)
 
     def busy(splits: int) -> float:
@@ -133,7 +132,7 @@ def differentiate(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Ten
     return grad_states, grad_words, grad_bias, None, None, None, None, None, None
 
 
-# Operators of torch's own kind: torch.compile takes them as they are and does not look inside.
+# Custom operators: torch.compile takes them as they are and does not trace into them.
 _forward_op = torch.library.custom_op("electra::masked_head", forward, mutates_args=())
 _forward_op.register_fake(forward_shapes)
 _forward_op.register_autograd(differentiate, setup_context=remember)
@@ -145,7 +144,8 @@ def fused_head(
     states: Tensor, words: Tensor, bias: Tensor, targets: Tensor, noise: Tensor, temperature: float | Tensor,
     forbid_target: bool, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Products are of `dtype`; sums, exponentials and what is returned are float32; gradients have their input's type."""
+    """Log-likelihood, sampled token and `is_best` of each row. Products are of `dtype`; sums, exponentials and the log-likelihood are
+    float32; gradients have their input's type."""
     if isinstance(temperature, Tensor):
         scalar: Tensor | None = temperature.float()
     else:

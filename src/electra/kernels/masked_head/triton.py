@@ -10,19 +10,19 @@ which is all that the gradient in the states needs besides the target's own word
     d log p(target) / d state = (1 - p(target)) words_target - word_sum.
 
 So the states' gradient costs no second pass over the vocabulary. Leaving the target out keeps both terms exact where a
-sure row would otherwise subtract nearly equal numbers, and makes log p = -softplus(log-sum of the others - own logit),
-which cannot exceed zero. It also gives `is_best` and `forbid_target` for nothing.
+confident row would otherwise subtract nearly equal numbers, and makes log p = -softplus(log-sum of the others - own logit),
+which cannot exceed zero. It also gives `is_best` and `forbid_target` for free.
 
-**Sampling** is the reference's, not another one: two uniform numbers per row, a block of 128 tokens by the blocks' sums,
-then a token within the block. A tile is a block: the pass leaves the logarithm of each tile's sum (1/64 of what bfloat16
-logits take), `finish_kernel` inverts the distribution over blocks and recomputes the one block that it chose. Instead of:
+**Sampling** is exactly the reference's: two uniform numbers per row, a block of 128 tokens by the blocks' sums,
+then a token within the block. A tile is a block: the pass stores the logarithm of each tile's sum (1/64 of the memory of
+bfloat16 logits), `finish_kernel` inverts the distribution over blocks and recomputes the one block that it chose. Not used:
   - Gumbel noise for each logit: a counter-based random number and two logarithms for each of half a billion logits, by
     count of operations several times what the product takes on tensor cores; and 24-bit uniform numbers get the
     probability of rare tokens wrong (at p = 1e-8 by a factor of three), since the winner sits where -log(-log u) is
     coarsest.
   - A reservoir over tiles (keep tile t with probability s_t / (s_1 + … + s_t)): exact, but needs fresh numbers for each
     tile, and its draws depend on the order of the tiles and on how the vocabulary is split among programs.
-What we do has the same draws as the reference from the same noise, whatever the tiles of rows and the splits are.
+Our method draws the same as the reference from the same noise, whatever the tiles of rows and the splits are.
 
 **Backward** recomputes the logits once, for the gradients of words and bias: one program per tile of tokens walks over all
 rows. No atomics anywhere; sums are in float32 and in a fixed order, so a run repeats bit for bit on the same device.
@@ -62,7 +62,7 @@ def forward_kernel(
         shift = tl.load(bias + token, is_token, -float("inf")).to(tl.float32)
         logits = tl.dot(state, word.T, input_precision="ieee") + shift
         logits = tl.where(token == target[:, None], -float("inf"), logits)
-        # a softmax that goes on: sums so far shrink to the new largest logit
+        # online softmax: the sums so far are rescaled to the new largest logit
         higher = tl.maximum(high, tl.max(logits, 1))
         weights = tl.exp(logits - higher[:, None])
         weight = tl.sum(weights, 1)
@@ -86,7 +86,7 @@ def forward_kernel(
 
 @triton.jit
 def _first_above(weights, noise):
-    """inverse_cdf of the reference. Sums of a parallel scan may shrink in the last bit, so weight zero is ruled out."""
+    """The reference's inverse_cdf. Sums of a parallel scan may shrink in the last bit, so zero weights are ruled out."""
     index = tl.arange(0, weights.shape[1])
     cumulative = tl.cumsum(weights.to(tl.float64), 1)
     goal = noise.to(tl.float64) * tl.max(cumulative, 1)
@@ -108,7 +108,7 @@ def finish_kernel(
     ROWS: tl.constexpr, TILE: tl.constexpr, EMBEDDING: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr,
     TEMPERED: tl.constexpr, FORBID_TARGET: tl.constexpr, NEEDS_GRAD: tl.constexpr,
 ):  # fmt: skip
-    """Joins the splits, adds the target, and draws. Rows past the end do the last row once more."""
+    """Joins the splits, adds the target, and draws. Rows past the end repeat the last row."""
     row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows - 1)
     column = tl.arange(0, EMBEDDING)
     is_column = (column < embedding)[None, :]
