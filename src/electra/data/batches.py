@@ -26,7 +26,7 @@ from electra.data.shards import token_dtype
 CorpusPlace = Literal["auto", "device", "stream"]
 FREE_MEMORY_DIVISOR = 4  # a quarter for the corpus: training needs the rest
 ROWS_AT_ONCE = 2048
-STEPS_AHEAD = 64  # `permute` hardly takes longer for many steps than for one
+STEPS_AHEAD = 64  # `permute` takes hardly longer for many steps than for one
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Loader:
         return batch.pinned() if self.pin else batch
 
     def batches(self, first_step: int) -> Iterator[Batch]:
-        """The batch of every step from `first_step` to the last, prepared ahead by `workers` threads."""
+        """The batch of every step from `first_step` to the last, computed ahead by `workers` threads."""
         with ThreadPoolExecutor(self.workers) as pool:
             ahead: list[Future[Batch]] = []
             for step in range(first_step, self.steps):

@@ -337,8 +337,8 @@ def docstrings(folder: Path) -> Iterator[str]:
 
 
 def prose(text: str) -> str:
-    """A docstring's prose: prompts, tables and rulers are dropped and wrapped lines joined, so that each line is a
-    paragraph."""
+    """A docstring's prose: examples at the prompt, tables and rulers are dropped and wrapped lines joined, so that each
+    line is a paragraph."""
     paragraphs = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = [line.strip() for line in block.splitlines()]

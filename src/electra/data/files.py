@@ -70,7 +70,7 @@ class OpenSource(NamedTuple):
     raw: io.BufferedReader  # the bytes on disk; its position is the progress
     stream: io.BufferedReader  # the same, decompressed
     format: Format
-    start: int  # number of bytes before the stream: a byte order mark, other sections
+    start: int  # bytes before the stream: a byte order mark, other sections
     is_compressed: bool
 
 

@@ -1,7 +1,7 @@
 """The plan of `prepare`: a list of units of work, which any number of machines may share.
 
-A unit is a byte range of a large file, a few small files, or one file that must be read from its beginning (compressed, or a
-table). The list depends only on the names, sizes and formats of the files. A unit's key is a hash of everything that determines its
+A unit is a byte range of a large file, a few small files, or one file that must be read from its beginning (a compressed one, for
+example). The list depends only on the names, sizes and formats of the files. A unit's key is a hash of everything that determines its
 output, so a unit that is done under that key need not be done again, and two processes that do the same unit write the same bytes.
 """
 
@@ -93,7 +93,7 @@ class PreparePlan(Settings):
 
     @cached_property
     def header(self) -> str:
-        """The common beginning of what every unit's key is a hash of."""
+        """The beginning of the text that each unit's key is the hash of, the same for all."""
         return json.dumps([self.version, dump(self.settings), self.tokenizer_sha256, self.threshold], sort_keys=True)
 
     def unit(self, number: int, out: Place) -> "Unit":

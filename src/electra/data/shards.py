@@ -69,7 +69,7 @@ class SplitEntry(Settings):
 
 
 class InputsEntry(Settings):
-    """The files that were read: their number, their bytes on disk, and a hash over their names and sizes."""
+    """Which files were read: their number, their bytes on disk, and a hash over their names and sizes."""
 
     files: int
     bytes: int

@@ -201,7 +201,7 @@ def pretrained_card(
 
 
 def with_header(card: str, entries: Mapping[str, Any]) -> str:
-    """The card with these header entries, whether they were there, commented out or missing; None removes one, an empty one is ignored."""
+    """The card with these header entries, whether they were there, commented out or missing; None removes one, "" is ignored."""
     card = card.replace("\r\n", "\n")
     header = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
     blocks = re.split(r"\n(?=[#\w])", header[1]) if header else []  # a list may go on below its key

@@ -24,7 +24,7 @@ TYPES = 2
 class ElectraEncoderSettings(Settings):
     """Sizes of the discriminator. `initialisation`: "original" draws the embedding projection and the detection
     output from Glorot's distribution, as the original code does by TensorFlow's default; "normal" draws everything
-    from a normal distribution of deviation 0.02, as transformers does. `norm_eps` is BERT's; RoBERTa's differs."""
+    from a normal distribution of deviation 0.02, as transformers does. `norm_eps` is BERT's; RoBERTa has another."""
 
     kind: Literal["electra"] = "electra"
     layers: int = Field(12, ge=1, le=1000)

@@ -122,7 +122,7 @@ def effective_number(counts: Counts) -> float:
 
 
 def area_under_curve(positives: Counts, negatives: Counts) -> float:
-    """P(score of a replaced token > score of an original one), ties counting half."""
+    """P(score of a replaced token > score of an original one), ties counted half."""
     below = np.cumsum(negatives) - negatives
     pairs = float(positives.sum()) * float(negatives.sum())
     return ratio(float((positives * (below + negatives / 2)).sum()), pairs)
