@@ -1,8 +1,8 @@
 """Rows -> batches, in an order that is a pure function of (seed, step).
 
 Sample i of a run (i = step * batch + place in the batch) is row permute(i mod rows) of epoch i div rows. A process takes
-its places of every global batch, so any number of processes sees the same data in the same order; worker threads
-compute whole batches ahead, so their number changes nothing. The only state is the step.
+its places of every global batch, so any number of processes sees the same data in the same order. Worker threads
+prepare whole batches ahead of time, so their number changes nothing. The only state is the step.
 """
 
 import os
@@ -24,16 +24,16 @@ from electra.data.rows import Rows, cumulated
 from electra.data.shards import token_dtype
 
 CorpusPlace = Literal["auto", "device", "stream"]
-FREE_MEMORY_DIVISOR = 4  # a quarter: the rest is for what is trained
+FREE_MEMORY_DIVISOR = 4  # a quarter for the corpus: training needs the rest
 ROWS_AT_ONCE = 2048
 STEPS_AHEAD = 64  # `permute` takes hardly longer for many steps than for one
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Batches of `batch` rows per step, of which this process (`rank` of `world`) gets its consecutive share: of each of the
-    `parts` that one process would compute one after the other, so that all are at the same part at the same time.
-    `pin`: in memory from which a GPU copies while everybody goes on."""
+    """Batches of `batch` rows per step. Of each of the `parts` that a step accumulates one after the other, this process (`rank` of
+    `world`) gets a consecutive slice, so that all processes compute the same part at the same time. `pin`: in pinned memory,
+    from which a GPU copies asynchronously."""
 
     rows: Rows
     batch: int
@@ -55,7 +55,7 @@ class Loader:
         return step * self.batch + places.ravel()
 
     def row_indices(self, samples: np.ndarray) -> np.ndarray:
-        """Which row each sample is: every epoch passes once over all rows, each in an order of its own."""
+        """The row of each sample: every epoch passes once over all rows, in an order of its own."""
         epochs, places = samples // len(self.rows), samples % len(self.rows)
         rows = np.empty_like(samples)
         for epoch in np.unique(epochs):
@@ -64,8 +64,8 @@ class Loader:
         return rows
 
     def padded(self, steps: range, real: np.ndarray) -> np.ndarray:
-        """Of each step, whether a row of any process is padded; `real` are the lengths of this one's. All take the same path through a
-        step: a CUDA graph with collectives in it must be the same on every GPU."""
+        """For each step, whether a row of any process is padded; `real` are the lengths of this process's rows. All processes must take
+        the same path through a step: a CUDA graph that contains collectives must be the same on every GPU."""
         if self.world > 1:
             samples = np.arange(steps.start * self.batch, steps.stop * self.batch, dtype=np.int64)
             _, real = self.rows.lengths(self.row_indices(samples))
@@ -91,7 +91,7 @@ class Loader:
 def collate(
     rows: Rows, indices: np.ndarray, samples: np.ndarray, seed: int, progress: float = 1.0, padded: bool | None = None
 ) -> Batch:
-    """`padded` is said by the rows, unless it is known of a larger batch that these are part of."""
+    """The batch of some rows. `padded` is computed from them unless the caller knows it of the larger batch they belong to."""
     lengths, key = rows.lengths(indices), mix(seed, "corruption")
     ids, first, real, places = map(torch.from_numpy, (rows.ids(indices), *lengths, samples))
     padded = bool((real < rows.length).any()) if padded is None else padded
@@ -101,8 +101,8 @@ def collate(
 def lay_out(
     ids: Tensor, first: Tensor, real: Tensor, samples: Tensor, seed: int, padded: bool, progress: float
 ) -> Batch:
-    """The batch of `ids`, of which `real` are real in each row, and `first` of those in the first segment; on the
-    device of the tensors."""
+    """The batch of `ids`, on their device. In each row the first `real` tokens are real, and the first `first` of those belong to
+    the first segment."""
     places = torch.arange(ids.shape[1], device=ids.device)
     is_real = places < real[:, None]
     segments = (is_real & (places >= first[:, None])).long()
@@ -110,8 +110,8 @@ def lay_out(
 
 
 class HeldOut:
-    """The same rows with the same corruption at every evaluation: at most `limit` rows, spread evenly over all. There
-    are none where nothing was held out."""
+    """The same rows with the same corruption at every evaluation: at most `limit` rows, spread evenly over all. Empty if nothing
+    was held out."""
 
     def __init__(self, rows: Rows | None, batch: int, limit: int, seed: int):
         count = len(rows) if rows else 0
@@ -131,7 +131,7 @@ class HeldOut:
 def place_corpus(
     loader: Loader, vocab_size: int, where: CorpusPlace, device: torch.device
 ) -> tuple["Loader | Resident", str]:
-    """The loader to use, and a line about it. `auto` is for GPUs: next to a processor the disk's cache does the same."""
+    """The loader to use, and a line about it. `auto` copies to GPUs only: on a CPU the file cache has the same effect."""
     rows = f"corpus: {counted(len(loader.rows), 'row')}"
     if where == "stream" or (where == "auto" and device.type != "cuda"):
         return loader, f"{rows}, streamed from disk"
@@ -150,16 +150,16 @@ def place_corpus(
 class Resident:
     """The batches of `loader`, bit for bit, gathered on `device`: a step moves four numbers per row instead of its tokens.
 
-    All rows lie in one tensor, one behind the other, special tokens included and padding not, in 16 bits per token where
-    the vocabulary allows. The host works out which rows a step takes and where they begin (cycle walking in `permute` has
-    no fixed length, which a device is bad at); the device does the rest. Nothing waits for the device."""
+    All rows are concatenated in one tensor, with special tokens but without padding, in 16 bits per token if the
+    vocabulary allows. The host computes which rows a step takes and where they begin (cycle walking in `permute` has no
+    fixed number of steps, which does not suit a GPU); the device does the rest. Nothing waits for the device."""
 
     def __init__(self, loader: Loader, offsets: np.ndarray, vocab_size: int, device: torch.device):
         self.loader, self.rows, self.offsets, self.device = loader, loader.rows, offsets, device
         self.dtype = np.dtype(token_dtype(vocab_size))
         # torch's integers are signed, so a large id comes back negative: `bits` makes it positive again.
         self.bits = (1 << 8 * self.dtype.itemsize) - 1
-        # The last row is read to its full length, too.
+        # a gather reads `length` tokens for the last row, too
         size, signed = int(offsets[-1]) + self.rows.length, getattr(torch, f"int{8 * self.dtype.itemsize}")
         self.tokens = torch.zeros(size, dtype=signed, device=device)
         self.places = torch.arange(self.rows.length, device=device)
@@ -181,7 +181,7 @@ class Resident:
             yield from self._block(range(begin, min(begin + STEPS_AHEAD, self.loader.steps)))
 
     def _block(self, steps: range) -> Iterator[Batch]:
-        """`padded` comes from the host's table, so that nobody has to ask the device."""
+        """The batches of some steps. `padded` is computed on the host, so that nothing has to wait for the device."""
         samples = np.concatenate([self.loader.samples(step) for step in steps])
         indices = self.loader.row_indices(samples)
         first, real = self.rows.lengths(indices)
@@ -204,7 +204,7 @@ def chunks(rows: Rows) -> Iterator[np.ndarray]:
 
 
 def row_offsets(rows: Rows) -> np.ndarray:
-    """Where each row begins when all lie one behind the other, and where the last one ends."""
+    """The start of each row if all are concatenated, and the end of the last one."""
     return cumulated(np.concatenate([rows.lengths(indices)[1] for indices in chunks(rows)]))
 
 

@@ -1,8 +1,8 @@
 """Documents from files and folders, as one stream in bounded memory.
 
-A document is text whose lines end with LF. CRLF is LF, a byte order mark is dropped, and every other line separator
-(lone CR, form feed, U+0085, U+2028 …) is a space inside its line, so that the same text gives the same documents whatever
-system wrote it. What cannot be used is never passed over in silence: `on_bad` says whether to stop, skip or replace.
+A document is text whose lines end with LF. CRLF becomes LF, a byte order mark is dropped, and every other line separator
+(lone CR, form feed, U+0085, U+2028 …) becomes a space inside its line, so that the same text gives the same documents on
+any system. Unusable text is never skipped silently: `on_bad` says whether to stop, skip or replace.
 """
 
 import codecs
@@ -34,7 +34,7 @@ from electra.data.files import (
 )
 from electra.data.tables import is_table, rows_of
 
-# A longer document is cut: an encoder needs about 150 times the memory of the text that it is given at once.
+# A longer document is cut: a tokenizer needs about 150 times the memory of the text that it gets at once.
 LONGEST_DOCUMENT = 1 << 20
 _TEXT_BLOCK = 1 << 20
 _BLANK_LINE = re.compile(r"\n(?:[^\S\n]*\n)+")
@@ -51,8 +51,8 @@ _REMEDY = "Repair it, or set on_bad to skip or replace"
 
 
 class CorpusSettings(Settings):
-    """How documents are found in files. `documents` is about plain text only: tables and JSON lines have rows.
-    With `on_bad` "replace", characters become U+FFFD; a row that is no text at all cannot be replaced and is skipped."""
+    """How documents are found in files. `documents` applies to plain text only: in tables and JSON lines each row is one.
+    With `on_bad` "replace", bad characters become U+FFFD; a row that has no text at all cannot be repaired and is skipped."""
 
     text_key: str = "text"
     documents: Literal["blank-line", "file", "line"] = "blank-line"
@@ -61,11 +61,11 @@ class CorpusSettings(Settings):
 
 class Document(NamedTuple):
     text: str
-    continues: bool = False  # a further piece of the document before it, which was too long for one
+    continues: bool = False  # a further piece of the previous document, which was too long for one piece
 
 
 class Corpus:
-    """The documents of files and folders. `read` gives them from the start, as often as it is called."""
+    """The documents of files and folders. Each call of `read` starts again from the first."""
 
     def __init__(self, inputs: Sequence[Place], settings: CorpusSettings | None = None) -> None:
         self.inputs = tuple(inputs)
@@ -78,21 +78,21 @@ class Corpus:
 
 
 class Reading:
-    """One pass over the documents of some sections of files, and what it has seen so far. It must find some where it is
-    told of which `inputs` they are all."""
+    """One pass over the documents of some sections of files, with counts of what it has seen so far. If `inputs` are given,
+    the sections are all of theirs, and it is an error if there is no document."""
 
     def __init__(self, sections: Sequence[Section], settings: CorpusSettings, inputs: Sequence[Place] = ()) -> None:
         self.sections, self.settings, self.inputs = sections, settings, inputs
         self.stop = self.settings.on_bad == "stop"
-        self.decoding = "strict" if self.stop else "surrogateescape"  # lone surrogates are for `_clean` to find
+        self.decoding = "strict" if self.stop else "surrogateescape"  # `_clean` finds the lone surrogates
         self.documents = self.skipped = self.replaced = 0
-        self.other_keys: list[str] = []  # of the first row without the wanted one
+        self.other_keys: list[str] = []  # the keys of the first row that lacks text_key
         self.empty: list[int] = []  # sections without text, by their number
         self.bytes_in_finished_files = self.bytes_in_this_file = 0
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of files, not of text: compressed files hold more."""
+        """Bytes of the files on disk, not of their text: compressed files hold more."""
         return self.bytes_in_finished_files + self.bytes_in_this_file
 
     def __iter__(self) -> Iterator[Document]:
@@ -100,7 +100,7 @@ class Reading:
             source, before = section.source, self.documents + self.skipped
             with opened(source.path, *self._bytes_of(section)) as file:
                 match file.format:
-                    case "text" if is_table(source.path):  # by its name csv or tsv
+                    case "text" if is_table(source.path):  # csv or tsv by its name
                         yield from self._cells(file)
                     case "text":
                         yield from self._text(file)
@@ -123,7 +123,7 @@ class Reading:
         return section_bounds(section, separator)
 
     def _text(self, file: OpenSource) -> Iterator[Document]:
-        """Documents of plain text. What was read but not yet given out is never longer than a document and a block."""
+        """Documents of plain text. The buffered text is never longer than a document and a block."""
         rest, continues, where = "", False, str(file.path)
         for block in self._blocks(file):
             rest += block
@@ -147,7 +147,7 @@ class Reading:
         yield from self._pieces(rest, continues, where)
 
     def _blocks(self, file: OpenSource) -> Iterator[str]:
-        """Decoded blocks. Bad bytes stop at once with their offset, or stay as lone surrogates."""
+        """Decoded blocks. Bad bytes raise an error with their offset, or stay as lone surrogates."""
         decoder = codecs.getincrementaldecoder("utf-8")(self.decoding)
         offset, carriage_return = file.start, ""
         while True:
@@ -174,12 +174,12 @@ class Reading:
             if not problem and key not in row:
                 problem = f"has no key {key!r} (it has {', '.join(map(repr, row))})"
                 self.other_keys = self.other_keys or list(row)
-                if self.stop and not self.documents:  # of the first row: skipping would skip them all
+                if self.stop and not self.documents:  # the first row: skipping would skip them all
                     raise DataError(f"{where} {problem}. Set text_key to one of them.", ("text_key",))
             yield from self._row(where, row.get(key), problem)
 
     def _cells(self, file: OpenSource) -> Iterator[Document]:
-        """csv and tsv: the rows of one column."""
+        """Documents of csv and tsv: the cells of one column."""
         key, malformed = self.settings.text_key, dict[int, str]()
         if not file.stream.peek(1).strip():
             return
@@ -217,7 +217,7 @@ class Reading:
             raise DataError(f"{path}: {problem}", ("text_key",))
         rows = 0
         for batch in batches:
-            # As bytes: Arrow does not check that its strings are UTF-8.
+            # as bytes, because Arrow does not check that its strings are UTF-8
             for value in batch.column(key).cast("large_binary"):
                 rows += 1
                 text, problem = value.as_py(), ""
@@ -226,7 +226,7 @@ class Reading:
                 except UnicodeDecodeError as error:
                     problem = f"has bytes that are not UTF-8 at byte {error.start} of its text"
                 yield from self._row(f"{path} row {rows}", text, problem)
-            is_parquet = file.format == "parquet"  # which reads here and there
+            is_parquet = file.format == "parquet"  # pyarrow seeks in it: the position is no progress
             self.bytes_in_this_file = rows * size // parquet.metadata.num_rows if is_parquet else file.raw.tell()
 
     def _row(self, where: object, text: Any, problem: str) -> Iterator[Document]:
@@ -240,8 +240,8 @@ class Reading:
             self.skipped += 1
 
     def _pieces(self, text: str, continues: bool, where: object) -> Generator[Document, None, bool]:
-        """A document, in several pieces where it is too long; nothing but whitespace is lost between them. Returns
-        whether more text would continue it."""
+        """A document, in several pieces if it is too long; only whitespace is lost between them. Returns whether more text
+        would continue it."""
         for part in cut_at_whitespace(text.rstrip() if continues else text.strip(), LONGEST_DOCUMENT):
             if piece := self._clean(part.strip(), where):
                 self.documents += not continues
@@ -250,8 +250,8 @@ class Reading:
         return continues
 
     def _clean(self, text: str, where: object) -> str:
-        """No NUL and no lone surrogate goes further; an empty text if that means to skip it."""
-        with suppress(UnicodeEncodeError):  # the fastest way to ask for lone surrogates
+        """The text without NULs and lone surrogates; empty if it is to be skipped."""
+        with suppress(UnicodeEncodeError):  # the fastest check for lone surrogates
             text.encode()
             if "\0" not in text:
                 return text
@@ -280,9 +280,9 @@ def no_documents(inputs: Sequence[object], skipped: int, key: str, other_keys: S
 
 
 def divides(path: Place, settings: CorpusSettings) -> re.Pattern[bytes] | None:
-    """What surely ends a document in the bytes of a file; None for a file that has to be read from its beginning."""
+    """The pattern of bytes that certainly ends a document in a file; None if the file must be read from its beginning."""
     with opened(path) as file:
-        if file.is_compressed or (file.format == "text" and is_table(path)):  # a cell of csv may hold lines
+        if file.is_compressed or (file.format == "text" and is_table(path)):  # a csv cell may contain line ends
             return None
         match file.format, settings.documents:
             case ("jsonl", _) | ("text", "line"):
@@ -299,13 +299,13 @@ def no_column(path: Place, key: str, columns: Sequence[str]) -> DataError:
 
 
 def unify_lines(text: str) -> str:
-    """LF ends a line and nothing else does: CRLF becomes LF, any other separator a space."""
+    """The text with LF as its only line end: CRLF becomes LF, any other separator a space."""
     return _ODD_SEPARATOR.sub(" ", text.replace("\r\n", "\n")) if _ODD_SEPARATOR.search(text) else text
 
 
 def cut_at_whitespace(text: str, limit: int) -> Iterator[str]:
-    """Pieces of at most `limit` characters, each cut before its last whitespace, or, where it has none, anywhere.
-    Whitespace stays with what follows, where it does not count, so that no tokenizer sees a word differently for the cut."""
+    """Pieces of at most `limit` characters, each cut before its last whitespace, or anywhere if it has none. The whitespace begins
+    the next piece, where it does not count towards `limit`, so that the cut does not change how words are tokenized."""
     start = 0
     while len(text) - (word := _SPACES.match(text, start).end()) > limit:  # type: ignore[union-attr]
         piece = text[word : word + limit]
@@ -317,15 +317,15 @@ def cut_at_whitespace(text: str, limit: int) -> Iterator[str]:
 
 
 def libraries() -> dict[str, Path]:
-    """Text that every machine with electra on it already has: where each documented library lives, if it is installed. The
-    quickstart needs a corpus without a download and without shipping anybody's text."""
+    """The folders of well-documented Python libraries that are installed, by name. The quickstart needs a corpus that requires
+    no download and does not ship anybody's text: every machine with electra has this one."""
     paths = {name: Path(path) for name, path in sysconfig.get_paths().items()}
     folders = {"stdlib": paths["stdlib"], **{name: paths["purelib"] / name for name in DOCUMENTED_PACKAGES}}
     return {name: path for name, path in folders.items() if path.is_dir()}
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """Documentation of every module under `folder`, in the order of the paths; tests are skipped. It is looked for by its
+    """The docstrings of every module under `folder`, in the order of the paths; tests are skipped. They are found by their
     triple quotes, which takes seconds: parsing every file would take half a minute."""
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).parts
@@ -337,7 +337,7 @@ def docstrings(folder: Path) -> Iterator[str]:
 
 
 def prose(text: str) -> str:
-    """A docstring's sentences: examples at the prompt, tables and rulers are dropped, wrapped lines joined, so that a
+    """A docstring's prose: examples at the prompt, tables and rulers are dropped and wrapped lines joined, so that each
     line is a paragraph."""
     paragraphs = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
@@ -352,9 +352,9 @@ def prose(text: str) -> str:
 
 
 def drop_copies(texts: Iterable[str]) -> Iterator[str]:
-    """Each text without the paragraphs that repeat earlier ones: more than a tenth of the runs of eight words stood there
-    before, in this text or another. Empty where nothing is left. However the texts are divided afterwards, no paragraph of
-    one part has a near-copy in another."""
+    """Each text without the paragraphs that repeat earlier ones: those in which more than a tenth of the runs of eight words
+    occurred before, in this text or another. A text may become empty. However the texts are split afterwards, no paragraph of
+    one split has a near-copy in another."""
     seen: set[int] = set()
     for text in texts:
         paragraphs = []
@@ -367,6 +367,6 @@ def drop_copies(texts: Iterable[str]) -> Iterator[str]:
 
 
 def word_shingles(text: str) -> set[int]:
-    """A hash of every run of eight words, whatever their case and punctuation; of all of them where they are fewer."""
+    """The hashes of all runs of eight words, ignoring case and punctuation; one hash of all words if there are fewer."""
     words = re.findall(r"\w+", text.lower())
     return {hash(tuple(words[n : n + SHINGLE_WORDS])) for n in range(max(1, len(words) - SHINGLE_WORDS + 1))}

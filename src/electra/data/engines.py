@@ -1,6 +1,6 @@
-"""Who does the units of a preparation: several processes on this machine, or the workers of a Ray cluster.
+"""The engines that run the units of a preparation: several processes on this machine, or the workers of a Ray cluster.
 
-Both call the same function on the same units, in whatever order, and only sums come back: what was made lies in the output folder.
+Both call the same function on the same units, in any order, and only counts come back: the shards are written to the output folder.
 """
 
 import logging
@@ -39,8 +39,8 @@ _TRIES = 3
 
 
 def run_local(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
-    """Workers read and encode units. A file that only one can read, and that would keep it busy while the others have nothing
-    left to do, is read here and goes to all of them part by part."""
+    """Worker processes read and encode units. A large file that cannot be divided would keep one worker busy while the others
+    idle, so it is read in this process and handed out to all of them part by part."""
     streams = _Streams(plan.size // (_LARGE * workers))
     start = partial(start_worker, out, plan.tokenizer_sha256)
     for result in run_jobs(_do, streams.jobs(plan.all_units(out)), workers, start=start):
@@ -66,7 +66,7 @@ class _Stream:
 
 @dataclass
 class _Streams:
-    """Units that are read here."""
+    """The units that are read in this process, and the parts that workers have encoded so far."""
 
     most_bytes: int
     open: dict[int, _Stream] = field(default_factory=dict)
@@ -99,8 +99,8 @@ class _Streams:
 
 
 def run_ray(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
-    """Ray Core tasks, on the cluster that this machine belongs to or on one of `workers` processes that is started here and ended
-    again. Ray tries a task again whose worker or machine died. Machines of a cluster must see the same files."""
+    """Runs units as Ray Core tasks, on the cluster that this machine belongs to, or else on a local one of `workers` processes that is
+    shut down afterwards. Ray retries tasks whose worker or machine died. All machines of a cluster must see the same files."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -111,7 +111,7 @@ def run_ray(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
         listener = signal.getsignal(signal.SIGTERM)
         _join_or_start(workers)
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, listener)  # Ray puts its own in the place, which ends with 15
+            signal.signal(signal.SIGTERM, listener)  # Ray installed its own handler, which exits with 15
     try:
         task = ray.remote(num_cpus=1, max_retries=_TRIES)(run_unit)
         most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -144,7 +144,7 @@ def _join_or_start(workers: int) -> None:
             address="local",
             num_cpus=workers,
             include_dashboard=False,
-            object_store_memory=1 << 27,  # what comes back is small
+            object_store_memory=1 << 27,  # results are small
             logging_level=logging.ERROR,
             log_to_driver=False,
         )

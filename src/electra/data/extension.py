@@ -1,7 +1,7 @@
-"""New tokens for a new field: a tokenizer with the words that its texts have often and that the old one cuts into many pieces.
+"""Extends a tokenizer for a new domain: adds words that are frequent in its texts and that the old tokenizer cuts into many pieces.
 
-Old tokens keep their ids, so that a network goes on with them; a new token is known by its old pieces, whose mean its embedding
-begins with (pretraining/start.py).
+Old tokens keep their ids, so that a network can keep its embeddings; the embedding of a new token starts as the mean of its
+old pieces (pretraining/start.py).
 """
 
 import json
@@ -20,8 +20,8 @@ PLACE = Path("the extended tokenizer")
 
 
 def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> Tokenizer:
-    """WordPiece and Unigram get the words that save the most tokens: (pieces - 1) * occurrences. BPE gets more merges, the most
-    frequent pair first, as its training would have gone on."""
+    """The tokenizer with `count` more tokens. WordPiece and Unigram get the words that save the most tokens: (pieces - 1) *
+    occurrences. BPE gets more merges, the most frequent pair first, as if its training continued."""
     words = field_words(tokenizer, texts)
     content = json.loads(tokenizer.to_str())
     model, size = content["model"], vocabulary_size(tokenizer)
@@ -33,7 +33,7 @@ def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> 
         case "Unigram":
             chosen = best_words(words, pieces, count, model["vocab"][model["unk_id"]][0])
             scores, total = dict(model["vocab"]), sum(words.values())
-            for word in chosen:  # above its best way in pieces, or it would never be used
+            for word in chosen:  # scored above its best segmentation, or it would never be used
                 known = sum(scores.get(piece, 0.0) for piece in pieces[word])
                 model["vocab"].append([word, max(math.log(words[word] / total), known + 1e-3)])
         case "BPE":
@@ -51,7 +51,7 @@ def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> 
 
 
 def field_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[str]:
-    """How often each word occurs, as the tokenizer's model gets to see it. Distinct words are normalised, not the whole text."""
+    """How often each word occurs, in the form that the tokenizer's model sees. Only distinct words are normalised, not the whole text."""
     spelled: Counter[str] = Counter()
     for text in texts:
         spelled.update(text.split())
@@ -67,7 +67,7 @@ def field_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[str]:
 
 
 def best_words(words: Counter[str], pieces: dict[str, list[str]], count: int, unknown: str) -> list[str]:
-    """No numbers, nothing that occurs once, nothing that the old one does not know the characters of."""
+    """The `count` words that save the most tokens, without those that occur once, contain digits or have unknown characters."""
     saved = {
         word: (len(pieces[word]) - 1) * often
         for word, often in words.items()
@@ -91,7 +91,7 @@ def further_merges(
         best = max(totals, key=lambda pair: (totals[pair], pair))
         if totals[best] < 2:
             break
-        if "".join(best) in known:  # a piece that no merge makes here
+        if "".join(best) in known:  # it is a token already
             del totals[best]
             continue
         merges.append(best)
@@ -118,14 +118,14 @@ def merged(parts: list[str], pair: tuple[str, str]) -> list[str]:
 
 
 def added_pieces(old: Tokenizer, new: Tokenizer) -> list[list[int]] | None:
-    """For each token that `new` has more, the old tokens it is made of; none where both are the same. None where `new` is no
-    extension of `old`: then ids mean other words."""
+    """For each additional token of `new`, the ids of the old tokens it is made of; an empty list if both are the same. None if
+    `new` does not extend `old`: then ids mean different tokens."""
     before, after = resolved_content(old), resolved_content(new)
     ours, theirs = before.pop("model"), after.pop("model")
     size, longer = vocabulary_size(old), new.get_vocab()
     more = sorted((number, token) for token, number in longer.items() if number >= size)
     same = before == after and old.get_vocab() == {token: number for token, number in longer.items() if number < size}
-    for key in ours:  # lists go on where they ended: merges by their rank, pieces with their scores
+    for key in ours:  # lists may only be appended to: merges in order of rank, pieces with their scores
         mine, other = ours[key], theirs.get(key)
         if isinstance(mine, list) and isinstance(other, list):
             same = same and other[: len(mine)] == mine

@@ -1,7 +1,7 @@
-"""Files of text and tables as open streams, plain or compressed. What a file holds is recognised by its first bytes,
-never by its name alone: names lie, and a text reader let loose on a gzip file trains a model on noise.
+"""Files of text and tables as open streams, plain or compressed. A file's format is recognised by its first bytes,
+never by its name alone: names lie, and reading a gzip file as text would train a model on noise.
 
-pyarrow is imported where it is needed: it takes a quarter of a second, which every worker of `prepare` would pay.
+pyarrow is imported only where it is needed: importing it costs every worker of `prepare` a quarter of a second.
 """
 
 import bz2
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Format = Literal["text", "jsonl", "parquet", "arrow-file", "arrow-stream"]
 
-# What `datasets` writes beside its tables.
+# Files that `datasets` writes beside its tables.
 _DATASETS_NOTES = {"state.json", "dataset_info.json", "dataset_dict.json"}
 LONGEST_LINE = 1 << 28
 STANDARD_INPUT = Path("-")
@@ -43,7 +43,7 @@ class Source(NamedTuple):
     path: Place
     name: str  # relative to the input it was found under: stays the same when the corpus moves
     size: int
-    stamp: str  # changes with the content: the time of the last change, or what a store has in its place
+    stamp: str  # changes with the content: the modification time, or a remote store's equivalent
 
     def has_changed(self) -> bool:
         try:
@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Bytes of a file: the whole, or, of a file that is divided every `step` bytes, from one document's start to another's."""
+    """A byte range of a file: the whole or, if the file is divided every `step` bytes, one whose documents `section_bounds` finds."""
 
     source: Source
     begin: int
@@ -75,7 +75,7 @@ class OpenSource(NamedTuple):
 
 
 def status(path: Place) -> tuple[int, str]:
-    """Size and stamp."""
+    """A file's size and stamp."""
     if isinstance(path, RemotePath):
         return path.status()
     info = path.stat()
@@ -160,8 +160,8 @@ def _datasets_tables(folder: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Place, begin: int = 0, end: int | None = None) -> Iterator[OpenSource]:
-    """What goes wrong while the file is read is reported as a fault of the file. "-" is standard input. `begin` and `end` are
-    for files that are not compressed; the format is always that of the beginning."""
+    """Opens a file for reading; errors while it is read are reported as faults of the file. "-" is standard input. `begin` and
+    `end` are for uncompressed files only; the format is always that of the file's first bytes."""
     try:
         raw = io.BufferedReader(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb")  # type: ignore[arg-type,type-var]
     except OSError as error:
@@ -185,7 +185,7 @@ def opened(path: Place, begin: int = 0, end: int | None = None) -> Iterator[Open
 
 
 class _Bytes(io.RawIOBase):
-    """Some bytes of a file, as if they were all."""
+    """A byte range of a file as a stream of its own."""
 
     def __init__(self, raw: io.BufferedReader, begin: int, end: int | None) -> None:
         raw.seek(begin)
@@ -202,8 +202,8 @@ class _Bytes(io.RawIOBase):
 
 
 def document_start(raw: io.BufferedReader, position: int, separator: re.Pattern[bytes]) -> int | None:
-    """The first start of a document after `position`, which is a question about these bytes alone, so that whoever reads
-    before it and whoever reads after it agree. None where no document starts for long: there is no cut here."""
+    """The first start of a document after `position`. It depends only on the bytes after `position`, so the readers of the
+    sections before and after it agree. None if there is none within LONGEST_SEARCH bytes: the file is not cut here."""
     for size in (1 << 16, LONGEST_SEARCH):
         raw.seek(position)
         if match := separator.search(raw.read(size)):
@@ -212,8 +212,8 @@ def document_start(raw: io.BufferedReader, position: int, separator: re.Pattern[
 
 
 def section_bounds(section: Section, separator: re.Pattern[bytes]) -> tuple[int, int]:
-    """Where the documents of a section begin and end. Sections without a cut at their begin are empty, and what they
-    would hold belongs to the one before."""
+    """The byte offsets where the documents of a section begin and end. A section without a cut at its beginning is empty, and
+    its documents belong to the section before."""
     source, begin, end, step = section
     with source.path.open("rb") as raw:
         first = document_start(raw, begin, separator) if begin else 0
@@ -224,7 +224,7 @@ def section_bounds(section: Section, separator: re.Pattern[bytes]) -> tuple[int,
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Called only when something was raised."""
+    """The exceptions of damaged files. Called only when something was raised, so that pyarrow is rarely imported."""
     import pyarrow as pa
 
     return EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowException
@@ -253,7 +253,7 @@ def _format(head: bytes, path: Place, seekable: bool) -> Format:
         return "parquet" if head.startswith(b"PAR1") else "arrow-file"
     if head.startswith(b"\xff\xff\xff\xff"):
         return "arrow-stream"
-    # A broken first line must not turn JSON lines into prose, so here the name has a say as well.
+    # a broken first line must not turn JSON lines into plain text, so the name counts as well
     named_json = re.search(r"\.(jsonl|ndjson|json)(\.\w+)?$", path.name)
     return "jsonl" if head.lstrip().startswith(b"{") or (named_json and head.strip()) else "text"
 
@@ -269,7 +269,7 @@ def is_utf16(around: bytes) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """And has no lone surrogate, which is how Python keeps a byte that is not UTF-8."""
+    """Whether a text has no lone surrogates, which is how Python keeps bytes that are not UTF-8."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -277,7 +277,7 @@ def is_unicode(text: str) -> bool:
 
 
 def conversion(path: Place, around: bytes = b"") -> str:
-    """What to do with bytes that are not UTF-8: mostly they are what Windows and its spreadsheets write in the west of Europe."""
+    """The remedy for bytes that are not UTF-8: mostly they were written by Windows and its spreadsheets in western Europe."""
     name = shlex.quote(path.name)
     if is_utf16(around):
         return f'It looks like UTF-16: convert it with "iconv -f UTF-16 -t UTF-8 {name}"'
@@ -285,14 +285,14 @@ def conversion(path: Place, around: bytes = b"") -> str:
 
 
 class SourceLine(NamedTuple):
-    """A line for messages: its number in the file is counted only when somebody wants to read it."""
+    """The place of a line, for messages: its number in the whole file is counted only when the message is formatted."""
 
     source: OpenSource
     number: int
 
     def __str__(self) -> str:
         before, left = 0, self.source.start
-        if left <= len(_BYTE_ORDER_MARK):  # standard input cannot even be opened again
+        if left <= len(_BYTE_ORDER_MARK):  # no sections before it; standard input could not be opened again
             return f"{self.source.path}:{self.number}"
         with self.source.path.open("rb") as raw:
             while left and (block := raw.read(min(left, 1 << 20))):
@@ -301,7 +301,7 @@ class SourceLine(NamedTuple):
 
 
 def bounded_lines(source: OpenSource) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers. A line without an end would fill the memory before anything can be said about it."""
+    """Lines with their numbers. Lines longer than LONGEST_LINE are refused, before an endless one fills the memory."""
     number = 0
     while line := source.stream.readline(LONGEST_LINE + 1):
         number += 1
@@ -312,7 +312,7 @@ def bounded_lines(source: OpenSource) -> Iterator[tuple[int, bytes]]:
 
 
 def decoded_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
-    """Without their ends."""
+    """Lines as text, without line ends, with their numbers."""
     for number, line in bounded_lines(source):
         try:
             text = line.decode("utf-8").rstrip("\r\n")
@@ -327,8 +327,8 @@ def decoded_lines(source: OpenSource) -> Iterator[tuple[int, str]]:
 def json_lines(
     source: OpenSource, errors: str, remedy: str, lone_surrogates: bool = False
 ) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """(line number, row, problem) of every line that is not blank; a row is empty where there is a problem. `errors` says
-    what to do with bytes that are not UTF-8, as for `bytes.decode`; `lone_surrogates` in a text are allowed or not."""
+    """(line number, row, problem) of every line that is not blank; the row is empty if there is a problem. `errors` says
+    what to do with bytes that are not UTF-8, as in `bytes.decode`; `lone_surrogates` says whether texts may contain them."""
     offset = source.start
     for number, line in bounded_lines(source):
         if line.strip():
@@ -354,14 +354,14 @@ def open_parquet(source: OpenSource) -> "pq.ParquetFile":
 
 
 def refuse_twice(path: Place, names: Sequence[str]) -> None:
-    """Of two columns with one name every reader would choose its own."""
+    """Raises an error if two columns have the same name: readers differ in which one they take."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{path} has two columns {twice[0]!r}. Name them differently.")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Any]:
-    """A stream of bytes, compressed as the name says; the file gets its name when the last byte is on the disk."""
+    """A stream for writing bytes, compressed as the name says. The file gets its name only when the last byte is on disk."""
     path = path.resolve() if path.is_symlink() else path
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,13 @@
 """Which documents are worth training on.
 
-Filters go by what can be counted: length, script, symbols, words, lines. All are off unless set. They are coarse on purpose, and
-need no model, but for the language: that is py3langid's answer, a naive Bayes classifier of byte n-grams.
+Filters use what can be counted: length, script, symbols, words, lines. All are off unless set. They are coarse on purpose and
+need no model, except for the language: that is detected by py3langid, a naive Bayes classifier of byte n-grams.
 
-Copies are documents that are the same but for case, spacing and forms of characters, or nearly the same. A document's fingerprint is
-a hash of its normalised text and, where near copies are looked for, hashes of bands of its MinHash signature (Broder 1997). With J the
-share of word 5-grams that two documents have in common of all that either has, one position of the signature agrees with probability J,
-a band of r positions with J^r, and at least one of b bands with 1 - (1 - J^r)^b. Two documents are near copies if a band agrees; nothing
-is compared a second time. Of copies the first is kept, and held-out documents come first.
+Copies are documents that are the same except for case, spacing and forms of characters, or nearly the same. A document's fingerprint
+is a hash of its normalised text and, if near copies are looked for, hashes of bands of its MinHash signature (Broder 1997). With J the
+Jaccard similarity of two documents' sets of word 5-grams (in both / in either), one position of the signatures agrees with probability
+J, a band of r positions with J^r, and at least one of b bands with 1 - (1 - J^r)^b. Two documents are near copies if a band agrees, without
+a second comparison. The first of several copies is kept, and held-out documents come first.
 """
 
 import math
@@ -64,10 +64,10 @@ Fingerprints = np.ndarray
 
 class FilterSettings(Settings):
     """A document is removed if it has fewer than `min_characters` or more than `max_characters` (0: any number), if less than
-    `script_share` of its letters are of `script`, if its first 2,000 characters are not in `language`, if more than `symbol_share`
-    of its characters but spaces are neither letters nor digits, if more than `repeated_lines` of its characters are in lines that
-    stood in it before, if the mean length of its words is not from `min_word_length` to `max_word_length` (0: any), or if less than
-    `punctuated_lines` of its lines end in punctuation. A document too long for one piece is judged by its first."""
+    the fraction `script_share` of its letters is in `script`, if its first 2,000 characters are not in `language`, if more than
+    `symbol_share` of its non-space characters are neither letters nor digits, if more than `repeated_lines` of its characters are in
+    lines that repeat an earlier line, if the mean length of its words is not from `min_word_length` to `max_word_length` (0: any), or if
+    less than `punctuated_lines` of its lines end in punctuation. A document too long for one piece is judged by its first piece."""
 
     min_characters: int = Field(default=0, ge=0)
     max_characters: int = Field(default=0, ge=0)
@@ -90,7 +90,7 @@ class FilterSettings(Settings):
 
 
 def removed_by(text: str, filters: FilterSettings) -> str | None:
-    """The name of the first filter that removes a document."""
+    """The name of the first filter that removes a document; None if it stays."""
     if len(text) < filters.min_characters:
         return "min_characters"
     if filters.max_characters and len(text) > filters.max_characters:
@@ -123,7 +123,7 @@ def removed_by(text: str, filters: FilterSettings) -> str | None:
 
 @lru_cache
 def identifier(language: str) -> Callable[[str], tuple[str, float]]:
-    """Text to (language, score)."""
+    """The function that maps a text to (language, score)."""
     try:
         import py3langid
     except ImportError:
@@ -151,15 +151,15 @@ def normalised(text: str) -> str:
 
 @lru_cache
 def bands_for(share: float) -> tuple[int, int]:
-    """(bands, rows): the most rows, and so the fewest chance meetings, with which documents that have `share` in common
-    meet with a probability of at least 0.9."""
+    """(bands, rows per band): the most rows, and so the fewest false matches, for which documents of similarity `share` match
+    with a probability of at least 0.9."""
     fitting = [rows for rows in range(1, PERMUTATIONS + 1) if 1 - (1 - share**rows) ** (PERMUTATIONS // rows) >= RECALL]
     rows = max(fitting, default=1)
     return PERMUTATIONS // rows, rows
 
 
 def fingerprint(text: str, share: float) -> list[int]:
-    """`share` is that of near copies, 0 to look for exact ones only."""
+    """The hash of a text, then its bands. `share` is the similarity of near copies; 0 looks for exact copies only, without bands."""
     plain = normalised(text)
     first = text_hash(plain)
     return [first, *near_fingerprint(plain, first, *bands_for(share)).tolist()] if share else [first]
@@ -167,7 +167,7 @@ def fingerprint(text: str, share: float) -> list[int]:
 
 def near_fingerprint(plain: str, first: int, bands: int, rows: int) -> np.ndarray:
     shingles = shingle_hashes(plain)
-    if not len(shingles):  # punctuation alone: a copy of its own kind only
+    if not len(shingles):  # punctuation only: matches nothing but exact copies
         return np.full(bands, first, np.uint64)
     factors, summands = _permutations()
     signature = np.full(PERMUTATIONS, np.iinfo(np.uint32).max, "<u4")
@@ -179,7 +179,7 @@ def near_fingerprint(plain: str, first: int, bands: int, rows: int) -> np.ndarra
 
 
 def shingle_hashes(plain: str) -> np.ndarray:
-    """32 bits for each run of five words, or for all words where they are fewer."""
+    """A 32-bit hash of each run of five words, or of all words if there are fewer."""
     words = np.fromiter((zlib.crc32(word.encode()) for word in _WORD.findall(plain)), np.uint64)
     width = min(SHINGLE, len(words))
     hashes = np.zeros(max(0, len(words) - SHINGLE) + 1 if width else 0, np.uint64)
@@ -189,7 +189,7 @@ def shingle_hashes(plain: str) -> np.ndarray:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finish: every bit of the result depends on every bit of the value."""
+    """splitmix64's finaliser: every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -205,7 +205,7 @@ Stream = Callable[[], Iterable[Fingerprints]]
 
 
 def in_heldout(heldout: Stream, train: Stream) -> np.ndarray:
-    """For each training document, whether a held-out one has its normalised text."""
+    """For each training document, whether a held-out one has the same normalised text."""
     kept = [np.unique(part[:, 0]) for part in heldout()]
     hashes = np.unique(np.concatenate(kept)) if kept else np.zeros(0, np.uint64)
     matches = [np.isin(part[:, 0], hashes) for part in train()]
@@ -213,8 +213,8 @@ def in_heldout(heldout: Stream, train: Stream) -> np.ndarray:
 
 
 def repeated(documents: Stream, columns: range, memory: int = _MEMORY) -> np.ndarray:
-    """For each document, whether an earlier one agrees with it in one of the columns. What does not fit into `memory` goes
-    through files: the pairs of hash and place, divided by their hash."""
+    """For each document, whether an earlier one agrees with it in one of the columns. If the pairs of hash and place do not fit
+    into `memory`, they go through temporary files, partitioned by hash."""
     count = sum(map(len, documents()))
     result = np.zeros(count, bool)
     for column in columns:

@@ -1,9 +1,9 @@
 """Which texts have an n-gram of words in common with a corpus of token shards: are the texts that a model is scored on among those
 that it was trained on?
 
-Words are lower-cased letters and digits, put together again from their tokens, so that neither punctuation nor the way in which
-a tokenizer cuts a word matters. An n-gram is a 64-bit hash: half a million of them meet the n-grams of a billion words by
-accident once in thirty thousand corpora. The corpus is read once, shard by shard; memory holds the hashes of the texts only.
+Words are lower-cased letters and digits, reassembled from their tokens, so that neither punctuation nor the way in which
+a tokenizer cuts a word matters. An n-gram is a 64-bit hash: half a million of them collide with the n-grams of a billion words
+by chance in one of thirty thousand corpora. The corpus is read once, shard by shard; memory holds only the hashes of the texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from electra.data.shards import open_data
 from electra.data.tokenizer import SPECIAL_TOKENS, continuing_tokens, encode_ids, load_tokenizer
 
 LONG, FEW_WORDS = 13, 8
-"""Texts of 13 words and more are looked for by their 13-grams (as GPT-3's check does), shorter ones by 8-grams; below 8 words an
-n-gram is common language, and nothing is said about the text."""
+"""Texts of 13 words and more are looked up by their 13-grams (as in GPT-3's check), shorter ones by 8-grams. Texts of fewer than
+8 words are not checked: such short n-grams are common language."""
 TABLE_BITS = 24
 SHOWN_ROWS = 3
 
@@ -28,8 +28,8 @@ Texts = Sequence[str]
 
 @dataclass(frozen=True)
 class Overlap:
-    """Of the rows of a task: those long enough to be looked for, those with an n-gram in the corpus, and those with a text of which
-    every n-gram is there. `examples` are texts of the latter, or else of the former."""
+    """How many rows a task has, how many are long enough to check, how many have an n-gram in the corpus, and how many have a text
+    of which every n-gram is there. `examples` are texts of the last kind or, if there are none, of the one before."""
 
     rows: int
     checked: int
@@ -39,12 +39,12 @@ class Overlap:
 
 
 def letter_powers(count: int) -> np.ndarray:
-    """What a letter counts at each place of a word, modulo 2^64."""
+    """The factor of a letter at each place of a word in the word's hash, modulo 2^64."""
     return np.power(np.uint64(0x9E3779B97F4A7C15), np.arange(count, dtype=np.uint64))
 
 
 class WordHashes:
-    """Token ids -> a hash for each word. The hash of a word is that of its characters, whatever tokens they are in."""
+    """Token ids -> a hash for each word. A word's hash depends on its characters only, not on how they are cut into tokens."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.continues = continuing_tokens(tokenizer)
@@ -81,7 +81,7 @@ class WordHashes:
 
 
 class Wanted:
-    """The n-grams of one size that are looked for, and which of them have been seen."""
+    """The n-grams of one size to look for, and which of them have been seen."""
 
     def __init__(self, hashes: Sequence[np.ndarray]):
         self.hashes = np.unique(np.concatenate([*hashes, np.zeros(1, np.uint64)]))
@@ -90,7 +90,7 @@ class Wanted:
         self.table[self.hashes >> np.uint64(64 - TABLE_BITS)] = True
 
     def look(self, ngrams: np.ndarray) -> None:
-        """The table lets few pass, and nothing that is wanted is stopped."""
+        """Marks which wanted n-grams are among `ngrams`. The table is a fast first filter: few false positives, no false negatives."""
         likely = ngrams[self.table[ngrams >> np.uint64(64 - TABLE_BITS)]]
         places = np.minimum(np.searchsorted(self.hashes, likely), len(self.hashes) - 1)
         self.seen[places[self.hashes[places] == likely]] = True
@@ -100,11 +100,11 @@ class Wanted:
 
 
 def find_overlap(tasks: Mapping[str, Sequence[Texts]], data: Path) -> dict[str, Overlap]:
-    """`tasks`: the texts of each row, by task; `data`: prepared shards, of which the training split is read."""
+    """The overlap of each task with a corpus. `tasks`: the texts of each row, by task; `data`: prepared shards (training split)."""
     tokenizer, corpus = load_tokenizer(data), open_data(data, verify=False)
     hashes = WordHashes(tokenizer)
 
-    # the n-grams of every text, by the size that suits it
+    # the n-grams of every text, of the size that suits its length
     ngrams: dict[str, tuple[int, np.ndarray]] = {}
     texts = list(dict.fromkeys(text for rows in tasks.values() for row in rows for text in row))
     for text, ids in zip(texts, encode_ids(tokenizer, texts), strict=True):

@@ -1,8 +1,8 @@
-"""What `prepare` is going to do, before anything is read: a list of units, which any number of machines may share.
+"""The plan of `prepare`: a list of units of work, which any number of machines may share.
 
-A unit is some bytes of some files: a range of a large file, a few small files, or one that is compressed and has to be read
-from its beginning. The list follows from the names and sizes of the files alone. A unit's key is a hash of all that decides what
-comes out of it, so whoever finds a unit done under that key need not do it again, and two who do the same write the same bytes.
+A unit is a byte range of a large file, a few small files, or one file that must be read from its beginning (a compressed one, for
+example). The list depends only on the names, sizes and formats of the files. A unit's key is a hash of everything that determines its
+output, so a unit that is done under that key need not be done again, and two processes that do the same unit write the same bytes.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ _SAFE = "".join(map(chr, range(32, 127))).replace("%", "")
 
 
 class PrepareSettings(Settings):
-    """`heldout_share` of the documents, chosen by the hash of their text, are kept for evaluation, so that copies of a
-    document are on the same side; a training document that differs from a held-out one in case and spacing only is removed.
+    """The fraction `heldout_share` of the documents is held out for evaluation, chosen by the hash of their text, so that copies of
+    a document are in the same split; a training document that differs from a held-out one only in case and spacing is removed.
     `unit_bytes` of text make one unit of work, and one shard. `duplicates` "exact" removes such copies everywhere, "near" also
-    documents that have `near_share` of their word 5-grams in common with an earlier one."""
+    documents that share the fraction `near_share` of their word 5-grams with an earlier one."""
 
     corpus: CorpusSettings = CorpusSettings()
     heldout_share: float = Field(default=0.01, ge=0, le=0.5)
@@ -44,7 +44,7 @@ class PrepareSettings(Settings):
 
     @property
     def fingerprint_share(self) -> float | None:
-        """What `fingerprint` is to look for; None where nobody asks."""
+        """The `share` for `fingerprint`; None if nothing needs fingerprints."""
         if self.duplicates == "keep" and not self.heldout_share:
             return None
         return self.near_share if self.duplicates == "near" else 0.0
@@ -78,7 +78,7 @@ class PreparePlan(Settings):
 
     @cached_property
     def files(self) -> tuple[Source, ...]:
-        """Names as the system has them, which need not be text."""
+        """The sources, with names as the file system has them: they need not be valid UTF-8."""
         texts = [(unquote(it.path, errors=_BYTES), unquote(it.name, errors=_BYTES)) for it in self.sources]
         pairs = zip(texts, self.sources, strict=True)
         return tuple(Source(as_place(path), name, it.size, it.stamp) for (path, name), it in pairs)
@@ -93,7 +93,7 @@ class PreparePlan(Settings):
 
     @cached_property
     def header(self) -> str:
-        """What every unit's key begins with."""
+        """The beginning of the text that each unit's key is the hash of, the same for all."""
         return json.dumps([self.version, dump(self.settings), self.tokenizer_sha256, self.threshold], sort_keys=True)
 
     def unit(self, number: int, out: Place) -> "Unit":
@@ -109,7 +109,7 @@ class PreparePlan(Settings):
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work, with all that a worker has to know."""
+    """One piece of work, with everything that a worker needs to know."""
 
     number: int
     key: str
@@ -166,7 +166,7 @@ def _spelling(name: str) -> str:
 
 
 def heldout_threshold(corpus: Corpus, settings: PrepareSettings) -> int:
-    """A document is held out if its hash is below this. Few documents may all be on one side of the wanted share; then
+    """A document is held out if its hash is below this threshold. With few documents, all may end up on one side of it; then
     the threshold moves just past the nearest one. Reading ends as soon as both sides have a document, mostly after a
     few hundred."""
     wanted = int(settings.heldout_share * _HASHES)

@@ -1,9 +1,9 @@
-"""Text to token shards: a plan, its units done by some engine in any order, and what they made put together.
+"""Text to token shards: make a plan, run its units in any order with some engine, and collect their shards in a manifest.
 
-What comes out is a function of the text, the tokenizer and the settings: never of the engine, the number of workers, the order of
+The output is a function of the text, the tokenizer and the settings, never of the engine, the number of workers, the order of
 the units or how often one was tried. The manifest is written last: a folder that has one is complete.
 
-`prepare` does all of it. Where a scheduler shares the work out, `plan_units`, `run_share` and `finish_units` are its three steps.
+`prepare` does all of it. For job schedulers, `plan_units`, `run_share` and `finish_units` are its three steps.
 """
 
 import logging
@@ -55,7 +55,7 @@ _NAMED_MISSING = 20
 
 
 def prepare_settings(heldout_share: float, unit_bytes: int, more: Mapping[str, Any]) -> PrepareSettings:
-    """`more` are settings of how files are read and of what is left out."""
+    """The settings of a preparation. `more` are those of reading files (`CorpusSettings`), filters and duplicates."""
     reading = {name: value for name, value in more.items() if name in CorpusSettings.model_fields}
     others = {name: value for name, value in more.items() if name not in reading}
     tree = {"corpus": reading, "heldout_share": heldout_share, "unit_bytes": unit_bytes, **others}
@@ -70,14 +70,14 @@ def prepare(
     workers: int | None = None,
     engine: Engine = "local",
 ) -> Manifest:
-    """Run it again after any interruption: it does what is missing, and nothing if nothing is."""
+    """Prepares token shards in `out` and returns their manifest. After an interruption, call it again: it does only what is missing."""
     workers = cpu_count() if workers is None else workers
     if not 1 <= workers <= MOST_WORKERS:
         raise SettingsError(f"{workers} workers cannot work. Give at least 1 and at most {MOST_WORKERS:,}.")
     if engine not in get_args(Engine):
         arrays = "arrays of jobs: prepare-plan, prepare-unit, prepare-finish"
         raise SettingsError(f"engine {engine!r} is unknown. There are local and ray; for {arrays}.", ("engine",))
-    # memory:// is seen by this process alone
+    # other processes cannot see memory://
     is_alone = any(isinstance(path, RemotePath) and path.in_this_process for path in (*inputs, out))
     if engine == "ray" and is_alone:
         raise SettingsError("memory:// is seen by one process only: use the local engine, or another place.")
@@ -100,19 +100,19 @@ def prepare(
 def plan_units(
     inputs: Sequence[Place], out: Place, tokenizer: Place, settings: PrepareSettings | None = None
 ) -> PreparePlan | None:
-    """The plan and the tokenizer are put into `out`, for `run_share` on any machine. None where all is done already."""
+    """Writes the plan and the tokenizer to `out`, for `run_share` on any machine. Returns None if everything is done already."""
     preparation = _Preparation(inputs, out, tokenizer, settings)
     with lock(out, required=False), ending_at_signals(preempted):
         return None if preparation.finished() else preparation.begin(replace=False)
 
 
 def run_share(out: Place, index: int, count: int) -> int:
-    """Every `count`-th unit of the plan in `out`, from number `index` on. Several processes may do the same share."""
+    """Runs every `count`-th unit of the plan in `out`, starting at `index`; returns how many. Two processes may run the same share."""
     if not 0 <= index < count:
         raise SettingsError(f"{index}/{count} is no share of the work: of 4 they are 0/4, 1/4, 2/4 and 3/4.")
     if _is_finished(out):
         return 0
-    read_plan(out)  # a folder without one is not even locked
+    read_plan(out)  # raises an error before a folder without a plan is locked
     with lock(out, shared=True, required=False), ending_at_signals(preempted):
         plan = read_plan(out)
         run = _Run(plan, out, range(index, len(plan.units), count))
@@ -121,7 +121,7 @@ def run_share(out: Place, index: int, count: int) -> int:
 
 
 def finish_units(out: Place) -> Manifest:
-    """The manifest, once all units of the plan in `out` are done and whole."""
+    """Writes and returns the manifest; refuses to if a unit of the plan in `out` is missing or damaged."""
     if _is_finished(out):
         return read_manifest(out)
     read_plan(out)
@@ -132,7 +132,7 @@ def finish_units(out: Place) -> Manifest:
 
 
 def _is_finished(out: Place) -> bool:
-    """A job of an array may come late, or twice."""
+    """Whether `out` is complete: a job of an array may start late, or twice."""
     finished = (out / MANIFEST).exists() and not (out / UNITS / PLAN).exists()
     if finished:
         log.info("%s is already prepared: nothing to do.", out)
@@ -140,7 +140,7 @@ def _is_finished(out: Place) -> bool:
 
 
 class _Preparation:
-    """What somebody wants, and whether it is there already."""
+    """A requested preparation, checked against what the output folder already holds."""
 
     def __init__(self, inputs: Sequence[Place], out: Place, tokenizer: Place, settings: PrepareSettings | None) -> None:
         self.out, self.settings = out, settings or PrepareSettings()
@@ -157,8 +157,8 @@ class _Preparation:
             raise SettingsError(f"{out} is not empty and not made by prepare. Choose another folder.")
 
     def finished(self) -> Manifest | None:
-        """The manifest that is there, if it is what this run would write; None where shards are damaged or missing, which
-        are then made again."""
+        """The existing manifest, if it is what this run would write; None if shards are damaged or missing, which are then
+        made again."""
         if not (self.out / MANIFEST).exists():
             return None
         manifest = read_manifest(self.out)
@@ -185,7 +185,7 @@ class _Preparation:
             )
 
     def begin(self, replace: bool) -> PreparePlan:
-        """The plan, written down. Where others may be at work on one already, only the same may take its place."""
+        """Writes the plan and returns it. Unless `replace`, others may be working on a plan there, and only an equal one replaces it."""
         if not replace and (self.out / UNITS / PLAN).exists():
             plan = read_plan(self.out)
             before = {"tokenizer": plan.tokenizer_sha256, "inputs": dump(inputs_entry(plan.files))}
@@ -203,7 +203,7 @@ class _Preparation:
         return plan
 
     def _note_division(self, plan: PreparePlan, replace: bool) -> None:
-        """Earlier versions did not divide JSON lines: units of theirs must not be taken for units of this plan."""
+        """Notes or refuses a plan of an earlier version, which did not divide JSON lines: its units must not be mixed with this plan's."""
         with suppress(DataError, CorruptError):
             before = read_plan(self.out)
             if (before.settings, before.files) != (plan.settings, plan.files) or before.units == plan.units:
@@ -215,7 +215,7 @@ class _Preparation:
             log.info("%s holds %s: it is prepared again from the start.", self.out, what)
 
     def _check_space(self, out: Path) -> None:
-        """Shards take a third to a half of plain text, and more than compressed text: a third is surely needed."""
+        """Shards take a third to a half of the size of plain text, and more than compressed text: at least a third is needed."""
         needed = self.corpus.size // 3 - sum(path.stat().st_size for path in out.glob("*.safetensors"))
         free = shutil.disk_usage(out).free
         if needed > free:
@@ -230,7 +230,7 @@ def is_inside(out: Place, folder: Place) -> bool:
 
 
 def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Folders of before lack settings that did not exist then: they are as if those had their defaults."""
+    """Adds the defaults of settings that did not exist when an older folder was made."""
     try:
         return dump(PrepareSettings.model_validate(settings))
     except ValidationError:
@@ -239,7 +239,7 @@ def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Run:
-    """Some units of a plan, and how far they are."""
+    """Some units of a plan, and their progress."""
 
     plan: PreparePlan
     out: Place
@@ -248,7 +248,7 @@ class _Run:
     shard_bytes: int = 0
 
     def follow(self, results: Iterator[Done]) -> int:
-        """Waits for the units, tells how far they are, and returns how many they were."""
+        """Waits for the units, reports their progress, and returns how many there were."""
         size = sum(end - begin for number in self.numbers for _, begin, end in self.plan.units[number])
         units = encoded_bytes = tokens = 0
         with Progress("prepare", size, unit="bytes", seconds_between_lines=5.0) as progress:
@@ -259,7 +259,7 @@ class _Run:
                 self.input_bytes += done.input_bytes
                 self.shard_bytes += sum(shard.bytes for shard in done.shards)
                 progress.advance(self.input_bytes)
-                # the remaining time goes by bytes of files, the rate by bytes of text, of which compressed files hold more
+                # the remaining time is measured in bytes of files, the rate in bytes of text (compressed files hold more)
                 progress.report(f"{encoded_bytes / 1e6 / progress.seconds:.1f} MB/s · {tokens:,} tokens")
         return units
 
@@ -279,7 +279,7 @@ class _Run:
 
 
 def _finish(plan: PreparePlan, out: Place, verify: bool = False) -> Manifest:
-    """All that the units made, in the order of the plan."""
+    """Writes the manifest of what the units made, in the order of the plan."""
     shards: dict[Split, list[ShardEntry]] = {split: [] for split in SPLITS}
     counts, removed, empty, problems = Counter[str](), Counter[str](), Counter[int](), {}
     entries: dict[int, UnitEntry] = {}
@@ -327,7 +327,7 @@ Shards = dict[Split, list[ShardEntry]]
 def _without_copies(
     plan: PreparePlan, out: Place, entries: dict[int, UnitEntry], shards: Shards, removed: Counter[str]
 ) -> Shards:
-    """Held-out documents come first, so that of copies on both sides the one that is held out stays."""
+    """The shards without duplicates. Held-out documents come first, so that of copies in both splits the held-out one stays."""
     settings = plan.settings
     if settings.fingerprint_share is None:
         return shards
@@ -375,7 +375,7 @@ def _sums(shards: list[ShardEntry]) -> SplitEntry:
 
 
 def _tidy(out: Place, manifest: Manifest) -> None:
-    """Nothing stays that the manifest does not name."""
+    """Removes everything of a preparation that the manifest does not name."""
     remove_leftovers(out)
     named = {shard.file for split in manifest.splits.values() for shard in split.shards}
     paths: list[Place] = list(out.iterdir())

@@ -1,7 +1,7 @@
 """Documents -> rows of a length chosen when training, not when preparing.
 
-Two builders. `packed`: [CLS] and then the endless stream of documents, each closed by [SEP], cut into rows. `segments`:
-the original's examples of one or two segments, each within one document. Both give row i without having built row i-1,
+Two builders. `packed`: the stream of documents, each followed by [SEP], cut into rows that start with [CLS]. `segments`:
+the original's examples of one or two segments, each within one document. Both can build row i without row i-1,
 so that the order can be a pure function of (seed, step).
 """
 
@@ -22,14 +22,14 @@ SHORTEST_TARGET = 5
 
 
 class RowsSettings(Settings):
-    """`length` counts [CLS] and [SEP]."""
+    """`length` is in tokens, [CLS] and [SEP] included."""
 
     kind: Literal["segments", "packed"] = "segments"
     length: int = Field(128, ge=8, le=1_000_000)
 
 
 class Rows(Protocol):
-    """Random access to rows, many at once: what is asked of row `indices[n]` is answered in place n."""
+    """Random access to many rows at once: entry n of a result belongs to row `indices[n]`."""
 
     special: SpecialIds
     length: int
@@ -37,7 +37,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def lengths(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens of each row are in its first segment, and how many are real; the special ones count."""
+        """How many tokens of each row are in its first segment, and how many are real, special tokens included."""
         ...
 
     def ids(self, indices: np.ndarray) -> np.ndarray:
@@ -54,12 +54,12 @@ def build_rows(settings: RowsSettings, data: TokenData, special: SpecialIds, see
 
 
 class PackedRows:
-    """Row i holds tokens i*(length-1) … (i+1)*(length-1) of the stream, behind a [CLS]. A document occupies its tokens
-    and one [SEP] there; the last row of a shard may be short, and the next shard begins with a row of its own."""
+    """Row i holds tokens i*(length-1) … (i+1)*(length-1) of the stream, after a [CLS]. In the stream a document is its tokens
+    and one [SEP]; the last row of a shard may be short, because every shard begins with a new row."""
 
     def __init__(self, data: TokenData, length: int, special: SpecialIds):
         self.shards, self.special, self.length, self.content = data.shards, special, length, length - 1
-        # Ends of documents in the shard's stream: each document is one token longer there, for its [SEP].
+        # ends of documents in the shard's stream, where each document is one token longer, for its [SEP]
         ends = [shard.documents + np.arange(1, len(shard.documents) + 1) for shard in data.shards]
         sizes = np.array([int(own[-1]) if len(own) else 0 for own in ends])
         self.first_row = cumulated(-(-sizes // self.content))
@@ -78,7 +78,7 @@ class PackedRows:
     def ids(self, indices: np.ndarray) -> np.ndarray:
         shard, start, body = self.shard_of(indices), indices * self.content, np.arange(self.content)
         stop = np.minimum(start + self.content, self.stops[shard])
-        # Documents first … last - 1 end in the row, each with a [SEP]; `passed` of these are not after a place.
+        # documents first … last - 1 end in the row, each with a [SEP]; `passed` counts the [SEP] up to each place
         first, last = (np.searchsorted(self.ends, edge, side="right") for edge in (start, stop))
         count = last - first
         row = np.repeat(np.arange(len(indices)), count)
@@ -97,10 +97,10 @@ class PackedRows:
 
 
 class SegmentRows:
-    """The original's examples, by its own probabilities: lines of one document are taken until a target is reached;
-    one in ten examples is a single segment, the others put about half into the first; one in twenty aims at a random
-    shorter target. Two differences from the original: what does not fit opens the next row instead of being dropped,
-    and once the second segment has begun no later line goes back to the first, so that text stays in order."""
+    """The original's examples, with its probabilities: lines of one document are taken until a target length is reached;
+    one in ten examples is a single segment, the others have about half in the first; one in twenty has a random shorter
+    target. Two differences from the original: what does not fit begins the next row instead of being dropped,
+    and once the second segment has begun, no later line is added to the first, so that text stays in order."""
 
     def __init__(self, data: TokenData, length: int, special: SpecialIds, seed: int):
         self.shards, self.special, self.length = data.shards, special, length
@@ -121,8 +121,8 @@ class SegmentRows:
         return first, first + np.where(stop > middle, stop - middle + 1, 0)
 
     def ids(self, indices: np.ndarray) -> np.ndarray:
-        """[CLS] first segment [SEP], and where there is a second one: second segment [SEP]. The text of the two is
-        consecutive, so that a place of the row is one token further in the text before the inner [SEP] than after."""
+        """[CLS] first segment [SEP], then, if there is a second one, second segment [SEP]. The two are consecutive text: place p
+        of the row holds token p - 1 of it before the inner [SEP], and token p - 2 after it."""
         shard = np.searchsorted(self.first_row, indices, side="right") - 1
         (first, real), row, places = self.lengths(indices), np.arange(len(indices)), np.arange(self.length)
         start = self.plan[indices, 0]
@@ -134,12 +134,12 @@ class SegmentRows:
 
 
 def cumulated(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each part begins, and at last the whole."""
+    """The offset at which each part begins, and the total at the end."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def gather(shards: tuple[Shard, ...], numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The tokens at `positions[n]` of shard `numbers[n]`, as int64. Positions beyond the shard give some token of it:
+    """The tokens at `positions[n]` of shard `numbers[n]`, as int64. Positions beyond the shard return an arbitrary token of it:
     they belong to padding."""
     tokens = np.empty(positions.shape, np.int64)
     for number in np.unique(numbers):

@@ -1,6 +1,6 @@
 """Token shards: the format, and reading it through memory maps. docs/formats.md describes both.
 
-A shard is a safetensors file of three arrays: all tokens in a row, and the ends of documents and of lines in them.
+A shard is a safetensors file of three arrays: all tokens concatenated, and the ends of documents and of lines in them.
 The manifest is written last and holds the size and sha256 of every shard; a folder without one is unfinished.
 """
 
@@ -25,19 +25,19 @@ from electra.base.remote import Place
 MANIFEST = "manifest.json"
 UNITS = "units"
 PLAN = "plan.json"
-"""In UNITS, until the manifest is there."""
+"""In UNITS, until the manifest is written."""
 TOKENIZER = "tokenizer.json"
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 MOST_TOKENS = 1 << 24
-"""Of a vocabulary. A damaged or hostile id beyond it would only cost memory."""
+"""The largest vocabulary. A damaged or hostile id beyond it would only cost memory."""
 
 ENOUGH_HELD_OUT = 5000
-"""Tokens. About a tenth of them are replaced, and the standard error of an AUC near 0.8 is 0.27 divided by the square root of their number
-(Hanley and McNeil, 1982): from here on chance moves it by less than 0.025, two errors, which is what recipes differ by."""
+"""Tokens. About a tenth of them is replaced, and the standard error of an AUC near 0.8 is 0.27 / sqrt(number of replaced tokens)
+(Hanley and McNeil, 1982): with more tokens, chance (two standard errors) moves it by less than 0.025, which is what recipes differ by."""
 
 MANY_PASSES = 100
-"""Over the text to learn from. modern-small's detection in held-out Korean was best after 71 passes over 2.3 M tokens, worse after 250."""
+"""Over the training text. modern-small's detection in held-out Korean was best after 71 passes over 2.3 M tokens, worse after 250."""
 
 _SAFETENSORS_NAMES = {"uint16": "U16", "uint32": "U32", "int64": "I64"}
 
@@ -86,7 +86,7 @@ class Manifest(Settings):
     skipped_documents: int
     replaced_documents: int
     empty_files: int
-    removed_documents: dict[str, Count] = Field(default_factory=dict)  # by a filter, or as copies
+    removed_documents: dict[str, Count] = Field(default_factory=dict)  # by each filter, and as copies
     splits: dict[Split, SplitEntry]
 
     @field_validator("splits")
@@ -133,7 +133,7 @@ def json_hash(text: str) -> str:
 
 
 def few_held_out(manifest: Manifest) -> str:
-    """What to know of held-out metrics where little text is held out; nothing where there is none, or enough."""
+    """A warning about held-out metrics if little text is held out; empty if there is none at all, or enough."""
     tokens = manifest.splits["heldout"].tokens
     if not 0 < tokens < ENOUGH_HELD_OUT:
         return ""
@@ -143,7 +143,7 @@ def few_held_out(manifest: Manifest) -> str:
 
 
 def many_passes(manifest: Manifest, tokens: int) -> str:
-    """What to know of a run over so many tokens; nothing where the text is large enough for it."""
+    """A warning about a run over `tokens` tokens if it repeats the text too often; empty if not."""
     text = manifest.splits["train"].tokens
     if tokens <= MANY_PASSES * text:
         return ""
@@ -162,13 +162,13 @@ def read_manifest(folder: Place) -> Manifest:
 
 
 def manifest_hash(folder: Path) -> str:
-    read_manifest(folder)  # refuses one that is not there
+    read_manifest(folder)  # raises an error if there is none
     return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 
 def open_data(folder: Path, split: Split = "train", verify: bool = True) -> TokenData:
-    """The tokens of a split, mapped and not loaded. Sizes are always checked, contents (about 1.5 GB per second) if
-    `verify`: a flipped bit would otherwise surface hours later as a strange loss, or never."""
+    """The tokens of a split, memory-mapped. Sizes are always checked, contents (about 1.5 GB per second) if `verify`: a
+    flipped bit would otherwise show hours later as a strange loss, or never."""
     manifest = read_manifest(folder)
     _check_tokenizer(folder, manifest)
     entries = manifest.splits[split].shards if split in manifest.splits else ()
@@ -179,7 +179,7 @@ def open_data(folder: Path, split: Split = "train", verify: bool = True) -> Toke
 
 
 def verify_shards(folder: Path) -> list[str]:
-    """Every problem of a prepared folder, one line each; none if it is whole."""
+    """Every problem of a prepared folder, one line each; empty if it is intact."""
     try:
         manifest = read_manifest(folder)
     except ElectraError as error:
@@ -228,9 +228,9 @@ def _check_tokenizer(folder: Path, manifest: Manifest) -> None:
 
 
 def _allow_open_files(count: int) -> None:
-    """A memory map keeps its file open, and the usual soft limit of 1,024 is too few for a large corpus."""
+    """Raises the limit on open files if needed: a memory map keeps its file open, and the usual soft limit of 1,024 is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors = Path("/proc/self/fd")  # the splits opened before are among them
+    descriptors = Path("/proc/self/fd")  # includes splits that are open already
     wanted = (len(list(descriptors.iterdir())) if descriptors.is_dir() else 4096) + count + 64
     if soft != resource.RLIM_INFINITY and soft < wanted:
         if hard != resource.RLIM_INFINITY and hard < wanted:
@@ -249,7 +249,7 @@ def _parse(path: Path, entry: ShardEntry, data: np.ndarray, dtype: str) -> Shard
         header, body = parse_json(data[8 : 8 + length].tobytes()), data[8 + length :]
         arrays = {}
         for name, kind in (("tokens", dtype), ("documents", "int64"), ("lines", "int64")):
-            little_endian = np.dtype(kind).newbyteorder("<")  # numpy converts where the machine is not
+            little_endian = np.dtype(kind).newbyteorder("<")  # numpy converts on big-endian machines
             begin, count = header[name]["data_offsets"][0], getattr(entry, name)
             end = begin + count * little_endian.itemsize
             expected = {"dtype": _SAFETENSORS_NAMES[kind], "shape": [count], "data_offsets": [begin, end]}

@@ -1,9 +1,9 @@
-"""Tables as streams of rows: csv, tsv, JSON lines, a JSON list, parquet and the column files of CoNLL, plain or compressed;
+"""Tables as streams of rows: csv, tsv, JSON lines, a JSON list, parquet and CoNLL column files, plain or compressed;
 writing them; and guessing which column is the text and which the label.
 
-What a file holds is told by its content (files.py); only csv and tsv, which look alike, go by the name and then by the
-first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files; csv is quoted as usual, with a comma between cells
-or, as spreadsheets write it where the comma is in numbers, a semicolon.
+A file's format is recognised by its content (files.py); only csv and tsv, which look alike, are told apart by the name and then by
+the first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files. csv is quoted as usual; its cells are separated
+by commas or, as spreadsheets write it in countries with decimal commas, by semicolons.
 """
 
 import ast
@@ -60,7 +60,7 @@ def is_table(path: Place) -> bool:
 
 
 def table_format(path: Place) -> Format:
-    """What a name asks for."""
+    """The format that a file's name asks for."""
     match = _NAME.search(path.name)
     if not match:
         names = ".csv, .tsv, .jsonl, .json or .parquet (then .gz, .bz2, .xz or .zst)"
@@ -72,8 +72,8 @@ def read_rows(
     path: Path, header: Sequence[str] = (), malformed: dict[int, str] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Rows in the order of the file. Row numbers in messages count from 1, without the header. `header` names the
-    columns of csv and tsv files that have no line for it. A row that cannot be read is an error, or, where `malformed`
-    is given, described there, and without values here, so that the others keep their numbers."""
+    columns of csv and tsv files that have no header line. A row that cannot be read is an error; if `malformed` is
+    given, it is described there instead and yielded without values, so that the other rows keep their numbers."""
     with open_table(path) as source:
         yield from rows_of(source, header, malformed)
 
@@ -81,8 +81,8 @@ def read_rows(
 def rows_of(
     source: OpenSource, header: Sequence[str] = (), malformed: dict[int, str] | None = None, unclean: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """`unclean` allows NUL characters, which in a table are what UTF-16 looks like, and bytes of csv and tsv that are not UTF-8,
-    as lone surrogates: the caller looks for both."""
+    """The rows of an open file, as in `read_rows`. `unclean` allows NUL characters (a sign of UTF-16) and, in csv and tsv, bytes that
+    are not UTF-8 (as lone surrogates): the caller then checks for both."""
 
     def refuse(number: int, problem: str) -> None:
         if malformed is None:
@@ -132,7 +132,7 @@ def open_table(path: Path) -> AbstractContextManager[OpenSource]:
 
 
 def parquet_schema(path: Path) -> "pa.Schema | None":
-    """The columns' types, where the file has them."""
+    """The columns' types, if the file has them (parquet); else None."""
     with open_table(path) as source:
         if content_format(source) != "parquet":
             return None
@@ -157,20 +157,20 @@ def content_format(source: OpenSource) -> Format:
 
 
 def separator(source: OpenSource) -> str:
-    """Of csv, by its first line: a semicolon where that has some outside of quotes, and no comma."""
+    """The separator of csv, by its first line: a semicolon if that has one outside of quotes and no comma; else a comma."""
     head = _QUOTED.sub(b"", source.stream.peek(1 << 16)[: 1 << 16].lstrip())
     line = next(iter(head.splitlines()), b"")
     return ";" if b";" in line and b"," not in line else ","
 
 
 def csv_separator(path: Path) -> str:
-    """As `path` has it; a comma where it is no csv."""
+    """The separator of a csv file; a comma for other files."""
     with open_table(path) as source:
         return separator(source) if content_format(source) == "csv" else ","
 
 
 def _text(source: OpenSource, newline: str = "") -> Iterator[str]:
-    """Lines, or parts of quoted ones; a bomb without a line end is refused before it fills the memory."""
+    """Lines of text, of which a quoted cell may span several; one longer than LONGEST_CELL is refused before it fills the memory."""
     csv.field_size_limit(LONGEST_CELL)
     text = io.TextIOWrapper(source.stream, encoding="utf-8", errors="surrogateescape", newline=newline)
     while line := text.readline(LONGEST_CELL + 1):
@@ -183,7 +183,7 @@ Refuse = Callable[[int, str], None]
 
 
 def _cells(path: Place, lines: Iterable[list[str]], header: Sequence[str], refuse: Refuse) -> Iterator[dict[str, Any]]:
-    """The first line is a header unless it has as many cells as the known one and none of its names."""
+    """Rows from lists of cells. The first is the header unless it has as many cells as `header` and none of its names."""
     rows = iter(lines)
     names = next(rows, [])
     if not all(map(is_unicode, names)):
@@ -192,7 +192,7 @@ def _cells(path: Place, lines: Iterable[list[str]], header: Sequence[str], refus
     if len(names) == len(header) and not set(names) & set(header):
         names, rows = list(header), chain([names], rows)
     refuse_twice(path, names)
-    blank = ([], [""]) if len(names) > 1 else ([],)  # of one column an empty cell is a row like any other
+    blank = ([], [""]) if len(names) > 1 else ([],)  # with one column, an empty cell is an ordinary row
     for number, cells in enumerate((row for row in rows if row not in blank), 1):
         if len(cells) == len(names):
             yield dict(zip(names, cells, strict=True))
@@ -202,12 +202,12 @@ def _cells(path: Place, lines: Iterable[list[str]], header: Sequence[str], refus
 
 
 def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
-    """One item after the other: a list of any length is never in memory as a whole."""
+    """The items of a JSON list, one at a time: the list is never in memory as a whole."""
     text = io.TextIOWrapper(source.stream, encoding="utf-8")
     decoder, buffer, number = json.JSONDecoder(), text.read(_BLOCK).lstrip()[1:], 0
 
     def from_next(rest: str) -> str:
-        """From what comes next but white space, if anything does."""
+        """The text from the next character that is not white space; "" at the end of the file."""
         while not (rest := rest.lstrip(" \t\r\n")) and (block := text.read(_BLOCK)):
             rest = block
         return rest
@@ -218,7 +218,7 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
             row = parse_json(buffer[:end])
         except (ValueError, RecursionError) as error:
             whole = isinstance(error, json.JSONDecodeError) and len(buffer) <= LONGEST_CELL
-            block = text.read(max(_BLOCK, len(buffer))) if whole else ""  # twice as much: time stays linear
+            block = text.read(max(_BLOCK, len(buffer))) if whole else ""  # doubling keeps the time linear
             if not block:
                 what = "nested too deep" if isinstance(error, RecursionError) else error
                 raise DataError(f"{source.path} row {number + 1} is not valid JSON ({what}). Repair it.") from None
@@ -239,10 +239,10 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
 
 
 class TableWriter:
-    """Writes rows as they come. `sample` has an example of columns whose first values may all be empty lists, of which
-    parquet could not tell the type; `schema` has the types of columns that come from a parquet file. The columns are
-    those of the first rows written, and one that comes later is refused where the format has no place for it.
-    `escape_formulas` puts a ' before cells of csv and tsv that a spreadsheet would compute; `separator` is between those of csv."""
+    """Writes rows as they come. `sample` has example values for columns whose first values may all be empty lists, from which
+    parquet could not infer the type; `schema` has the types of columns that come from a parquet file. The columns are
+    those of the first rows written; a column that appears later is refused if the format cannot add it. `escape_formulas`
+    puts a ' before cells of csv and tsv that a spreadsheet would evaluate; `separator` is that of csv."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class TableWriter:
         self.stack = ExitStack()
 
     def write(self, rows: Sequence[dict[str, Any]], answers: Collection[str] = ()) -> None:
-        """`answers` are columns of ours, whose numbers have six digits in csv and tsv; others are written exactly."""
+        """Appends rows. Numbers in `answers`, the columns we computed, have six digits in csv and tsv; others are written exactly."""
         if not rows:
             return
         if self.format in ("csv", "tsv", "parquet"):
@@ -293,7 +293,7 @@ class TableWriter:
                 csv.writer(buffer, delimiter=self.separator, lineterminator="\n", quoting=it)
                 for it in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
             )
-            for cells in table:  # the usual one leaves a lone \r bare
+            for cells in table:  # QUOTE_MINIMAL does not quote a lone \r
                 (quoted if any("\r" in cell for cell in cells) else usual).writerow(cells)
         else:
             buffer.writelines("\t".join(re.sub(r"[\t\r\n]", " ", cell) for cell in cells) + "\n" for cells in table)
@@ -357,20 +357,20 @@ _NO_WORD = re.compile(r"\d+[-.]\d+")
 
 
 class Line(NamedTuple):
-    """One line of a column file, which has a word per line and a blank line after each sentence; `cells` is None where it
-    is no word.
+    """One line of a column file, which has a word per line and a blank line after each sentence; `cells` is None if it
+    is not a word.
 
-    Columns are separated by tabs if the first line of words has one (words may then contain spaces), by spaces otherwise.
-    Left out are -DOCSTART- lines, comments (a # at the start of a line that has not as many columns as the others: where
-    it has, # is a word), and of CoNLL-U, which has ten columns, multi-word ranges (1-2) and empty nodes (1.1)."""
+    Columns are separated by tabs if the first line of words has one (words may then contain spaces), else by spaces.
+    Not words are -DOCSTART- lines, comments (a # at the start of a line with another number of columns; with the same
+    number, # is a word) and, in CoNLL-U, which has ten columns, multi-word ranges (1-2) and empty nodes (1.1)."""
 
     text: str
     cells: Sequence[str] | None
 
 
 def read_conll(path: Path, columns: Mapping[str, int]) -> list[dict[str, Any]]:
-    """One row per sentence: for each name in `columns` the list of what stands in that column, counted from 0, or from the
-    end where negative. `{"tokens": 0, "tags": -1}` reads most files of named entities. Plain or compressed."""
+    """One row per sentence: for each name in `columns`, the list of values in that column, counted from 0, or from the
+    end if negative. `{"tokens": 0, "tags": -1}` reads most files of named entities. Plain or compressed."""
     rows = [row for lines in sentences(path, columns.values()) if (row := row_of(lines, columns))]
     if not rows:
         raise DataError(f"{path} has no words. Give a file with one word per line.")
@@ -383,7 +383,7 @@ def row_of(lines: Sequence[Line], columns: Mapping[str, int]) -> dict[str, Any] 
 
 
 def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
-    """All lines, in groups that end with a blank one. Joined by line ends they are the file again."""
+    """All lines, in groups that end with a blank one. Joined with line ends, they are the original file."""
     group, width, has_tabs = list[Line](), 0, False
     for number, line in _lines(path):
         begins = not width and bool(line.strip(" \t")) and not line.startswith(("#", _DOCUMENT))
@@ -408,7 +408,7 @@ def sentences(path: Path, places: Iterable[int]) -> Iterator[list[Line]]:
 
 
 def refuse_columns(path: Path, line: str, width: int, places: Sequence[int]) -> None:
-    """Two names for one column are words that are their own tags: what -1 means in a file of words alone."""
+    """Refuses columns that the file lacks, and two names for one column: in a file with words only, -1 is the words themselves."""
     needed = max(len(places), *(place + 1 if place >= 0 else -place for place in places))
     if width < needed or len({place % width for place in places}) < len(places):
         problem = f"has {counted(width, 'column')} ({line[:60]!r}), not {needed}"
@@ -422,8 +422,8 @@ def is_no_word(cells: Sequence[str], width: int) -> bool:
 
 
 def with_tags(lines: Sequence[Line], tags: Sequence[str]) -> Iterator[str]:
-    """The lines with one more column. So that programs which count columns, conlleval among them, can read the result,
-    the line of a document has one too."""
+    """The lines with one more column. -DOCSTART- lines get one too, so that programs which count columns, such as
+    conlleval, can read the result."""
     answers = iter(tags)
     for text, cells in lines:
         tag = next(answers) if cells is not None else "O" if text.startswith(_DOCUMENT) else None
@@ -437,7 +437,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from decoded_lines(source)
 
 
-# Columns and their values, when nobody named them. A guess is always shown.
+# Guesses of columns and kinds of labels that the user did not name. A guess is always shown.
 
 PAIRS = [("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")]
 PAIRS += [("text_a", "text_b"), ("text1", "text2")]
@@ -449,7 +449,7 @@ COMMA_NUMBER, NEARLY_ALL = re.compile(r"[+-]?\d+(\.\d{3})*(,\d+)+"), 0.95
 
 
 def pick(columns: Sequence[str], name: str) -> str | None:
-    """The first of `a|b|c` that exists: the same set has other column names in other places."""
+    """The first of `a|b|c` that exists: copies of the same dataset differ in their column names."""
     return next((option for option in [name, *name.split("|")] if option in columns), None)
 
 
@@ -458,8 +458,8 @@ def column_of(name: str, row: Row) -> str:
 
 
 def guess_columns(rows: Sequence[Row], texts: Sequence[str] = (), label: str = "") -> tuple[tuple[str, ...], str]:
-    """(text columns, label column) of a table of which nothing, or one of the two, is known. Known names first; then the
-    label is the column with the fewest values, the text the one with the longest. Of several labels none is chosen."""
+    """(text columns, label column) of a table, guessing what is not given. Well-known names come first; otherwise the label is
+    the column with the fewest different values and the text the one with the longest. A tie between labels is an error."""
     columns = list(dict.fromkeys(name for row in rows[:100] for name in row))
     low = {name.lower(): name for name in columns}
     sample = rows[:2000]
@@ -487,8 +487,8 @@ def guess_columns(rows: Sequence[Row], texts: Sequence[str] = (), label: str = "
 
 
 def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
-    """Lists are several labels, and so are names with a separator between them, unless hardly any label has one: then it is a slip or
-    part of a name. Many different numbers, or numbers with a fraction, are a quantity; the rest is names."""
+    """The kind of task that label values suggest. Lists are multi-label, and so are names joined by a separator, unless hardly any
+    label has one: then it is a typo or part of a name. Many different or fractional numbers are regression; the rest are classes."""
     labels = [value for value in values if not is_missing(value)]
     joined = len(separated(labels, separator))
     is_common = joined >= SEPARATED_SHARE * len(labels) and (joined > 1 or len(labels) < FEW_LABELS)
@@ -501,12 +501,12 @@ def guess_kind(values: Sequence[Any], separator: str = "|") -> str:
 
 
 def separated(labels: Sequence[Any], separator: str) -> list[str]:
-    """Those that are several names with a separator between them."""
+    """The labels that are several names joined by the separator."""
     return [it for it in labels if isinstance(it, str) and separator in it and all(map(str.strip, it.split(separator)))]
 
 
 def comma_number(values: Sequence[Any]) -> str:
-    """The first number with a comma (3,40 or 1,234), where nearly all values are numbers and most have one; "" elsewhere."""
+    """The first number with a comma (3,40 or 1,234) if nearly all values are numbers and most have a comma; else ""."""
     texts = [str(value).strip() for value in values if not is_missing(value)]
     commas = [text for text in texts if COMMA_NUMBER.fullmatch(text)]
     others = sum(number(text) is not None for text in texts)
@@ -515,7 +515,7 @@ def comma_number(values: Sequence[Any]) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, also one that is written as text; None for anything else."""
+    """The value as a finite number, also if it is written as text; None for anything else."""
     try:
         real = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -524,14 +524,14 @@ def number(value: Any) -> float | None:
 
 
 def label_name(value: Any) -> str:
-    """1, 1.0 and "1" are one label: formats differ in what they make of a number."""
+    """The name of a label. 1, 1.0 and "1" are the same one, because file formats read numbers differently."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def label_list(value: Any, separator: str) -> list[str]:
-    """Several labels of one row: a list, also one written as text, or names with a separator between them."""
+    """The labels of one row, from a list, a list written as text, or names joined by the separator."""
     if (read := written_list(value)) is not None:
         value = read
     elif isinstance(value, str) and not value.lstrip().startswith("["):
@@ -540,8 +540,8 @@ def label_list(value: Any, separator: str) -> list[str]:
 
 
 def written_list(value: Any) -> list[Any] | None:
-    """A list of names or numbers in a cell of text: as JSON, which is what predictions are written as, or as Python
-    shows it, which is what pandas writes."""
+    """The list of names or numbers in a text cell, written as JSON (as predictions are) or as a Python literal (as pandas
+    writes it); None if there is none."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return None
     for parse in (parse_json, ast.literal_eval):

@@ -1,7 +1,7 @@
 """Tokenizers: trained from a stream of documents, or adopted from a vocab.txt or a tokenizer.json.
 
-Training on the same text twice gives the same bytes, which the library's trainers alone do not promise: they walk hash
-maps, whose random order then decides ties. `_train_wordpiece` and `learn_pieces` say what is done about it.
+Training on the same text twice gives the same bytes, which the library's trainers do not guarantee: they iterate over hash
+maps, whose random order decides ties. `_train_wordpiece` and `learn_pieces` say what is done about it.
 """
 
 import json
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 MOST_TRAINED = 2_000_000  # tokens
-MOST_CHARACTERS = 1_000_000_000  # of more text about this much is used: documents chosen by their hash
-# Of all characters of the text in wordpiece and unigram; rarer ones get no piece of their own and become [UNK].
+MOST_CHARACTERS = 1_000_000_000  # of longer texts about this much is used: documents chosen by their hash
+# The fraction of the text's characters that have a piece of their own in wordpiece and unigram; rarer ones become [UNK].
 _CHARACTER_COVERAGE = 0.9999
-# What has no space for so long (base64, minified code) is no word: it is cut, since trainers take the square of its time.
+# A longer run without spaces (base64, minified code) is no word: it is cut, since training time grows with its square.
 _LONGEST_RUN = re.compile(r"\S{1,400}")
 ENCODED_AT_ONCE = 1 << 16  # characters that are encoded at once: the library needs 150 bytes for each
-# A regular expression that one pass over the text decides: no group is repeated, nothing refers back, and of each choice
-# one part at most is repeated without an end. The others here are known too: byte-level splits of GPT-2 and GPT-4.
+# Regular expressions are allowed if matching takes one pass over the text: no repeated groups, no back references, and at
+# most one unbounded repetition per alternative. The known patterns are allowed too: byte-level splits of GPT-2 and GPT-4.
 _REPEATED_GROUP = re.compile(r"\)[*+{]|\\[1-9k]|\(\?<?[=!][^)]*[*+]")
 _ENDLESS = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
 _KNOWN_PATTERNS = (
@@ -46,7 +46,7 @@ _KNOWN_PATTERNS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _MOST_GROWTH = 1000
-# Of the unigram trainer.
+# Limits of the unigram trainer.
 _LONGEST_PIECE = 16
 _LONGEST_WORD = 64
 _WORDS = 200_000
@@ -57,8 +57,8 @@ _KEPT_EACH_ROUND = 0.75
 
 class TokenizerSettings(Settings):
     """`strip_accents` decomposes characters (NFD) and drops the marks. It turns é into e, but in wordpiece, as in BERT,
-    it also leaves Hangul in pieces, and it takes the voicing marks off kana (が becomes か): off for Korean and Japanese.
-    `split_cjk` makes every Chinese character a word, as BERT does: for wordpiece only."""
+    it also leaves Hangul decomposed, and it takes the voicing marks off kana (が becomes か): keep it off for Korean and
+    Japanese. `split_cjk` makes every Chinese character a word, as BERT does; it applies to wordpiece only."""
 
     kind: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
     vocab_size: int = Field(default=30522, ge=300, le=MOST_TRAINED)
@@ -68,7 +68,7 @@ class TokenizerSettings(Settings):
 
 
 def train_tokenizer(corpus: Corpus, settings: TokenizerSettings) -> Tokenizer:
-    """The corpus is read as a stream: memory holds its distinct words, never its text."""
+    """Trains a tokenizer. The corpus is read as a stream: memory holds its distinct words, never its text."""
     texts = _Sample(corpus)
     match settings.kind:
         case "wordpiece":
@@ -82,22 +82,22 @@ def train_tokenizer(corpus: Corpus, settings: TokenizerSettings) -> Tokenizer:
 def adopt_vocabulary(
     path: Path, lowercase: bool = True, strip_accents: bool | None = None, split_cjk: bool = True
 ) -> Tokenizer:
-    """A WordPiece tokenizer from BERT's vocab.txt, one piece per line. BERT strips accents where it lowercases, which
-    is what `strip_accents=None` means."""
+    """A WordPiece tokenizer from BERT's vocab.txt, one piece per line. `strip_accents=None` means what BERT does: strip
+    them if it lowercases."""
     vocabulary = {piece: number for number, piece in enumerate(_read(path).removesuffix("\n").split("\n"))}
     strip = lowercase if strip_accents is None else strip_accents
     return _ready(path, _wordpiece(vocabulary, _bert_normalizer(lowercase, strip, split_cjk)))
 
 
 def load_tokenizer(path: Place) -> Tokenizer:
-    """From a tokenizer.json or a folder with one. Truncation and padding that its last user left in it are dropped:
-    they would silently cut documents."""
+    """The tokenizer of a tokenizer.json or of a folder with one. Truncation and padding that its last user left in it are
+    dropped: they would silently cut documents."""
     file = path / TOKENIZER if path.is_dir() else path
     return read_tokenizer(file, _read(file))
 
 
 def read_tokenizer(file: Place, text: str) -> Tokenizer:
-    """From the text of a tokenizer.json; `file` is what messages speak of."""
+    """The tokenizer in the text of a tokenizer.json; `file` is its name in messages."""
     try:
         content = parse_json(text)
         refuse_patterns(file, content)
@@ -107,14 +107,14 @@ def read_tokenizer(file: Place, text: str) -> Tokenizer:
         return _ready(file, tokenizer)
     except (CorruptError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
+    except BaseException as error:  # the library raises nothing more specific, and its panics are not Exceptions
         what = f"is not a tokenizer.json ({first_line(error)})"
         raise CorruptError(f'{file} {what}. Train one, or adopt a vocab.txt, with "electra tokenizer".') from None
 
 
 def refuse_patterns(file: Place, content: Any) -> None:
-    """Regular expressions of a foreign tokenizer run on every text, and some take for ever. Those that surely do not are
-    allowed. Replacements that follow each other make a text longer by the product of their lengths."""
+    """Refuses regular expressions and replacements of a foreign tokenizer that could hang on a text or blow it up. Only patterns
+    of certainly linear time are allowed. Consecutive replacements lengthen a text by the product of their lengths."""
     parts, growth = [content.get("normalizer"), content.get("pre_tokenizer"), content.get("decoder")], 1
     while parts:
         part = parts.pop()
@@ -137,7 +137,7 @@ def is_linear(pattern: str) -> bool:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> Path:
-    """Writes folder/tokenizer.json and returns its path. Not onto that of a model, a run or shards, which could not be read again."""
+    """Writes folder/tokenizer.json and returns its path. Refuses folders of a model, a run or shards, which could not be read any more."""
     refuse_other_kind(folder, TOKENIZER)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,8 +157,8 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 
 def is_same_tokenizer(first: Tokenizer, second: Tokenizer) -> bool:
-    """Whether they give every text the same ids, as far as spelling goes: BERT's normalizer strips accents where it lowers
-    the case, whether that is said (true) or not (null), and where to cut and pad is no part of it."""
+    """Whether both give every text the same ids, judged by their definitions: truncation and padding are ignored, and
+    strip_accents=null in BERT's normalizer means the value of lowercase."""
 
     return resolved_content(first) == resolved_content(second)
 
@@ -172,13 +172,13 @@ def resolved_content(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest id: an adopted vocabulary may have holes."""
+    """One more than the largest id, because an adopted vocabulary may have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def continuing_tokens(tokenizer: Tokenizer) -> np.ndarray:
-    """By token id: does it go on with the word of the token before it? WordPiece marks those ("##"); where pieces carry
-    the space before them ("▁", "Ġ") all others go on."""
+    """By token id, whether a token continues the word of the previous one. WordPiece marks those ("##"); if pieces include
+    the space before them ("▁", "Ġ"), all others continue a word."""
     goes_on = np.zeros(vocabulary_size(tokenizer), dtype=bool)
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
     for token, number in tokenizer.get_vocab().items():
@@ -188,14 +188,14 @@ def continuing_tokens(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def special_ids(tokenizer: Tokenizer) -> "SpecialIds":
-    from electra.base.batch import SpecialIds  # torch
+    from electra.base.batch import SpecialIds  # imports torch
 
     vocabulary = tokenizer.get_vocab()
     return SpecialIds(*(vocabulary[name] for name in SPECIAL_TOKENS))
 
 
 class _Sample:
-    """The texts of a corpus, or a part of them that is about MOST_CHARACTERS long, the same at each iteration."""
+    """The texts of a corpus, or a sample of them of about MOST_CHARACTERS, the same at each iteration."""
 
     _PROBE = 1 << 24
 
@@ -204,7 +204,7 @@ class _Sample:
         self.threshold = min(1.0, MOST_CHARACTERS / max(1, self._expected_characters())) * 2.0**64
 
     def _expected_characters(self) -> float:
-        """From the size of the files and, as they may be compressed, the ratio at their beginning."""
+        """Estimated from the size of the files and the ratio of characters to bytes at their beginning (they may be compressed)."""
         reading, seen = self.corpus.read(), 0
         for document in reading:
             seen += len(document.text)
@@ -219,16 +219,16 @@ class _Sample:
 
 
 def cut_runs(text: str) -> str:
-    """With a space in whatever goes on without one for too long. Other texts, nearly all, come back as they are."""
+    """The text with spaces inserted into runs that are too long. Nearly all texts are returned unchanged."""
     if len(max(text.split(), key=len, default="")) <= 400:
         return text
     return re.sub(r"\S{401,}", lambda match: " ".join(_LONGEST_RUN.findall(match[0])), text)
 
 
 def _train_wordpiece(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
-    """The library numbers the continuing characters (##a, ##b …) as it meets them in a hash map, and equally frequent
-    merges go by those numbers, so every training gives another vocabulary. Handing it the whole alphabet, numbered, in
-    the place of special tokens leaves nothing to chance; the pieces are then put into a fresh tokenizer as plain ones.
+    """Trains WordPiece deterministically. The library numbers the continuing characters (##a, ##b …) in the order of a hash
+    map and breaks ties between equally frequent merges by those numbers, so every training gives another vocabulary. Passing
+    the whole alphabet, in order, as special tokens fixes the numbers; the pieces then go into a fresh tokenizer as plain ones.
     """
     normalizer = _bert_normalizer(settings.lowercase, settings.strip_accents, settings.split_cjk)
     alphabet, continuing = _alphabet(texts, normalizer, settings)
@@ -242,7 +242,7 @@ def _train_wordpiece(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
 
 
 def _alphabet(texts: _Sample, normalizer: Any, settings: TokenizerSettings) -> tuple[list[str], list[str]]:
-    """The characters that get a piece of their own, and with ## in front those that can stand inside a word."""
+    """The characters that get a piece of their own, and, prefixed with ##, those that can occur inside a word."""
     raw: Counter[str] = Counter()
     for text in texts:
         raw.update(text)
@@ -255,7 +255,7 @@ def _alphabet(texts: _Sample, normalizer: Any, settings: TokenizerSettings) -> t
 
 
 def _most_frequent(counts: Counter[str], limit: int) -> list[str]:
-    """As many characters as cover nearly all of the text, up to a limit; sorted."""
+    """The most frequent characters that cover nearly all of the text, at most `limit`; sorted."""
     by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     left_before = counts.total() - np.cumsum([0, *(count for _, count in by_frequency)])
     needed = int(np.sum(left_before > (1 - _CHARACTER_COVERAGE) * counts.total()))
@@ -263,7 +263,7 @@ def _most_frequent(counts: Counter[str], limit: int) -> list[str]:
 
 
 def _characters(words: Iterable[tuple[str, int]]) -> Counter[str]:
-    """How often each character occurs in words that occur so often."""
+    """How often each character occurs, from pairs of word and count."""
     counts: Counter[str] = Counter()
     for word, count in words:
         for character in word:
@@ -272,7 +272,7 @@ def _characters(words: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def _train_bpe(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
-    """Byte-level: nothing is ever unknown."""
+    """Trains byte-level BPE, in which nothing is ever unknown."""
     split = pre_tokenizers.ByteLevel(add_prefix_space=True)
     parts = _plain_normalizer(normalizers.NFC(), settings), split, decoders.ByteLevel()
     tokenizer = _assemble(models.BPE(unk_token="[UNK]"), *parts)
@@ -283,8 +283,8 @@ def _train_bpe(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
 
 
 def _train_unigram(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
-    """A text that spells [MASK] must not become the special token. Scores cannot prevent it (an unknown character
-    scores below every piece), so "[" is always a word of its own, and no longer piece that starts with it can match."""
+    """Trains a unigram model. A text that spells [MASK] must not become the special token. Scores cannot prevent it (an unknown
+    character scores below every piece), so "[" is always a word of its own, and no longer piece that starts with it can match."""
     split = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Split("[", "isolated")])
     normalizer = _plain_normalizer(normalizers.NFKC(), settings)
     words: Counter[str] = Counter()
@@ -302,7 +302,7 @@ def _train_unigram(texts: _Sample, settings: TokenizerSettings) -> Tokenizer:
 
 
 def _trainer_options(settings: TokenizerSettings) -> dict[str, Any]:
-    """A merge has to occur twice."""
+    """Options that all trainers share. A merge has to occur at least twice."""
     return {"vocab_size": settings.vocab_size, "min_frequency": 2, "show_progress": live_bars()}
 
 
@@ -325,7 +325,7 @@ def _wordpiece(vocabulary: dict[str, int], normalizer: Any) -> Tokenizer:
 
 
 def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
-    """Framed where the model knows the special tokens already."""
+    """A tokenizer from its parts. It adds [CLS] and [SEP] to texts if the model already has the special tokens."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, pre_tokenizer, decoder
     if all(tokenizer.token_to_id(name) is not None for name in SPECIAL_TOKENS):
@@ -336,13 +336,13 @@ def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> 
 
 
 def frame(tokenizer: Tokenizer) -> None:
-    """[CLS] A [SEP] and [CLS] A [SEP] B [SEP]."""
+    """Makes the tokenizer encode texts as [CLS] A [SEP] and [CLS] A [SEP] B [SEP]."""
     ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends)
 
 
 def _ready(path: Place, tokenizer: Tokenizer) -> Tokenizer:
-    """All special tokens are there, each with an id of its own, and a text that says "[MASK]" means the word, everywhere."""
+    """Checks a tokenizer: it must have all special tokens, each with its own id. "[MASK]" in a text is made plain text everywhere."""
     vocabulary = tokenizer.get_vocab()
     if missing := [name for name in SPECIAL_TOKENS if name not in vocabulary]:
         remedy = f"A vocabulary for ELECTRA needs all of {', '.join(SPECIAL_TOKENS)}"
@@ -375,7 +375,7 @@ def _read(path: Place) -> str:
 
 
 class TokenIds(NamedTuple):
-    """Of one text, without special tokens; `offsets` are its characters for each id."""
+    """The encoding of one text, without special tokens; `offsets` are the text's characters for each id."""
 
     ids: list[int]
     tokens: list[str]
@@ -394,7 +394,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Iterable[str], most: int | None = 
 
 
 def encode_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[np.ndarray]:
-    """The ids of `encode_texts` alone, four bytes each, so that a text of any length fits; no more than `most`."""
+    """Only the ids of `encode_texts`, in four bytes each, so that a text of any length fits into memory; at most `most` per text."""
     for text in texts:
         require_characters(text)
     short = [number for number, text in enumerate(texts) if len(text) <= ENCODED_AT_ONCE]
@@ -407,8 +407,8 @@ def encode_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = No
 
 
 def _encode_parts(tokenizer: Tokenizer, text: str, most: int | None) -> Iterator[tuple[int, Encoding]]:
-    """Where each part begins, and its encoding. Cut before a whitespace where there is one: no word is seen differently for
-    the cut. No further part follows more than `most` ids."""
+    """The start of each part and its encoding. Parts are cut before whitespace if there is any, so that the cut does not change how
+    words are tokenized. Once there are more than `most` ids, no further part follows."""
     start = count = 0
     for part in cut_at_whitespace(text, ENCODED_AT_ONCE):
         encoding = tokenizer.encode(part, add_special_tokens=False)
@@ -428,7 +428,7 @@ def _join_parts(tokenizer: Tokenizer, text: str, most: int | None) -> TokenIds:
 
 
 def require_characters(text: str) -> None:
-    """No tokenizer reads half a character."""
+    """Refuses a text with a lone surrogate, half a character, which no tokenizer can read."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -438,13 +438,13 @@ def require_characters(text: str) -> None:
 
 def learn_pieces(counts: Counter[str], size: int, alphabet: Sequence[str]) -> list[tuple[str, float]]:
     """A unigram language model of word pieces (Kudo 2018, as in SentencePiece): `size` pieces with their log
-    probabilities, likeliest first. Every character of the alphabet is one of them; words with other characters are not
-    looked at.
+    probabilities, most probable first. Every character of the alphabet is one of them; words with other characters are
+    ignored.
 
-    The library has a trainer of its own, but it sums floating-point numbers in the order of a randomised hash map: no two
-    trainings agree. This one works on the most frequent words in a fixed order. Pieces x have probabilities p(x); a word
-    is explained by all its segmentations, P(w) = sum over s of prod p(x in s). EM raises sum of count(w) log P(w); between
-    its rounds the pieces whose loss would be missed least are dropped."""
+    The library has its own trainer, but it sums floating-point numbers in the order of a randomised hash map: no two
+    trainings agree. This one processes the most frequent words in a fixed order. Pieces x have probabilities p(x); the
+    probability of a word sums over its segmentations, P(w) = sum over s of prod p(x in s). EM raises sum of count(w) log P(w);
+    between its rounds the pieces that cost the least likelihood are dropped."""
     characters = set(alphabet)
     usable = (item for item in counts.items() if len(item[0]) <= _LONGEST_WORD and characters.issuperset(item[0]))
     words = sorted(usable, key=lambda item: (-item[1], item[0]))[:_WORDS]
@@ -461,7 +461,7 @@ def learn_pieces(counts: Counter[str], size: int, alphabet: Sequence[str]) -> li
         alive = np.isfinite(scores)
         if alive.sum() <= size:
             break
-        # What dropping a piece costs: its uses, each explained by the best segmentation of what it spells.
+        # the cost of dropping a piece: each use would become the best segmentation of its text into other pieces
         loss, candidates = np.where(is_character, np.inf, -np.inf), alive & ~is_character
         replaced = inner.best_without_whole(scores)
         loss[candidates] = expected[candidates] * (scores - replaced)[candidates]
@@ -472,8 +472,8 @@ def learn_pieces(counts: Counter[str], size: int, alphabet: Sequence[str]) -> li
 
 
 def _seeds(words: list[tuple[str, int]], size: int, alphabet: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The substrings that cover most text, and all characters. Words come by falling frequency; whenever there are
-    too many substrings to hold, the rarest are forgotten."""
+    """The initial pieces: the substrings that cover most text, and all characters, with their weights. Words come in order
+    of falling frequency; whenever there are too many substrings to hold, the rarest are dropped."""
     counts: dict[str, int] = defaultdict(int)
     least = 1
     for word, count in words:
@@ -502,8 +502,8 @@ def _log_probabilities(counts: np.ndarray) -> np.ndarray:
 
 
 class _Lattices:
-    """The segmentations of many words at once. Words of one length share their edges (start, end); `ids` says which
-    piece a word has on each, and the number of pieces, whose score is -inf, where it has none."""
+    """The segmentations of many words at once. Words of one length share their edges (start, end); `ids` holds the piece
+    that a word has on each edge or, if there is none, the number of pieces as an index whose score is -inf."""
 
     def __init__(self, words: Sequence[tuple[str, int]], pieces: Sequence[str]) -> None:
         self.groups: list[tuple[list[tuple[int, int]], np.ndarray, np.ndarray, np.ndarray]] = []
@@ -518,7 +518,7 @@ class _Lattices:
             self.groups.append((edges, np.array(ids, np.int32), counts, indices))
 
     def expected_counts(self, scores: np.ndarray) -> np.ndarray:
-        """How often each piece is used, over all segmentations: forward, backward, and the share of every edge."""
+        """The expected count of each piece over all segmentations: forward, backward, and the posterior of every edge."""
         scores = np.append(scores, -np.inf)
         expected = np.zeros(len(scores))
         for edges, ids, counts, _ in self.groups:

@@ -1,9 +1,9 @@
-"""One unit of a preparation: documents in, shards out. What is here runs in worker processes, on whatever machine.
+"""One unit of a preparation: documents in, shards out. This module runs in worker processes, on any machine.
 
-A unit's text goes into parts of bounded size, each with a shard for each split and an entry that says it is done; the unit's own
-entry comes last. A worker that finds an entry with the unit's key, and shards as the entry says, leaves them alone.
+A unit's text is divided into parts of bounded size, each with a shard per split and an entry that says it is done; the unit's own
+entry is written last. If a worker finds an entry with the unit's key and shards that match it, it keeps them.
 
-Workers import this module: it must load neither torch nor pyarrow, so that they start in a tenth of a second.
+Workers import this module: it must import neither torch nor pyarrow, so that they start in a tenth of a second.
 """
 
 import json
@@ -36,7 +36,7 @@ _REMEMBERED_CHARACTERS = 1 << 21
 
 
 class PartEntry(Settings):
-    """`fingerprints` are those of the documents in the shards, for finding copies when all units are done; base64 of uint64."""
+    """A finished part. `fingerprints` of its documents serve to find copies when all units are done; base64 of uint64."""
 
     key: str
     shards: dict[Split, ShardEntry]
@@ -45,7 +45,7 @@ class PartEntry(Settings):
 
 
 class UnitEntry(Settings):
-    """`empty` are the sections without text, by their number in the unit; `removed` counts what each filter took."""
+    """A finished unit. `empty` are the sections without text, by their number in the unit; `removed` counts documents by filter."""
 
     key: str
     parts: int = Field(ge=0)
@@ -66,8 +66,8 @@ class TextPart:
 
 
 def text_parts(unit: Unit, reading: Reading, removed: Counter[str]) -> Iterator[TextPart]:
-    """A range of a file ends where its last document does, a little late: it is one part all the same. `removed` is told what the
-    filters take."""
+    """The parts of a unit's text; `removed` counts what the filters remove. A range of a file ends with its last document, so it may
+    be slightly longer than `unit_bytes`, and is one part all the same."""
     most = unit.settings.unit_bytes * (1 if unit.is_one_file else 2)
     part, size = TextPart(0, {}), 0
     split, reason = SPLITS[0], None
@@ -100,7 +100,7 @@ def read_unit(unit: Unit) -> Reading:
 
 
 class Done(NamedTuple):
-    """A unit, or a part of one, and how many bytes of text were encoded for it just now."""
+    """The result of a unit, or of a part of one. `encoded_bytes` of text were encoded just now, not in an earlier run."""
 
     input_bytes: int
     encoded_bytes: int
@@ -109,8 +109,8 @@ class Done(NamedTuple):
 
 
 def run_unit(unit: Unit) -> Done:
-    """Whoever is interrupted here, or does what another is doing, has done no harm: every file is written whole, and its
-    bytes are always the same."""
+    """Runs a unit. Interrupting it, or running it twice at the same time, does no harm: every file is written atomically, always
+    with the same bytes."""
     entry, encoded = read_unit_entry(unit), 0
     if isinstance(entry, str):
         reading, removed = read_unit(unit), Counter[str]()
@@ -136,7 +136,7 @@ def finish_unit(unit: Unit, reading: Reading, removed: Counter[str], parts: list
 
 
 def run_part(unit: Unit, part: TextPart) -> tuple[PartEntry, int]:
-    """And how many bytes were encoded just now."""
+    """Writes the shards and the entry of a part; returns the entry and how many bytes of text were encoded just now."""
     path = part_path(unit, part.number)
     entry = _entry(PartEntry, path, unit.key)
     if isinstance(entry, PartEntry) and not damage(unit.out, list(entry.shards.values())):
@@ -157,7 +157,7 @@ def run_part(unit: Unit, part: TextPart) -> tuple[PartEntry, int]:
 
 
 def read_unit_entry(unit: Unit, verify: bool = True) -> UnitEntry | str:
-    """What was made of it, or why that cannot be used; `verify` reads the shards, too."""
+    """The entry of a finished unit, or why it cannot be used; `verify` also reads the shards."""
     entry = _entry(UnitEntry, unit_path(unit), unit.key)
     if isinstance(entry, str):
         return entry
@@ -172,7 +172,7 @@ def damage(out: Place, shards: list[ShardEntry]) -> str | None:
 
 
 def fingerprints(unit: Unit, entry: UnitEntry, split: Split) -> Iterator[np.ndarray]:
-    """Of all documents of a unit's shards of a split, in their order: an array for each shard."""
+    """The fingerprints of a unit's documents in a split, in order: one array per shard."""
     for number in range(entry.parts):
         part = _entry(PartEntry, part_path(unit, number), unit.key)
         if isinstance(part, str):
@@ -187,7 +187,7 @@ def fingerprints(unit: Unit, entry: UnitEntry, split: Split) -> Iterator[np.ndar
 
 
 def without(out: Place, shard: ShardEntry, copies: np.ndarray) -> ShardEntry | None:
-    """A shard without some of its documents, under another name: whoever is interrupted finds the first one as it was."""
+    """Writes a shard without some of its documents under another name, so that an interruption leaves the original as it was."""
     arrays = load(read_bytes(out / shard.file, 1 << 40))
     tokens, documents, lines = arrays["tokens"], arrays["documents"], arrays["lines"]
     if copies.all():
@@ -228,7 +228,7 @@ def _entry(kind: type[AnEntry], path: Place, key: str) -> AnEntry | str:
 
 
 def _encode(unit: Unit, texts: list[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The arrays of a shard, and the texts in it: lines and documents without a token leave no trace."""
+    """The arrays of a shard, and the texts in it. Lines and documents without tokens are left out."""
     words = _word_cache(unit.out, unit.tokenizer_sha256)
     encoded: list[bytes] = []
     ends: dict[str, list[int]] = {"documents": [], "lines": []}
@@ -261,7 +261,7 @@ def start_worker(out: Place, tokenizer_sha256: str) -> None:
 
 @lru_cache(maxsize=1)
 def _word_cache(out: Place, tokenizer_sha256: str) -> "WordCache":
-    """Of the tokenizer that the plan put beside the shards: one in each process."""
+    """The process's one cache for the tokenizer that the plan put beside the shards."""
     tokenizer = load_tokenizer(out)
     if (digest := tokenizer_hash(tokenizer)) != tokenizer_sha256:
         problem = f"is not the tokenizer of the plan: expected {tokenizer_sha256[:12]}, found {digest[:12]}"
@@ -270,12 +270,12 @@ def _word_cache(out: Place, tokenizer_sha256: str) -> "WordCache":
 
 
 class WordCache(dict[str, bytes]):
-    """Text to ids, as the tokenizers library does it and several times as fast where that is possible.
+    """Text to ids, as the tokenizers library does it, but several times as fast if the tokenizer is BERT's.
 
     Text repeats its words: BERT's normaliser looks at single characters and its pre-tokeniser always splits at
-    whitespace, so the ids of a line are the ids of its words one after the other, and a word that was seen needs no
-    second look. With other kinds of tokenizers whitespace may matter, and the library gets whole lines. Ids come without
-    [CLS] and [SEP], as bytes of `dtype`: joining those costs nothing."""
+    whitespace, so the ids of a line are the concatenated ids of its words, and each word is encoded only once. In other
+    kinds of tokenizers whitespace may matter, so the library encodes whole lines. Ids come without [CLS] and [SEP], as
+    bytes of `dtype`, which are cheap to join."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -284,7 +284,7 @@ class WordCache(dict[str, bytes]):
         self.characters = 0
 
     def encode(self, line: str) -> bytes:
-        """A very long line goes in parts, cut before a whitespace, where no token is divided."""
+        """The ids of a line. A very long line is encoded in parts, cut before whitespace so that no token is divided."""
         parts = cut_at_whitespace(line, ENCODED_AT_ONCE)
         if self.words_are_independent:
             return b"".join(map(self.__getitem__, chain.from_iterable(map(str.split, parts))))

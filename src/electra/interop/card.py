@@ -1,7 +1,7 @@
-"""README.md of a model folder: the Hub's header, and what a run knows of itself.
+"""Model cards: the README.md of a model folder, with the Hub's header and what a run knows about itself.
 
-Labels, paths and names of files come from people and may hold anything: in the header they are double-quoted YAML, in the text
-they are escaped, and settings stand in a fence that is longer than any row of backticks inside.
+Labels, paths and file names come from users and may contain anything: in the header they are double-quoted YAML, in the text
+they are escaped, and settings are in a code fence longer than any run of backticks inside.
 """
 
 import json
@@ -18,7 +18,7 @@ from electra.interop.formats import FORMATS, NetworkKind
 
 CARD = "README.md"
 PIPELINES = {"tagging": "token-classification", "span": "question-answering"}
-"""Of fine-tuned models, in the Hub's words; the others classify texts."""
+"""The Hub's pipeline tags of fine-tuned models; all others are text classifiers."""
 TO_FILL = {"language": "[en]", "license": "apache-2.0", "datasets": "[the name of your text]"}
 YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off")
 LIMITS = """- It knows the text it was trained on, with the biases of that text, and no other language. Nobody has looked for harmful or false
@@ -27,7 +27,7 @@ LIMITS = """- It knows the text it was trained on, with the biases of that text,
 
 @dataclass(frozen=True)
 class Publication:
-    """What a run cannot know and its owner says: languages as codes, a licence in the Hub's words, data sets by their names there."""
+    """What only the owner of a model can say: language codes, a licence identifier of the Hub, and names of datasets on the Hub."""
 
     language: Sequence[str] = ()
     license: str = ""
@@ -48,7 +48,7 @@ UNSAID = Publication()
 
 @dataclass(frozen=True)
 class Card:
-    """`about`, `use` and `sections` (by their heading) are Markdown; `results` are the Hub's model-index."""
+    """The content of a model card. `about`, `use` and `sections` (by heading) are Markdown; `results` are the Hub's model-index."""
 
     title: str
     about: str
@@ -85,7 +85,7 @@ class Card:
 
 
 def yaml(value: Any) -> str:
-    """On one line. JSON is YAML but for the escapes of characters beyond 16 bits and a few that YAML does not print."""
+    """A value as one line of YAML. JSON is valid YAML, except for escapes beyond 16 bits and a few unprintable characters."""
     match value:
         case dict():
             return "{" + ", ".join(f"{yaml(str(key))}: {yaml(it)}" for key, it in value.items()) + "}"
@@ -106,7 +106,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """Those that are known."""
+    """A table of the rows whose value is known."""
     return Table(("", ""), [(name, value) for name, value in rows if value]).markdown()
 
 
@@ -170,7 +170,7 @@ def pretrained_card(
     publication: Publication = UNSAID,
     parameters: int = 0,
 ) -> str:
-    """Of a pre-trained network of that kind, around an `encoder` of either kind. Electric's head gives energies."""
+    """The card of a pre-trained network of one `kind`, whose `encoder` is of either kind. Electric's head gives energies."""
     form = FORMATS[encoder]
     match kind:
         case "discriminator" if objective == "electric":
@@ -201,7 +201,7 @@ def pretrained_card(
 
 
 def with_header(card: str, entries: Mapping[str, Any]) -> str:
-    """With these entries in its header, whether they were there, to be filled in, or not; None takes one out, an empty one stays as it is."""
+    """The card with these header entries, whether they were there, commented out or missing; None removes one, "" is ignored."""
     card = card.replace("\r\n", "\n")
     header = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
     blocks = re.split(r"\n(?=[#\w])", header[1]) if header else []  # a list may go on below its key
@@ -214,7 +214,7 @@ def with_header(card: str, entries: Mapping[str, Any]) -> str:
 
 
 def with_section(card: str, title: str, text: str) -> str:
-    """With this text under that heading, in the place of its own or at its end; without the section where there is no text."""
+    """The card with this text under that heading, replacing such a section or at the end; without the section if `text` is empty."""
     before, heading, after = card.partition(f"\n## {title}\n")
     rest = re.split(r"\n(?=## )", after, maxsplit=1)[1:] if heading else []
     section = [f"## {title}\n\n{text.strip()}\n"] if text else []
@@ -225,7 +225,7 @@ def with_section(card: str, title: str, text: str) -> str:
 
 
 def update_card(folder: Path, text: str) -> None:
-    """A card that somebody has edited is theirs and stays. Between both writes the card differs from the manifest, which is no damage."""
+    """Writes a new card unless somebody has edited the old one. Between the two writes it differs from the manifest, which does no harm."""
     manifest, data = read_object(folder / FOLDER_MANIFEST), text.encode()
     entry = manifest_entry(data)
     there = manifest_entry(read_bytes(folder / CARD)) if (folder / CARD).is_file() else {}

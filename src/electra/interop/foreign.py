@@ -1,8 +1,8 @@
-"""Other people's files: tensors, of which names and shapes come first and values on request; and tokenizers, BERT's vocab.txt or a
-tokenizer.json, of which RoBERTa's calls its special tokens otherwise.
+"""Reading other people's files: tensors (names and shapes first, values on request) and tokenizers (BERT's vocab.txt or a
+tokenizer.json; RoBERTa's has other names for the special tokens).
 
-Whoever wrote such a folder may be hostile. A file is inside the folder that was asked for, whatever an index or a link in it
-says; sizes are checked before memory is asked for; pickle is read only where somebody has asked for it, and then only as weights.
+Whoever wrote such a folder may be hostile. Only files inside the folder are read, whatever an index or a link in it
+says; sizes are checked before memory is allocated; a pickle is read only on request, and then only as weights.
 """
 
 import json
@@ -38,7 +38,7 @@ OTHERS = ("spiece.model", "sentencepiece.bpe.model", "vocab.json")
 
 @dataclass(frozen=True)
 class Weights:
-    """`where` is the file that messages speak of."""
+    """The tensors of a model, read on demand. `where` is the file that messages name."""
 
     where: Path
     shapes: Mapping[str, tuple[int, ...]]
@@ -51,7 +51,7 @@ class Weights:
 
 
 def inside(folder: Path, name: object) -> Path:
-    """A file of the folder. A link may lead only to the blobs of the Hub's cache, where the folder is a snapshot of it."""
+    """A file of the folder. Links may lead only to the blobs of the Hub's cache, and only if the folder is a snapshot in it."""
     if not isinstance(name, str) or not is_plain_name(name):
         raise CorruptError(f"{folder} names {str(name)[:60]!r}, which is no file of the folder.")
     try:
@@ -67,7 +67,7 @@ def inside(folder: Path, name: object) -> Path:
 
 
 def folder_weights(folder: Path, allow_bin: bool = False) -> Weights:
-    """Of a folder in transformers' format: one file or several with an index."""
+    """The weights of a folder in transformers' format: one file, or several with an index."""
     for name, opened in ((WEIGHTS, open_safetensors), (BIN, open_bin)):
         is_one_file, index = os.path.lexists(folder / name), folder / f"{name}.index.json"
         if not is_one_file and not index.exists():
@@ -99,12 +99,12 @@ def joined(folder: Path, index: Path, opened: Callable[[Path], Weights]) -> Weig
 
 
 def open_safetensors(path: Path) -> Weights:
-    """The library checks shapes and offsets against the file; how long its header may be is checked here."""
+    """The weights of a safetensors file. The library checks shapes and offsets against the file; we check the size of the header."""
     with path.open("rb") as file:
         start = file.read(8)
     header, size = int.from_bytes(start, "little"), path.stat().st_size
     if len(start) < 8 or header > min(size - 8, MOST_HEADER):
-        # only of what is no header: lengths as 0x4B50, which is "PK", and 0x0280 begin like a zip and a pickle
+        # only if the header is invalid: a valid length such as 0x4B50 ("PK") or 0x0280 begins like a zip or a pickle
         if start[:2] == b"PK" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
             raise CorruptError(f"{path} is a pickle under the name of a safetensors file. Such a file is not read.")
         raise CorruptError(f"{path} cannot be read: a header of {header:,} bytes in a file of {size:,}.")
@@ -120,7 +120,7 @@ def open_safetensors(path: Path) -> Weights:
 
 
 def open_bin(path: Path) -> Weights:
-    """A pickle of torch, as weights alone: torch refuses everything else in it."""
+    """The weights of a torch pickle, read with weights_only: torch refuses everything else in it."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -141,7 +141,7 @@ def open_bin(path: Path) -> Weights:
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
-    """For people: of many names the first ones, layers counted as one."""
+    """The first few of many names, for messages; names that differ only in the layer count as one."""
     kinds = list(dict.fromkeys(re.sub(r"(?<=[._/])\d+(?=[._/])", "N", name.replace("\n", "\\n")) for name in names))
     return ", ".join(kinds[:most]) + (f" and {len(kinds) - most} more" if len(kinds) > most else "")
 
@@ -150,7 +150,7 @@ def listed(names: Iterable[str], most: int = 4) -> str:
 
 
 def folder_vocabulary(folder: Path, lowercase: bool | None, notes: list[str]) -> Tokenizer | None:
-    """None where there is none. What had to be decided is said in `notes`."""
+    """The tokenizer of a folder; None if there is none. Decisions that had to be made are added to `notes`."""
     if (folder / "tokenizer.json").exists():
         return file_vocabulary(inside(folder, "tokenizer.json"), lowercase, notes)
     if not (folder / "vocab.txt").exists():
@@ -168,7 +168,7 @@ def folder_vocabulary(folder: Path, lowercase: bool | None, notes: list[str]) ->
 
 
 def file_vocabulary(path: Path, lowercase: bool | None, notes: list[str]) -> Tokenizer:
-    """`lowercase` is for a vocab.txt, which does not say it; a tokenizer.json does."""
+    """The tokenizer of a file. `lowercase` is for a vocab.txt, which does not say whether to lowercase; a tokenizer.json does."""
     if path.suffix != ".json":
         return adopted(path, lowercase, None, True, notes)
     content = read_object(path)
@@ -182,7 +182,7 @@ def file_vocabulary(path: Path, lowercase: bool | None, notes: list[str]) -> Tok
 
 
 def adopted(path: Path, lowercase: bool | None, strip: bool | None, split_cjk: bool, notes: list[str]) -> Tokenizer:
-    """Whether a vocab.txt is of lowered text shows: one that is not has capitals."""
+    """The tokenizer of a vocab.txt. If `lowercase` is None, the vocabulary decides: a cased one has capitals."""
     tokenizer = adopt_vocabulary(path, bool(lowercase is None or lowercase), strip, split_cjk)
     if lowercase is not None:
         return tokenizer
@@ -197,8 +197,8 @@ def adopted(path: Path, lowercase: bool | None, strip: bool | None, split_cjk: b
 
 
 def with_our_tokens(content: dict[str, Any]) -> dict[str, Any] | None:
-    """RoBERTa's tokenizer with our names for its special tokens, and without its way to put texts together; None where it is not
-    RoBERTa's, or has ours."""
+    """RoBERTa's tokenizer with our names for its special tokens and without its post-processor; None if it is not RoBERTa's, or
+    has our names already."""
     names: set[str] = set()
 
     def renamed(value: Any) -> Any:
@@ -219,7 +219,7 @@ def with_our_tokens(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def refuse_code(path: Path, content: Mapping[str, Any]) -> None:
-    """A folder may name Python files of its own to be run: nothing here does, and such a network is not what its type says."""
+    """Refuses a folder that names its own Python code: we never run it, and such a network is not what its model type says."""
     for key in ("auto_map", "custom_pipelines", "_attn_implementation_internal"):
         if content.get(key):
             raise CorruptError(

@@ -1,14 +1,14 @@
-"""ELECTRA and ModernBERT in transformers' words: one table of tensor names (ours, transformers', Google's), config.json and tensors,
-ours <-> theirs.
+"""ELECTRA and ModernBERT in transformers' format: a table of tensor names (ours, transformers', Google's), and conversions of
+config.json and tensors in both directions.
 
-Patterns of names: `{n}` is the layer and `{p}` weight or bias. Google's checkpoints of TensorFlow 1 call the weight of a product
-`kernel`, stored the other way round, and those of a norm `gamma` and `beta`: `{dense}` and `{norm}`. BERT and RoBERTa have the names of
-ELECTRA's encoder behind a prefix of their own; what is named here beside it are their token heads.
+In patterns of names, `{n}` is the layer and `{p}` weight or bias. Google's TensorFlow 1 checkpoints call the weight of a linear layer
+`kernel`, stored transposed, and those of a norm `gamma` and `beta`: `{dense}` and `{norm}`. BERT and RoBERTa have the names of
+ELECTRA's encoder with a prefix of their own; only their token heads are listed here.
 
-Two things are not one to one. Our queries, keys and values are one matrix; transformers' ELECTRA has three. And an encoder whose word
-table is of another width than its layers has a projection that ModernBERT lacks; it goes into the table: words * projection is a table
-of ModernBERT's width with the same states, and a tied token head is one on that table. Reading that back gives an encoder without a
-projection. A narrow token head on a table of another width has no such form (`has_form`).
+Two things do not map one to one. Our queries, keys and values are one matrix; transformers' ELECTRA has three. And an encoder whose word
+table has another width than its layers has a projection, which ModernBERT lacks. It is multiplied into the table: words * projection is
+a table of ModernBERT's width that gives the same states, and a tied token head is a head on that table. Reading it back gives an encoder
+without a projection. A narrow token head on a table of another width has no such form (`has_form`).
 """
 
 import re
@@ -32,7 +32,7 @@ _GOOGLE_PARTS = {"kernel": "weight", "gamma": "weight", "bias": "bias", "beta": 
 
 
 class Name(NamedTuple):
-    """Google's is "" where it has no such tensor."""
+    """The names of one tensor; Google's is "" if it has no such tensor."""
 
     ours: str
     transformers: str
@@ -109,7 +109,7 @@ HEADS: Mapping[str, tuple[Name, ...]] = {
     "ModernBertForSequenceClassification": _MODERNBERT_LABELS,
     "ModernBertForQuestionAnswering": _MODERNBERT_LABELS,
 }  # fmt: skip
-"""By the class of transformers that reads them; the output matrix of a token head is the word table, which is stored once."""
+"""By the transformers class that reads them. The output matrix of a token head is the word table, which is stored once."""
 
 
 def our_names(names: Iterable[Name]) -> dict[str, str]:
@@ -125,7 +125,7 @@ def rename(name: str, table: Mapping[str, str]) -> str | None:
 
 
 def placeholders(name: str, pattern: str) -> dict[str, str] | None:
-    """What stands in the places of a pattern; None where the name is not of it."""
+    """The values of a pattern's placeholders in a name; None if the name does not match."""
     expression = re.escape(pattern)
     for key, values in _PATTERNS.items():
         expression = expression.replace(rf"\{{{key}\}}", f"(?P<{key}>{values})")
@@ -134,12 +134,12 @@ def placeholders(name: str, pattern: str) -> dict[str, str] | None:
 
 
 def has_name(tensor: str, names: Iterable[Name]) -> bool:
-    """Whether transformers calls one of them so."""
+    """Whether `tensor` is transformers' name of one of them."""
     return any(placeholders(tensor, name.transformers) is not None for name in names)
 
 
 def from_google(name: str, names: Iterable[Name]) -> tuple[str, bool] | None:
-    """transformers' name of a tensor of Google's, and whether it is stored the other way round."""
+    """transformers' name of a tensor of Google's, and whether it is stored transposed."""
     for _, theirs, pattern in names:
         parts = placeholders(name, pattern) if pattern else None
         if parts is not None:
@@ -149,14 +149,14 @@ def from_google(name: str, names: Iterable[Name]) -> tuple[str, bool] | None:
 
 
 def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """To transformers' names; every name must have one."""
+    """The tensors under transformers' names; every name must have one."""
     names = {name: rename(name, table) for name in tensors}
     assert None not in names.values(), f"no transformers name for one of {list(tensors)}"
     return {str(names[name]): tensor for name, tensor in tensors.items()}
 
 
 def renamed_back(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """To our names. What has no place here is left out; what is missing shows when the module loads."""
+    """The tensors under our names. Unknown names are left out; missing ones raise an error when the module loads them."""
     inverse = {after: before for before, after in table.items()}
     return {ours: tensor for name, tensor in tensors.items() if (ours := rename(name, inverse))}
 
@@ -165,7 +165,7 @@ def renamed_back(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dic
 
 NetworkKind = Literal["discriminator", "generator", "encoder"]
 OWN_HEAD = "head."
-"""Before the names of a head that no class of transformers has."""
+"""Prefix of the tensor names of a head that no transformers class has."""
 DETECTOR_OUTPUTS = ("label.output.weight", "label.output.bias")
 SIZES = {
     "layers": "num_hidden_layers",
@@ -179,26 +179,26 @@ ANGLES = {"full_attention": "global_theta", "sliding_attention": "local_theta"}
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """How transformers writes one kind of encoder."""
+    """How transformers stores one kind of encoder."""
 
     title: str
     family: str
-    """What the names of its classes begin with."""
+    """The beginning of its class names."""
     discriminator: str
-    """The class that reads one."""
+    """The class that reads a discriminator."""
     prefix: str
-    """Before the encoder's names in a class with a head."""
+    """The prefix of the encoder's tensor names in a class with a head."""
     inputs: tuple[str, ...]
     encoder: Mapping[str, str]
     options: Mapping[str, str]
-    """Our settings in config.json beside the SIZES; one that is left out has the same default here and there."""
+    """Names in config.json of our settings other than SIZES; one that is missing there has the same default in both."""
     fixed: Mapping[str, Any]
-    """What config.json may not say otherwise, because we compute nothing else."""
+    """Values that config.json must have if it names the key, because we compute nothing else."""
     discriminator_labels: tuple[str, ...] = ()
-    """The names of its two outputs; empty where it has one logit, which needs none."""
+    """The names of the discriminator's two outputs; empty if it has one logit, which needs none."""
     detector: str = ""
-    """The folder beside the encoder's files that holds a discriminator with its head; "" where the encoder's own folder
-    does. Every other class of transformers drops ELECTRA's head, but would take ModernBERT's for its own."""
+    """The folder beside the encoder's files that holds the discriminator with its head; "" if the encoder's own folder
+    does. Other transformers classes ignore ELECTRA's head, but would take ModernBERT's for their own."""
 
 
 FORMATS = {
@@ -250,15 +250,15 @@ FORMATS = {
 
 
 def network_class(settings: EncoderSettings, kind: NetworkKind) -> str:
-    """The class of transformers that reads it."""
+    """The transformers class that reads a network of this kind."""
     form = FORMATS[settings.kind]
     bodies = {"generator": f"{form.family}ForMaskedLM", "encoder": f"{form.family}Model"}
     return form.discriminator if kind == "discriminator" else bodies[kind]
 
 
 def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:
-    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, and one as wide as words of
-    another width has no place there."""
+    """Whether transformers has a class for it: ModernBERT's token head is as wide as its layers, so a narrow one, for words of
+    another width, does not fit."""
     return (
         kind != "generator"
         or settings.kind == "electra"
@@ -267,8 +267,8 @@ def has_form(settings: EncoderSettings, kind: NetworkKind) -> bool:
 
 
 def task_class(settings: EncoderSettings, suffix: str, pooling: Pooling) -> str:
-    """The class of transformers with the task head of that `suffix`, "" where none has it: ELECTRA's classifier reads [CLS]
-    alone."""
+    """The transformers class with the task head of that `suffix`; "" if there is none, as for an ELECTRA classifier that does
+    not read [CLS]."""
     is_known = suffix and (pooling == "cls" or settings.kind == "modernbert")
     return f"{FORMATS[settings.kind].family}{suffix}" if is_known else ""
 
@@ -295,7 +295,7 @@ def config_json(
         case ElectraEncoderSettings():
             config["type_vocab_size"] = TYPES
         case ModernEncoderSettings():
-            # layers' types and angles in the words of transformers 5; the options have those of transformers 4
+            # layer types and rotary angles under the keys of transformers 5; `form.options` has those of transformers 4
             is_local = map(settings.is_local, range(settings.layers))
             angles = {kind: getattr(settings, ours) for kind, ours in ANGLES.items()}
             config |= {
@@ -316,7 +316,7 @@ def config_json(
 
 
 def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
-    """Through an allow-list of keys; what we have no place for is refused rather than dropped."""
+    """The settings of a config.json, through an allow-list of keys; options that we lack are refused rather than ignored."""
     form = FORMATS[config["model_type"]]
     other = [f"{key}={config[key]}" for key, value in form.fixed.items() if config.get(key, value) != value]
     angles = config.get("rope_parameters") or {}
@@ -337,7 +337,7 @@ def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
 
 
 def is_known_angle(key: str, entry: Any) -> bool:
-    """Transformers' rope_parameters have an entry for each type of layer, and perhaps a type that all of them share."""
+    """Whether an item of rope_parameters is supported: it has an entry per layer type, and perhaps a type that all layers share."""
     kind = (entry or {}).get("rope_type", "default") if key in ANGLES else entry
     return (key in ANGLES or key == "rope_type") and kind == "default"
 
@@ -345,9 +345,9 @@ def is_known_angle(key: str, entry: Any) -> bool:
 def modernbert_settings(
     values: dict[str, Any], angles: Mapping[str, Any], layer_types: Sequence[str] | None
 ) -> ModernEncoderSettings:
-    """One dropout is read, `mlp_dropout`: an `embedding_dropout` or `classifier_dropout` of another value is not kept. An odd
-    `local_attention` reaches as far as the even number below it, which is what we have. `local_rope_theta` of null means
-    `global_rope_theta` in transformers 4."""
+    """ModernBERT's settings. Besides `attention_dropout` only `mlp_dropout` is read: other values of `embedding_dropout` and
+    `classifier_dropout` are lost. An odd `local_attention` reaches as far as the even number below it, which we use.
+    `local_rope_theta` of null means `global_rope_theta` in transformers 4."""
     values |= {"embedding": values["hidden"], "window": values.get("window", 128) // 2 * 2}
     values |= {ours: angles[it]["rope_theta"] for it, ours in ANGLES.items() if "rope_theta" in (angles.get(it) or {})}
     if values.get("local_theta", 0) is None:
@@ -367,15 +367,15 @@ def modernbert_settings(
 
 
 def own_tensors(encoder: Encoder) -> dict[str, Tensor]:
-    """By our names. A word table that is a sum (gradient-disentangled sharing) is given as what it adds up to."""
+    """The encoder's tensors by our names. A word table that is a sum (gradient-disentangled sharing) is added up."""
     tensors = encoder.state_dict() | {"embeddings.words.weight": encoder.embeddings.table.detach()}
     tensors.pop("embeddings.delta", None)
     return tensors
 
 
 def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str) -> dict[str, Tensor]:
-    """By transformers' names. A head that no class there has ("") keeps its own. The logit of a detector becomes two, so that
-    a softmax over them gives its probabilities: that of "original" is 0."""
+    """The tensors of a network by transformers' names; with `architecture` "" (no class has such a head) the head keeps ours. The one
+    logit of ModernBERT's detector becomes two, for a softmax that gives its probabilities: the logit of "original" is 0."""
     form = FORMATS[encoder.settings.kind]
     body = encoder_to_transformers(encoder.settings, own_tensors(encoder))
     if head is None:
@@ -388,14 +388,14 @@ def network_tensors(encoder: Encoder, head: nn.Module | None, architecture: str)
 
 
 def head_tensors(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
-    """Back to our names."""
+    """The head's tensors, back under our names."""
     if architecture:
         return renamed_back(tensors, our_names(HEADS[architecture]))
     return {name.removeprefix(OWN_HEAD): tensor for name, tensor in tensors.items() if name.startswith(OWN_HEAD)}
 
 
 def one_logit(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A detector's head with the one logit that its two differ by; older exports have one."""
+    """A detector's head with one logit, the difference of its two; older exports have one already."""
     outputs = {name: tensors[name] for name in DETECTOR_OUTPUTS if len(tensors[name]) == 2}
     return {**tensors, **{name: tensor[1:] - tensor[:1] for name, tensor in outputs.items()}}
 
@@ -415,8 +415,8 @@ def encoder_to_transformers(settings: EncoderSettings, tensors: Mapping[str, Ten
 
 
 def encoder_from_transformers(settings: EncoderSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The encoder of any class by our names, whatever head it has; a class without one stores no prefix. Names that have
-    no place here (a pooler, position ids) are left out; missing ones show when the module loads."""
+    """The encoder's tensors of any class by our names, whatever head it has; a class without a head stores no prefix. Unknown
+    names (a pooler, position ids) are left out; missing ones raise an error when the module loads them."""
     form = FORMATS[settings.kind]
     body = {name.removeprefix(form.prefix): t for name, t in tensors.items() if name.startswith(form.prefix)}
     ours = renamed_back(body or tensors, form.encoder)

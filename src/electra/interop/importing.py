@@ -1,9 +1,9 @@
-"""Other people's networks as model folders of ours: ELECTRA, BERT, RoBERTa and ModernBERT from transformers' folders, ELECTRA and
-BERT from Google's TensorFlow checkpoints.
+"""Imports other people's networks as our model folders: ELECTRA, BERT, RoBERTa and ModernBERT from transformers' folders, ELECTRA
+and BERT from Google's TensorFlow checkpoints.
 
 BERT's block is ELECTRA's, with words as wide as the layers. RoBERTa's is BERT's with another epsilon; its table of positions
-begins with rows that no token reads, and it has one type of segment where we have two. So every one of them becomes an ELECTRA
-(or a ModernBERT) by transformers' names, and is then read, checked and written as one. What has no place is listed, with the reason.
+begins with rows that no token reads, and it has one segment type where we have two. So each of them is renamed to an ELECTRA (or a
+ModernBERT) in transformers' names, then read, checked and written as one. Tensors that do not fit are listed, with the reason.
 """
 
 import json
@@ -52,9 +52,9 @@ from electra.interop.write import whole_or_absent, write_network
 
 RECIPE_FILE, REPORT_FILE = "recipe.toml", "import.json"
 HEAD_UNITS = 64
-"""Of one attention head in every ELECTRA and BERT that was released; a TensorFlow checkpoint does not say how many heads there are."""
+"""Units per attention head in every released ELECTRA and BERT; a TensorFlow checkpoint does not say how many heads there are."""
 MOST_PADDING = 1024
-"""Rows of a word table without a token; or a tenth of them."""
+"""The most rows of a word table that may have no token; or a tenth of the table, if that is more."""
 WORD_TABLE, POSITION_TABLE, SEGMENT_TABLE = (
     f"electra.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
 )
@@ -62,8 +62,8 @@ WORD_TABLE, POSITION_TABLE, SEGMENT_TABLE = (
 
 @dataclass(frozen=True)
 class Family:
-    """`token_head` is the class whose names its head for masked language modelling has, `pads`: positions are counted from
-    behind the padding token's number."""
+    """A family of models that can be imported. `token_head` is the class whose tensor names its masked language modelling head
+    has; `pads`: positions are counted from pad_token_id + 1."""
 
     title: str
     kind: str
@@ -108,9 +108,9 @@ COUNTERS = ("global_step", "beta1_power", "beta2_power", "good_steps", "current_
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """`tokenizer`: a vocab.txt, a tokenizer.json or a folder with one, where the source has none; `lowercase`: for a vocab.txt
-    whose folder does not say it; `heads`: attention heads, where nothing says it; `allow_bin`: read pytorch_model.bin, as weights
-    alone."""
+    """What the user says about a source, which takes precedence over the source. `tokenizer`: a vocab.txt, a tokenizer.json or a
+    folder with one; `lowercase`: for a vocab.txt; `heads`: number of attention heads, for a TensorFlow checkpoint; `allow_bin`: read
+    pytorch_model.bin, with weights_only."""
 
     tokenizer: Path | None = None
     lowercase: bool | None = None
@@ -119,7 +119,7 @@ class ImportOptions:
 
 
 class Imported(NamedTuple):
-    """What was written and by whom it was read back; what had to be decided; tensors that have no place, with the reason."""
+    """The folders written and who has read each back; notes on decisions; tensors that were left out, with the reason."""
 
     folders: dict[str, tuple[Path, str]]
     notes: list[str]
@@ -132,7 +132,7 @@ class Imported(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """A tensor of theirs that has a place; `turned`: stored the other way round."""
+    """A tensor of the source that has a place in ours; `turned`: it is stored transposed."""
 
     name: str
     turned: bool = False
@@ -140,7 +140,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network before it is read: which tensors go where (by transformers' names), and what is said of it."""
+    """A network before its tensors are read: which of them go where (by transformers' names), its config and tokenizer."""
 
     folder: Path
     family: Family
@@ -151,7 +151,7 @@ class Candidate:
 
 
 def import_network(source: Path, out: Path, generator: Path | None, options: ImportOptions) -> Imported:
-    """Writes `out`, a model folder; with a generator two of them, discriminator/ and generator/, as an export of a run has."""
+    """Writes the model folder `out`; if there is a generator, two folders in it, discriminator/ and generator/, as in an export."""
     notes: list[str] = []
     candidates = read_candidates(source, options, notes)
     if generator is not None:
@@ -178,7 +178,7 @@ def import_network(source: Path, out: Path, generator: Path | None, options: Imp
         unused = [name for name in candidate.weights.shapes if name not in taken[candidate.weights.where]]
         left_out |= {name: reason(name, candidate.family, network.kind) for name in unused}
     refuse_strange(source, left_out)
-    notes[:] = dict.fromkeys(notes)  # of two networks the same
+    notes[:] = dict.fromkeys(notes)  # two networks may have the same notes
     if generator is not None and networks[1].kind != "generator":
         raise DataError(f"{generator} is no generator: it has no head for masked language modelling.")
     return write_import(source, out, networks, candidates, notes, left_out)
@@ -255,7 +255,7 @@ def family_of(folder: Path, name: object) -> Family:
 
 
 def transformers_place(name: str, family: Family) -> str | None:
-    """Its name in ELECTRA's or ModernBERT's own class. Old checkpoints call a norm's weights gamma and beta."""
+    """A tensor's name in ELECTRA's or ModernBERT's own class; None if it has none. Old checkpoints say gamma and beta in norms."""
     name = re.sub(r"\.(gamma|beta)$", lambda match: ".weight" if match[1] == "gamma" else ".bias", name)
     form, body = FORMATS[family.kind], name.removeprefix(family.prefix)
     if has_name(body, family.encoder):
@@ -270,7 +270,7 @@ def transformers_place(name: str, family: Family) -> str | None:
 
 
 def checkpoint_prefix(source: Path) -> Path | None:
-    """Of a TensorFlow checkpoint; of several in a folder the one that its file "checkpoint" names."""
+    """The path prefix of a TensorFlow checkpoint, None if there is none; of several, the one that the file "checkpoint" names."""
     if source.name.endswith(".index"):
         return source.with_name(source.name.removesuffix(".index"))
     if not source.is_dir():
@@ -291,7 +291,7 @@ def checkpoint_prefix(source: Path) -> Path | None:
 
 
 def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]) -> list[Candidate]:
-    """Discriminator and generator of an ELECTRA, or a BERT."""
+    """The networks in a TensorFlow checkpoint: discriminator and generator of an ELECTRA, or a BERT."""
     weights, folder = read_bundle(prefix), prefix.parent
     tokenizer = folder_vocabulary(folder, options.lowercase, notes)
     names = ("config.json", "bert_config.json", "electra_config.json")
@@ -307,7 +307,7 @@ def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]
     own_embeddings = any(name.startswith("generator/embeddings/") for name in weights.shapes)
     for scope in scopes:
         claims = dict(google_claims(weights, scope))
-        if scope == "generator" and claims and not own_embeddings:  # they are the discriminator's
+        if scope == "generator" and claims and not own_embeddings:  # it shares the discriminator's
             claims |= {place: it for place, it in google_claims(weights, "electra") if ".embeddings." in place}
         if any(".encoder.layer." in place for place in claims):
             main = candidates[0].config if candidates else {}
@@ -335,7 +335,7 @@ def google_claims(weights: Weights, scope: str) -> Iterator[tuple[str, Claim]]:
 def inferred_config(
     prefix: Path, weights: Weights, claims: Mapping[str, Claim], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Sizes are those of the tensors; what a config beside them says must agree. Heads and dropout show in no shape."""
+    """A config with the sizes of the tensors, with which `config` must agree. Shapes do not show heads and dropout."""
     layers = 1 + max(int(match[1]) for place in claims if (match := re.search(r"\.layer\.(\d+)\.", place)))
     shapes = {place: weights.shapes[claim.name] for place, claim in claims.items()}
     try:
@@ -355,7 +355,7 @@ def inferred_config(
 
 
 def count_heads(config: Mapping[str, Any], main: Mapping[str, Any], heads: int | None, notes: list[str]) -> Any:
-    """A generator has as many units per head as its discriminator (`main`)."""
+    """The number of attention heads. A generator has as many units per head as its discriminator, whose config is `main`."""
     hidden = config["hidden_size"]
     if main:
         main_heads = main["num_attention_heads"]
@@ -374,7 +374,7 @@ def count_heads(config: Mapping[str, Any], main: Mapping[str, Any], heads: int |
 
 
 def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]) -> tuple[Pretrained, set[str]]:
-    """The network, and the names of the tensors that are in it."""
+    """The network, and the source's names of the tensors in it."""
     family, weights = candidate.family, candidate.weights
     tensors, total = {}, sum(math.prod(weights.shapes[it.name]) for it in candidate.claims.values())
     with Progress("import", total, unit="bytes", seconds_between_lines=2.0) as progress:
@@ -404,7 +404,7 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
 
 
 def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[str, Any], notes: list[str]) -> None:
-    """BERT and RoBERTa as ELECTRA."""
+    """Changes tensors and config in place so that BERT and RoBERTa become an ELECTRA."""
     for key, only in {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}.items():
         if config.get(key, only) != only:
             raise DataError(f"{candidate.folder}: {candidate.family.title} with {key}={config[key]} is not supported.")
@@ -431,7 +431,7 @@ def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[s
 
 
 def own_output(candidate: Candidate, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the matrix that makes logits of states is another than the word table."""
+    """Whether the output matrix of the token head is not the word table."""
     table = word_table(tensors)
     for name in OUTPUT_MATRICES:
         if name in candidate.weights.shapes and table is not None:
@@ -446,7 +446,7 @@ def word_table(names: Iterable[str]) -> str | None:
 
 
 def fit_vocabulary(candidate: Candidate, tensors: dict[str, Tensor], tokenizer: Tokenizer, notes: list[str]) -> int:
-    """Tables are often padded to a round number of rows. Rows that no token has are cut; the other way round nothing fits."""
+    """Cuts rows of the word table without a token (tables are often padded to a round number); returns the size of the vocabulary."""
     name = word_table(tensors)
     if name is None or tensors[name].ndim != 2:
         raise CorruptError(f"{candidate.weights.where} has no word table.")
@@ -472,7 +472,7 @@ def fit_vocabulary(candidate: Candidate, tensors: dict[str, Tensor], tokenizer: 
 
 
 def reason(name: str, family: Family, kind: str) -> str:
-    """Why a tensor has no place."""
+    """Why a tensor is left out."""
     last = name.rpartition("/")[2] or name
     if last in OPTIMIZER:
         return "state of the optimizer"
@@ -492,14 +492,14 @@ def reason(name: str, family: Family, kind: str) -> str:
 
 
 def refuse_strange(source: Path, left_out: Mapping[str, str]) -> None:
-    """A tensor inside of the encoder that has no place means that the network computes something else."""
+    """Raises an error if an unknown tensor belongs to the encoder: then the network computes something else."""
     if strange := [name for name, why in left_out.items() if why == "a part that our blocks lack"]:
         raise DataError(
             f"{source} has tensors that no block here has a place for: {listed(strange)}. Without them it would be another network."
         )
 
 
-# What is written beside
+# Files beside the weights
 
 
 def given_tokenizer(path: Path, lowercase: bool | None, notes: list[str]) -> Tokenizer:
@@ -510,7 +510,7 @@ def given_tokenizer(path: Path, lowercase: bool | None, notes: list[str]) -> Tok
 
 
 def recipe_text(networks: list[Pretrained], notes: list[str]) -> str:
-    """The sizes as a recipe to be added to any other: what a run that starts from here needs."""
+    """The sizes of the networks as a recipe to add to any other, for a run that starts from these weights."""
     main = networks[0].encoder.settings
     what = "# The sizes of an imported network: electra pretrain RECIPE+THIS start=FOLDER data=… run=…"
     lines = [what, "[encoder]", configuration.to_toml(main)]
@@ -537,7 +537,7 @@ def embeddings_equal(networks: list[Pretrained]) -> bool:
 
 
 def grouped(left_out: Mapping[str, str]) -> list[str]:
-    """A line for each reason."""
+    """One line per reason for leaving tensors out."""
     groups: dict[str, list[str]] = {}
     for name, why in left_out.items():
         groups.setdefault(why, []).append(name)

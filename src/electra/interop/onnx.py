@@ -1,9 +1,9 @@
-"""Any of our networks as one ONNX graph: dynamic batch and length, checked in onnxruntime at several shapes before it is kept; and
-an int8 copy whose loss is measured.
+"""Exports any of our networks as one ONNX graph with dynamic batch and length, checked in onnxruntime at several shapes before it is
+kept; and an int8 copy whose loss of precision is measured.
 
-Dynamic quantization: weights of the matrix products and the tables in eight bits, one scale for each column; what flows between
-them is measured and rounded as it comes. No calibration text is needed. onnxruntime's own shape inference fails on what torch
-has noted of shapes, so these notes are taken out first.
+Dynamic quantization: weights of the matrix products and the tables have eight bits, with one scale per column; activations are
+quantized at run time, so no calibration text is needed. onnxruntime's own shape inference fails on the shapes that torch has
+annotated, so these annotations are removed first.
 """
 
 import importlib
@@ -28,18 +28,18 @@ from electra.interop.write import answers_of, largest_differences, probe_batch, 
 
 GRAPH, INT8_GRAPH, NOTES = "model.onnx", "model_int8.onnx", "onnx.json"
 OPSET = 20
-"""The newest that onnxruntime runs with our masks: from 23 on attention is one operator, which refuses a mask for all queries."""
+"""The newest that onnxruntime runs with our masks: from 23 on attention is one operator, which refuses a mask shared by all queries."""
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LARGEST_GRAPH = 1 << 31
-"""Bytes of a protobuf: weights beyond that would need files of their own."""
+"""The limit of a protobuf in bytes: larger weights would need files of their own."""
 LONGEST_CHECK = 512
 UNUSED_OUTPUTS = ("allowed",)
-"""What a head says for its own loss."""
+"""Outputs that a head returns only for its own loss."""
 
 
 @dataclass(frozen=True)
 class OnnxNetwork:
-    """What becomes a graph: a module that takes a `Batch` and gives outputs by name, and between which lengths it is used."""
+    """A network to export: a module that maps a `Batch` to outputs by name, and the range of lengths that it is used with."""
 
     network: nn.Module
     tokenizer: Tokenizer
@@ -49,14 +49,14 @@ class OnnxNetwork:
 
 @dataclass(frozen=True)
 class OnnxGraphs:
-    """The files, by name, and what was measured of them."""
+    """The exported files, by name, and what was measured of them."""
 
     files: Mapping[str, bytes]
     notes: Mapping[str, Any]
 
 
 class GraphInputs(nn.Module):
-    """transformers' inputs -> a batch -> the outputs in their order."""
+    """Takes transformers' inputs, makes a batch of them, and returns the network's outputs in the order of `names`."""
 
     def __init__(self, network: nn.Module, names: Sequence[str]):
         super().__init__()
@@ -72,8 +72,8 @@ class GraphInputs(nn.Module):
 
 
 class OnnxSession(nn.Module):
-    """A graph in onnxruntime, in the place of the network that it was made from. Rows are padded to the shortest length that the
-    graph takes."""
+    """A graph in onnxruntime, with the interface of the network that it was made from. Rows are padded to the shortest length
+    that the graph accepts."""
 
     def __init__(self, graph: bytes, shortest: int = 1):
         super().__init__()
@@ -102,7 +102,7 @@ def require(module: str) -> Any:
 
 
 def make_graphs(source: OnnxNetwork, int8: bool) -> OnnxGraphs:
-    """The graph, checked, and its int8 copy, measured."""
+    """The checked graph and, with `int8`, its measured int8 copy."""
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module)
     probe = probe_batch(source.tokenizer, source.longest)
@@ -137,7 +137,7 @@ def exported_graph(source: OnnxNetwork, names: Sequence[str], inputs: Sequence[s
     ids = torch.full((2, length), special_ids(source.tokenizer).unk)
     values = (ids, torch.ones_like(ids), torch.zeros_like(ids))[: len(inputs)]
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=source.shortest, max=source.longest)}
-    with quiet_logger("torch.onnx"), warnings.catch_warnings():  # of vision operators and of names of axes
+    with quiet_logger("torch.onnx"), warnings.catch_warnings():  # about vision operators and names of axes
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             GraphInputs(source.network, names).eval(), values, dynamo=True, verbose=False, opset_version=OPSET,
@@ -153,7 +153,7 @@ def exported_graph(source: OnnxNetwork, names: Sequence[str], inputs: Sequence[s
 
 @contextmanager
 def quiet_logger(name: str | None) -> Iterator[None]:
-    """But for errors: what matters is checked afterwards. None is the root."""
+    """Silences a logger except for errors: what matters is checked afterwards. None is the root logger."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -164,7 +164,7 @@ def quiet_logger(name: str | None) -> Iterator[None]:
 
 
 def other_shapes(source: OnnxNetwork) -> Iterator[Batch]:
-    """Random tokens, from one short row to several long ones, the last row padded to half its length where it can be."""
+    """Batches of random tokens, from one short row to several long ones; with several rows, half of the last one is padding."""
     pad, size = special_ids(source.tokenizer).pad, vocabulary_size(source.tokenizer)
     generator = torch.Generator().manual_seed(1)
     long = min(source.longest, LONGEST_CHECK)
@@ -186,14 +186,14 @@ def check_shape(batch: Batch, ours: Any, session: OnnxSession) -> dict[str, Any]
 
 
 def session_answers(session: OnnxSession, batch: Batch, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the columns that a short batch was padded by."""
+    """The outputs of a session, without the columns by which a short batch was padded."""
     outputs, length = session(batch), batch.ids.shape[1]
     answers = {name: outputs[name] for name in expected if name in outputs}
     return {name: it[:, :length] if it.shape != expected[name].shape else it for name, it in answers.items()}
 
 
 def floating(outputs: Mapping[str, Tensor], names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Places of a beam may change where two are as good as each other; their scores may not."""
+    """The outputs to compare. The positions of a beam are left out: they may change if two are equally good; their scores may not."""
     chosen = outputs if names is None else names
     return {name: outputs[name] for name in chosen if name not in ("starts", "ends")}
 
@@ -202,7 +202,7 @@ def quantized(graph: bytes) -> bytes:
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     model = onnx.load_model_from_string(graph)
     del model.graph.value_info[:]
-    with tempfile.TemporaryDirectory() as scratch, quiet_logger(None):  # it advises everybody to preprocess
+    with tempfile.TemporaryDirectory() as scratch, quiet_logger(None):  # it always advises preprocessing
         before, after = Path(scratch) / "before.onnx", Path(scratch) / "after.onnx"
         onnx.save_model(model, before)
         quantization.quantize_dynamic(before, after, per_channel=True, weight_type=quantization.QuantType.QInt8)

@@ -1,7 +1,7 @@
-"""A checked model folder to the Hugging Face Hub, with its own client library.
+"""Uploads a checked model folder to the Hugging Face Hub, with the Hub's client library.
 
-Only what the folder's manifests name goes there, in one commit: whoever looks sees all of it or nothing. A folder that nobody has
-checked, or that is not as it was written (but for its card, which is its owner's), is refused.
+Only files that the folder's manifests name are uploaded, in one commit: a visitor sees all of them or none. A folder that was not
+checked, or that was changed since it was written (except for its card, which its owner may edit), is refused.
 """
 
 import logging
@@ -24,8 +24,8 @@ TOKEN_PAGE = "https://huggingface.co/settings/tokens"
 
 @dataclass(frozen=True)
 class Pushed:
-    """`files` by their path in the repository, in bytes; `left_out` are others in the folder; `url` is the commit's, "" where
-    nothing was sent. `remarks` are for whoever is about to send it."""
+    """An upload, or what it would be. `files` has sizes in bytes by path in the repository; `left_out` are other files of the folder;
+    `url` is the commit's, "" if nothing was sent. `remarks` say what to look at before sending."""
 
     repository: str
     files: dict[str, int]
@@ -35,7 +35,7 @@ class Pushed:
 
 
 def push(folder: Path, repository: str, send: bool = False, public: bool = False) -> Pushed:
-    """What would be uploaded, and with `send` the upload. A new repository is private unless `public`."""
+    """Says what would be uploaded and, with `send`, uploads it. A new repository is private unless `public`."""
     if not REPOSITORY.fullmatch(repository):
         raise SettingsError(
             f"{repository!r} is no name of a repository. Use OWNER/NAME with letters, digits, - _ and dots."
@@ -58,7 +58,7 @@ def push(folder: Path, repository: str, send: bool = False, public: bool = False
 
 
 def checked_files(folder: Path) -> dict[str, int]:
-    """What the manifests of a folder and of the folders in it name, and those manifests."""
+    """The sizes of the files that the manifests of a folder and its subfolders name, and of those manifests."""
     has_manifest = (folder / FOLDER_MANIFEST).is_file()
     if not has_manifest and not (folder / "config.json").is_file():
         inside = sorted(str(it.parent) for it in folder.glob("*/config.json"))
@@ -79,7 +79,7 @@ def checked_files(folder: Path) -> dict[str, int]:
 
 
 def unfilled(card: Path) -> list[str]:
-    """Fields of the header that a run cannot know, and that nobody has filled in."""
+    """The fields of the header that a run cannot know and nobody has filled in."""
     if not card.is_file():
         return list(TO_FILL)
     header = card.read_text("utf-8", "replace").split("\n---", 1)[0]
@@ -91,7 +91,7 @@ def upload(folder: Path, repository: str, files: Mapping[str, int], public: bool
     from huggingface_hub.errors import RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # hf_xet reports how an upload went, beside uploading
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # hf_xet would send reports about uploads
     if not live_bars():
         disable_progress_bars()
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="electra")
@@ -115,7 +115,7 @@ def upload(folder: Path, repository: str, files: Mapping[str, int], public: bool
 
 @contextmanager
 def answers(endpoint: str) -> Iterator[None]:
-    """What goes wrong between here and there, in one line. The commit is the last request, so before it nobody sees anything."""
+    """Turns network errors into one line. The commit is the last request, so nothing is visible on the Hub before it."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     try:

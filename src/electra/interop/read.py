@@ -1,4 +1,4 @@
-"""Reading folders in transformers' format: anybody's ELECTRA or ModernBERT, pre-trained, bare or fine-tuned. No transformers
+"""Reads folders in transformers' format: any ELECTRA or ModernBERT, pre-trained, without a head or fine-tuned. transformers is not
 needed, and nothing in such a folder can name code: config.json goes through an allow-list of keys, weights are safetensors.
 """
 
@@ -43,13 +43,13 @@ from electra.train.checkpoint import require_floats
 
 log = logging.getLogger(__name__)
 OBJECTIVE, LENGTH = "pretraining_objective", "pretraining_length"
-"""What an export says in config.json beyond transformers' keys: the objective, and the tokens of a pre-training row."""
+"""Our own keys in the config.json of an export: the objective, and the number of tokens in a pre-training row."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
     """A network ready to use, with the tokenizer and the objective it was trained with. `length` is how many positions it
-    was trained on; None where nobody said."""
+    was trained on; None if unknown."""
 
     encoder: Encoder
     head: DetectionHead | TokenHead | None
@@ -60,15 +60,15 @@ class Pretrained:
 
 
 def warn_beyond(settings: EncoderSettings, length: int | None, tokens: int) -> None:
-    """A learned table of positions has rows that no pre-training row reached: their values are those of the first
-    initialisation. Rotary positions have no table, so there is nothing to say of them."""
+    """Warns if `tokens` reach beyond the trained positions: rows of a position table that no pre-training row reached
+    still have their initial values. Rotary positions have no table, so they need no warning."""
     if length is not None and tokens > length and isinstance(settings, ElectraEncoderSettings):
         say_untrained(length, settings.positions)
 
 
 @lru_cache
 def say_untrained(length: int, positions: int) -> None:
-    """Once in a process, however many texts are long."""
+    """Warns only once per process, however many texts are too long."""
     log.warning(
         f"the network has {positions} positions and was pre-trained on rows of {length} tokens: positions beyond those were "
         f"never trained. Use texts of at most {length} tokens, or pre-train with a larger rows.length."
@@ -77,7 +77,7 @@ def say_untrained(length: int, positions: int) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a folder holds, before a network is built from it; `where` its weights are."""
+    """The content of a folder, before a network is built from it; `where` is the file of its weights."""
 
     folder: Path
     where: Path
@@ -92,7 +92,7 @@ class Stored:
         return self.config.get(LENGTH)
 
     def build(self, head: nn.Module | None, architecture: str, described_by: str = "its config.json") -> Encoder:
-        """The encoder, with the weights of both in place."""
+        """The encoder with its weights; those of `head` are loaded into it. `described_by` names the source of the sizes in messages."""
         encoder = encoder_alone(self.settings, self.vocab_size)
         try:
             encoder.load_state_dict(encoder_from_transformers(self.settings, self.tensors))
@@ -154,7 +154,7 @@ def checked_number(folder: Path, config: Mapping[str, Any], key: str) -> int:
 
 
 class SkipInit(TorchFunctionMode):
-    """Weights stay as they are allocated. Without a device drawing them computes nothing, but imports torch's compiler: a second or two."""
+    """Skips the initialisation of weights. On the meta device it computes nothing, but imports torch's compiler: a second or two."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if getattr(function, "__module__", "") == "torch.nn.init":
@@ -163,12 +163,12 @@ class SkipInit(TorchFunctionMode):
 
 
 def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int, tensors: Mapping[str, Tensor]) -> None:
-    """Before a network is built: what config.json says costs nothing to write and may be more than any memory."""
+    """Compares the shapes before a network is built: sizes in config.json cost nothing to write and may exceed any memory."""
     try:
         stored = encoder_from_transformers(settings, tensors)
     except KeyError as error:
         raise CorruptError(f"{where} has no {error}.") from None
-    except (RuntimeError, IndexError) as error:  # matrices that are joined here
+    except (RuntimeError, IndexError) as error:  # from concatenating query, key and value
         raise CorruptError(f"{where} does not fit its config.json: {first_line(error)}.") from None
     words = stored.get("embeddings.words.weight")
     if words is not None and len(words) != vocab_size:
@@ -184,7 +184,7 @@ def refuse_other_shapes(where: Path, settings: EncoderSettings, vocab_size: int,
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """Older folders have BERT's vocab.txt and say the rest in tokenizer_config.json."""
+    """The tokenizer of a folder. Older folders have BERT's vocab.txt, with the rest in tokenizer_config.json."""
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
     path = folder / "tokenizer_config.json"
@@ -195,7 +195,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_network(folder: Path, kind: NetworkKind | None = None) -> Pretrained:
-    """The encoder with the head of that kind; with the head that the folder has, where no kind is asked for."""
+    """The network with the head of that kind, or, if `kind` is None, with the head that the folder has."""
     stored = read_folder(folder)
     if kind in (None, "discriminator") and (name := FORMATS[stored.settings.kind].detector):
         stored = read_folder(folder / name) if (folder / name).is_dir() else stored
@@ -227,9 +227,9 @@ def empty_head(stored: Stored, kind: NetworkKind) -> DetectionHead | TokenHead |
 
 
 def says_discriminator(stored: Stored) -> bool:
-    """ModernBERT's classes with labels all have a discriminator's tensors: there config.json must say that it is one of
-    ours. Both marks are needed, because transformers keeps the first when it fine-tunes, and a column of numbers may
-    have the name of our label. Older exports have one label, "replaced"."""
+    """Whether config.json marks a discriminator. All ModernBERT classes with labels have a discriminator's tensors, so ours must
+    have both marks, objective and labels: transformers keeps the first when it fine-tunes, and a regression target may have
+    the name of our label. Older exports have one label, "replaced"."""
     labels = FORMATS[stored.settings.kind].discriminator_labels
     named = stored.config.get("id2label")
     names = tuple(named.values()) if isinstance(named, dict) else ()

@@ -1,11 +1,11 @@
-"""Checkpoints of TensorFlow 1 ("tensor bundles": NAME.index and NAME.data-00000-of-00001), read with numpy alone.
+"""Reads checkpoints of TensorFlow 1 ("tensor bundles": NAME.index and NAME.data-00000-of-00001) with numpy alone.
 
-The index is a sorted table in LevelDB's format: blocks of keys that share prefixes with the key before, each block with a
-checksum, a footer that says where the block of blocks is. A value is a protocol buffer with type, shape, and where in which data
-file the bytes are, with their own checksum. A variable that was partitioned has an entry that lists its slices, and an entry
-for each slice under a key in Google's "ordered code".
+The index is a sorted table in LevelDB's format: blocks of keys that share prefixes with the previous key, each block with a
+checksum, and a footer with the place of the index block. A value is a protocol buffer with type, shape, data file, offset and size
+of the bytes, and their checksum. A partitioned variable has an entry that lists its slices, and an entry for each slice under a
+key in Google's "ordered code".
 
-Every offset, length and count is somebody's claim and is checked before it is used.
+Every offset, length and count is untrusted and is checked before it is used.
 """
 
 import math
@@ -36,8 +36,8 @@ LANE = 256
 
 @dataclass(frozen=True)
 class BundleEntry:
-    """A tensor, as the index describes it. `slices`: for each part of a partitioned one, (start, length) by dimension, length -1
-    for all of it."""
+    """A tensor as the index describes it. `slices`: for each part of a partitioned tensor, (start, length) by dimension; length
+    -1 means all of it."""
 
     type: int
     shape: list[int]
@@ -49,7 +49,7 @@ class BundleEntry:
 
 
 def read_bundle(prefix: Path) -> Weights:
-    """The variables of a checkpoint. Text that is stored among them has no shape here and is left out."""
+    """The variables of a checkpoint. String tensors among them are left out."""
     index = inside(prefix.parent, f"{prefix.name}.index")
     try:
         table = dict(table_entries(read_bytes(index, MOST_INDEX)))
@@ -75,7 +75,7 @@ class Bundle:
         return inside(self.prefix.parent, f"{self.prefix.name}.data-{shard:05d}-of-{self.shards:05d}")
 
     def check(self, name: str, entry: BundleEntry) -> None:
-        """Before anything of it is read: the numbers agree with each other and with the files."""
+        """Checks, before anything is read, that the numbers of an entry agree with each other and with the files."""
         if entry.type not in NUMPY_TYPES:
             raise CorruptError(f"{self.prefix}: {name} is of TensorFlow's type {entry.type}, which is not read.")
         if len(entry.shape) > MOST_DIMENSIONS or any(length < 0 for length in entry.shape):
@@ -107,13 +107,13 @@ class Bundle:
         if not entry.slices:
             return torch.from_numpy(self.values(name, entry))
         parts = [self.values(name, self.entries[key]) for key in slice_keys(name, entry)]
-        whole = np.full(entry.shape, np.nan, parts[0].dtype)  # what two slices leave between them is no number
+        whole = np.full(entry.shape, np.nan, parts[0].dtype)  # a gap between slices stays nan
         for part, values in zip(entry.slices, parts, strict=True):
             whole[tuple(slice(*it) for it in bounds(name, entry, part))] = values
         return torch.from_numpy(whole)
 
     def values(self, name: str, entry: BundleEntry) -> np.ndarray:
-        """bfloat16 is the upper half of a float32."""
+        """The values of an entry, with their checksum verified. bfloat16 becomes float32, of which it is the upper half."""
         path = self.data_file(entry.shard)
         with path.open("rb") as file:
             file.seek(entry.offset)
@@ -125,7 +125,7 @@ class Bundle:
 
 
 def bounds(name: str, entry: BundleEntry, part: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """A slice as (start, end) by dimension, inside of the whole."""
+    """A slice as (start, end) by dimension, checked to be inside the whole tensor."""
     ends = [
         (start, start + length if length >= 0 else size)
         for (start, length), size in zip(part, entry.shape, strict=True)
@@ -142,7 +142,7 @@ def table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < FOOTER or struct.unpack("<Q", data[-8:])[0] != MAGIC:
         raise ValueError("it has not the last bytes of a TensorFlow index. It was cut, or is another file")
     footer, at = data[-FOOTER:], 0
-    for _ in range(2):  # the block of metadata is not read
+    for _ in range(2):  # the metaindex block is not read
         _, at = varint(footer, at)
     start, at = varint(footer, at)
     size, at = varint(footer, at)
@@ -160,8 +160,8 @@ def table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def block_entries(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of one block, which ends with the places where a whole key stands, their number, and a trailer: how it is
-    packed, and a checksum."""
+    """Keys and values of one block, which ends with its restart points (offsets of entries with a whole key), their number, and a
+    trailer: compression type and checksum."""
     raw = data[start : start + size + TRAILER]
     if len(raw) != size + TRAILER or size < 4:
         raise ValueError(f"a block of {size:,} bytes at {start:,} is beyond its end")
@@ -217,7 +217,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def signed(value: int | bytes) -> int:
-    """Signed, as protocol buffers have int64."""
+    """A varint as a signed number, as protocol buffers encode int64."""
     if not isinstance(value, int):
         raise ValueError("text where a number should be")
     return value - (1 << 64) if value >> 63 else value
@@ -230,7 +230,7 @@ def text(value: int | bytes) -> bytes:
 
 
 def header_shards(data: bytes) -> int:
-    """Of BundleHeaderProto: how many data files there are."""
+    """The number of data files, from BundleHeaderProto."""
     header = dict(fields(data))
     if header.get(2, 0):
         raise ValueError("it was written by a machine of the other byte order, which is not read")
@@ -240,7 +240,7 @@ def header_shards(data: bytes) -> int:
 
 
 def parse_entry(data: bytes) -> BundleEntry:
-    """BundleEntryProto."""
+    """Parses a BundleEntryProto."""
     proto = dict(fields(data))
     sizes = [dict(fields(text(it))) for number, it in fields(text(proto.get(2, b""))) if number == 2]
     slices = [text(it) for number, it in fields(data) if number == 7]
@@ -257,7 +257,7 @@ def parse_entry(data: bytes) -> BundleEntry:
 
 
 def slice_keys(name: str, entry: BundleEntry) -> list[bytes]:
-    """Under what a slice is stored: 0, the name, the number of dimensions, then start and length of each, in ordered code."""
+    """The keys of a tensor's slices: 0, the name, the number of dimensions, then start and length of each, in ordered code."""
     escaped = name.encode().replace(b"\0", b"\0\xff") + b"\0\1"
     for part in entry.slices:
         if len(part) != len(entry.shape):
@@ -267,8 +267,8 @@ def slice_keys(name: str, entry: BundleEntry) -> list[bytes]:
 
 
 def ordered(value: int) -> bytes:
-    """A signed number whose bytes sort as numbers do: as many leading ones as bytes, then the number; all of it turned round where
-    it is negative."""
+    """A signed number as bytes that sort like the numbers: as many leading bits as bytes (ones, or zeros if it is negative), then
+    the number in two's complement."""
     length = (value if value >= 0 else ~value).bit_length() // 7 + 1
     mark = ((1 << length) - 1) << 7 * length
     return ((value & (1 << 8 * length) - 1) ^ mark).to_bytes(length, "big")
@@ -279,7 +279,7 @@ def ordered(value: int) -> bytes:
 
 @cache
 def byte_table() -> np.ndarray:
-    """[256]: what a register that holds one byte becomes after one more."""
+    """[256]: the register after one byte of zeros, by the value of its lowest byte (all others zero)."""
     register = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         register = np.where(register & 1, (register >> 1) ^ np.uint32(POLYNOMIAL), register >> 1).astype(np.uint32)
@@ -288,8 +288,8 @@ def byte_table() -> np.ndarray:
 
 @cache
 def shift_tables(length: int) -> np.ndarray:
-    """[4, 256]: what a register becomes after `length` bytes of zeros, by each of its bytes. A linear map, so that twice the
-    length is the map on itself."""
+    """[4, 256]: the register after `length` bytes of zeros, as one table per byte of the register. The map is linear, and the
+    map of twice the length is its composition with itself."""
     if length == 1:
         byte = np.arange(256, dtype=np.uint32)
         return np.stack([byte_table(), *(byte << np.uint32(8 * place) for place in range(3))])
@@ -304,7 +304,7 @@ def apply_tables(tables: np.ndarray, registers: np.ndarray) -> np.ndarray:
 
 
 def crc32c(data: bytes) -> int:
-    """Lanes of 256 bytes go side by side, a word of four bytes of each at a time; their registers are then joined two by two."""
+    """CRC-32C. Lanes of 256 bytes are computed side by side, a four-byte word of each at a time; then they are joined in pairs."""
     register, whole = 0xFFFFFFFF, len(data) // LANE * LANE
     for start in range(0, whole, LANE << 14):
         words = np.frombuffer(data, "<u4", min(whole - start, LANE << 14) // 4, start).reshape(-1, LANE // 4)
@@ -313,7 +313,7 @@ def crc32c(data: bytes) -> int:
             lanes = apply_tables(shift_tables(4), lanes ^ column)
         length = LANE
         while len(lanes) > 1:
-            lanes = np.pad(lanes, (len(lanes) % 2, 0))  # zeros before the first change nothing
+            lanes = np.pad(lanes, (len(lanes) % 2, 0))  # zeros in front change nothing
             lanes, length = apply_tables(shift_tables(length), lanes[::2]) ^ lanes[1::2], 2 * length
         before = apply_tables(shift_tables(words.nbytes), np.array([register], np.uint32))
         register = int((before ^ lanes)[0])
@@ -324,5 +324,5 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(checksum: int) -> int:
-    """As TensorFlow stores it, so that the checksum of a text with checksums in it is not weak."""
+    """The checksum as TensorFlow stores it: masked, because a CRC of data that contains CRCs is weak."""
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,8 +1,8 @@
-"""Writing folders that `transformers` loads offline, pre-trained and fine-tuned ones alike.
+"""Writes folders that `transformers` loads offline, pre-trained and fine-tuned ones alike.
 
-transformers 5 silently builds another tokenizer from an ELECTRA folder unless `tokenizer_class` says
-PreTrainedTokenizerFast, so a folder is not there before it was read back with the same ids and logits on a probe in several
-languages: by us and, where it is installed and has such a head, by transformers.
+transformers 5 silently builds another tokenizer from an ELECTRA folder unless `tokenizer_class` is
+PreTrainedTokenizerFast. So a folder gets its name only after it was read back with the same ids and outputs on a probe in several
+languages: by our reader and, if it is installed and has such a head, by transformers.
 """
 
 import json
@@ -52,16 +52,16 @@ PROBE = (
     "[MASK] tokens, numbers 3.14159 and emoji 🙂 — “quotes”.",
 )
 Answers = Callable[[Batch], Mapping[str, Tensor]]
-"""What a network says of a batch, by transformers' names for outputs; on the host."""
+"""A network's outputs for a batch, by transformers' names, on the CPU."""
 Check = Callable[[Path, str, Tokenizer, Answers], str]
-"""Reads a folder (for that class of transformers) before it gets its name, and raises where it says anything else than the network
-does. Returns who has read it."""
+"""Reads a folder (with that transformers class) before it gets its name, and raises an error if its outputs differ from the
+network's. Returns who has read it."""
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How folders are written: who reads them back (nobody named: this process), and how large a file of weights may be before
-    there are several."""
+    """How folders are written: who reads them back (by default this process), and how large a file of weights may be before it is
+    split into several."""
 
     check: Check | None = None
     shard_bytes: int = 5_000_000_000
@@ -72,9 +72,9 @@ PLAIN = Manner()
 
 @dataclass(frozen=True)
 class Folder:
-    """What is to be written: an encoder with a head, for the class of transformers that reads them ("" where none has such a
-    head, which then keeps our names). `entries` go into config.json, `files` beside it. `pooling` is what a head for rows
-    reads."""
+    """A folder to write: an encoder with a head, and the transformers class that reads them (`architecture`; "" if none has such a
+    head, whose tensors then keep our names). `entries` go into config.json, `files` beside it. `pooling` is how a head for rows
+    pools."""
 
     encoder: Encoder
     head: nn.Module | None
@@ -86,7 +86,7 @@ class Folder:
     pooling: Pooling = "cls"
 
     def description(self) -> dict[str, bytes]:
-        """All but the weights."""
+        """The content of all files except the weights."""
         settings, vocab_size = self.encoder.settings, len(self.encoder.embeddings.table)
         if (size := vocabulary_size(self.tokenizer)) > vocab_size:
             raise CorruptError(f"the tokenizer has {size} ids, the network {vocab_size}.")
@@ -101,7 +101,7 @@ class Folder:
         }
 
     def write(self, out: Path, ours: Answers, read_back: Callable[[Path], Answers], manner: Manner = PLAIN) -> str:
-        """Writes it, reads it back and compares. Returns who has read it back."""
+        """Writes the folder, reads it back and compares. Returns who has read it back."""
         write_files(out, self.content(manner.shard_bytes))
         if manner.check:
             return manner.check(out, self.architecture, self.tokenizer, ours)
@@ -114,7 +114,7 @@ class Folder:
 
 
 def weight_files(tensors: Mapping[str, Tensor], most: int) -> dict[str, bytes]:
-    """One file, or several of at most so many bytes (a larger tensor has one of its own) and transformers' index of them."""
+    """One file, or several of at most `most` bytes (a larger tensor has a file of its own) with transformers' index of them."""
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if shards[-1] and sum(it.nbytes for it in shards[-1].values()) + tensor.nbytes > most:
@@ -130,7 +130,7 @@ def weight_files(tensors: Mapping[str, Tensor], most: int) -> dict[str, bytes]:
 
 
 def write_files(out: Path, content: Mapping[str, bytes]) -> None:
-    """A new folder with a manifest of what is in it."""
+    """Writes a new folder with a manifest of its content."""
     manifest = {name: manifest_entry(data) for name, data in content.items()}
     with writing(out):
         out.mkdir(parents=True)
@@ -140,8 +140,8 @@ def write_files(out: Path, content: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def whole_or_absent(out: Path) -> Iterator[Path]:
-    """A place to write a folder to that becomes `out` at the end, once everything in it is written and checked. What a killed
-    command left is removed, and what it finished is kept: `out` may be there if it is the same to the byte."""
+    """A temporary folder that becomes `out` at the end, once everything in it is written and checked. Leftovers of a killed
+    command are removed, and finished folders are kept: `out` may exist if its content is identical."""
     refusal = MachineError(f"{out} exists already. Choose another folder or remove it first.")
     if out.exists() and not (out.is_dir() and (manifests(out) or not any(out.iterdir()))):
         raise refusal
@@ -172,7 +172,7 @@ def network_folder(network: Pretrained, files: Mapping[str, bytes]) -> Folder:
 def write_network(
     out: Path, network: Pretrained, card: str, beside: Mapping[str, bytes] | None = None, manner: Manner = PLAIN
 ) -> str:
-    """`beside` are files for people. Returns who has read the folder back, and how."""
+    """Writes the folder of a network. `beside` are files for people. Returns a line about who has read the folder back."""
     encoder, kind, files = network.encoder, network.kind, {CARD: card.encode(), **(beside or {})}
     detector = FORMATS[encoder.settings.kind].detector if kind == "discriminator" else ""
 
@@ -203,8 +203,8 @@ def tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def probe_batch(tokenizer: Tokenizer, positions: int) -> Batch:
-    """The probe's texts as pairs, so that both segments are looked at. [MASK] in a text is the special token here, as
-    transformers has it."""
+    """The probe's texts as pairs, so that both segments are tested. [MASK] in a text is the special token here, as in
+    transformers."""
     cutting = Tokenizer.from_str(tokenizer.to_str())
     cutting.encode_special_tokens = False
     cutting.enable_truncation(positions)
@@ -216,7 +216,7 @@ def probe_batch(tokenizer: Tokenizer, positions: int) -> Batch:
 
 
 def check_folder(folder: Path, architecture: str, tokenizer: Tokenizer, expected: Answers, again: Answers) -> str:
-    """What was written gives the same ids and outputs: `again` is our reading of it. Returns who has read it back."""
+    """Checks that a written folder gives the same ids and outputs; `again` is our reader's network. Returns who has read it back."""
     probe = probe_batch(tokenizer, read_object(folder / "config.json")[POSITIONS])
     ours = expected(probe)
     require_equal(probe, ours, again(probe), "our reader")
@@ -224,7 +224,7 @@ def check_folder(folder: Path, architecture: str, tokenizer: Tokenizer, expected
 
 
 def check_by_transformers(folder: Path, architecture: str, probe: Batch, ours: Mapping[str, Tensor]) -> str:
-    """It reads text, so that its tokenizer is held against ours as well; that alone where there is no `architecture`."""
+    """Compares transformers' tokenizer and outputs with ours on the probe; only the tokenizer if there is no `architecture`."""
     if not find_spec("transformers"):
         return "electra alone (transformers is not installed)"
     import transformers
@@ -246,7 +246,7 @@ def check_by_transformers(folder: Path, architecture: str, probe: Batch, ours: M
 
 
 def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
-    """Padded positions of outputs by token are ignored."""
+    """Raises an error if outputs differ by more than TOLERANCE. Padded positions of per-token outputs are ignored."""
     for name, difference in largest_differences(probe, ours, others).items():
         if not difference <= TOLERANCE * max(1.0, ours[name].abs().max().item()):
             raise CorruptError(
@@ -255,7 +255,7 @@ def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str,
 
 
 def largest_differences(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> dict[str, float]:
-    """The largest of each output."""
+    """The largest absolute difference of each output."""
     largest = {}
     for name, expected in ours.items():
         other = others[name].reshape(expected.shape)
@@ -266,7 +266,7 @@ def largest_differences(probe: Batch, ours: Mapping[str, Tensor], others: Mappin
 
 
 class PretrainedNetwork(nn.Module):
-    """An encoder with its head, as transformers' class for it answers."""
+    """An encoder with its head, with the outputs of its transformers class."""
 
     def __init__(self, network: Pretrained):
         super().__init__()
@@ -283,7 +283,7 @@ class PretrainedNetwork(nn.Module):
 
 
 def answers_of(network: nn.Module) -> Answers:
-    """`network` takes a batch. Without dropout, also in the middle of training, which goes on as it was."""
+    """A function from a batch to the outputs of `network`, without dropout. It may be called during training: it restores the modes."""
 
     def answers(batch: Batch) -> dict[str, Tensor]:
         modes = [(part, part.training) for part in network.modules()]

@@ -1,4 +1,4 @@
-"""The encoders there are, and what is built for each of them. A new one adds its arms here, and nowhere else in the model."""
+"""The available encoders, and what is built for each of them. A new one adds its arms here and nowhere else in the model."""
 
 import math
 from typing import Annotated
@@ -34,13 +34,13 @@ def encode(encoder: Encoder, batch: Batch, first_only: bool = False) -> Float[Te
 def gather_rows(
     hidden: Float[Tensor, "batch seq hidden"], positions: Int[Tensor, "batch count"]
 ) -> Float[Tensor, "batch count hidden"]:
-    """The states at some positions of each row."""
+    """The hidden states at some positions of each row."""
     return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
 
 
 def compatibility_settings(settings: EncoderSettings) -> dict[str, str | float]:
     """Settings that must match for pre-trained weights to be valid: tensor shapes, plus options that change the computation
-    but no shape. Of ModernBERT's, only what some layer uses."""
+    but no shape. ModernBERT's attention options are included only if some layer uses them."""
     sizes = settings.model_dump(include={"kind", "layers", "hidden", "heads", "intermediate", "embedding"})
     if isinstance(settings, ElectraEncoderSettings):
         return sizes | {"positions": settings.positions, "norm_eps": settings.norm_eps}
@@ -51,7 +51,7 @@ def compatibility_settings(settings: EncoderSettings) -> dict[str, str | float]:
 
 
 def readable_length(settings: EncoderSettings, length: int) -> int:
-    """As many of `length` tokens as an encoder can read at once: ELECTRA has a table of positions, rotary positions need
+    """The number of `length` tokens that an encoder can read at once: ELECTRA has a table of positions, rotary positions need
     none."""
     return min(length, settings.positions) if isinstance(settings, ElectraEncoderSettings) else length
 
@@ -59,7 +59,7 @@ def readable_length(settings: EncoderSettings, length: int) -> int:
 def build_embeddings(
     settings: EncoderSettings, vocab_size: int, source: WordEmbeddings | None = None
 ) -> WordEmbeddings:
-    """With a `source`, embeddings that read its word table without pulling at it."""
+    """The embeddings of an encoder. With a `source`, they read its word table without sending it gradients."""
     if isinstance(settings, ElectraEncoderSettings):
         return ElectraEmbeddings(settings, vocab_size, source)
     return WordEmbeddings(vocab_size, settings.embedding, source)
@@ -72,13 +72,13 @@ def build_encoder(settings: EncoderSettings, embeddings: WordEmbeddings, directi
 
 
 def encoder_alone(settings: EncoderSettings, vocab_size: int) -> Encoder:
-    """With embeddings of its own."""
+    """An encoder with embeddings of its own."""
     return build_encoder(settings, build_embeddings(settings, vocab_size))
 
 
 def build_token_head(settings: EncoderSettings, vocab_size: int, towers: int = 1) -> TokenHead:
-    """ModernBertForMaskedLM has no biases but the last, and the same norm as everywhere else. With `towers` it reads the
-    states of so many encoders side by side."""
+    """The head that predicts tokens. With `towers` it reads the concatenated states of that many encoders. As in
+    ModernBertForMaskedLM, ModernBERT's has no bias but the last, and the same norm as everywhere else."""
     inputs = towers * settings.hidden
     if isinstance(settings, ElectraEncoderSettings):
         return TokenHead(inputs, settings.embedding, vocab_size, settings.norm_eps)
@@ -93,7 +93,7 @@ def build_detection_head(settings: EncoderSettings) -> DetectionHead:
 
 
 def sequence_label_head(settings: EncoderSettings, outputs: int) -> nn.Module:
-    """[batch hidden], the rows as `pool` has them, -> [batch outputs]: the one that transformers' class for it has."""
+    """[batch hidden], pooled by `pool`, -> [batch outputs]: the same head as in transformers' class for this task."""
     if isinstance(settings, ElectraEncoderSettings):
         return SequenceLabelHead(settings, outputs)
     return LabelHead(settings, outputs)
@@ -107,7 +107,7 @@ def token_label_head(settings: EncoderSettings, outputs: int) -> nn.Module:
 
 
 def question_head(settings: EncoderSettings) -> nn.Module:
-    """[batch seq hidden] -> [batch seq 2], the logits of an answer's start and end."""
+    """[batch seq hidden] -> [batch seq 2], the logits that an answer starts or ends there."""
     if isinstance(settings, ElectraEncoderSettings):
         return TokenLabelHead(settings, 2, dropout=0.0)
     return LabelHead(settings, 2)
@@ -115,17 +115,17 @@ def question_head(settings: EncoderSettings) -> nn.Module:
 
 @torch.no_grad()
 def truncated_normal_(weight: Tensor, deviation: float, generator: torch.Generator) -> None:
-    """What lies beyond two deviations is drawn again. By hand, because torch's own changed its draws between 2.11 and 2.13."""
+    """Fills `weight` in place; values beyond two deviations are drawn again. Torch's own changed its draws between 2.11 and 2.13."""
     weight.normal_(std=deviation, generator=generator)
     while (outside := weight.abs() > 2 * deviation).any():
         weight.copy_(torch.where(outside, torch.empty_like(weight).normal_(std=deviation, generator=generator), weight))
 
 
 def initialise(module: nn.Module, settings: EncoderSettings, seed: int) -> None:
-    """Weights as a function of the seed: normal with deviation 0.02, cut at two deviations; what ELECTRA's original code
-    leaves to it, and ModernBERT's embedding projection, from Glorot's distribution (at 0.02 the words would vanish beside the
-    norm's epsilon); biases zero. ModernBERT's two products of a layer whose results are added up: 0.02 / sqrt(2 layers)."""
-    if any(parameter.is_meta for parameter in module.parameters()):  # there is nothing to draw
+    """Draws all weights as a function of the seed: normal with deviation 0.02, truncated at two deviations; Glorot uniform where
+    ELECTRA's original code uses it, and for ModernBERT's embedding projection (at 0.02 the words would vanish beside the norm's
+    epsilon); biases zero. The two products of a ModernBERT layer that are added to the residual stream: 0.02 / sqrt(2 layers)."""
+    if any(parameter.is_meta for parameter in module.parameters()):  # nothing to draw
         return
     is_plain = isinstance(settings, ElectraEncoderSettings) and settings.initialisation == "normal"
     generator = torch.Generator().manual_seed(seed)

@@ -1,8 +1,8 @@
 """The encoder of the paper: BERT's post-norm block behind factorised embeddings.
 
 Differences from the original code, none of which changes a number: queries, keys and values are one matrix product;
-attention runs through torch's fused kernel; a batch without padding passes no mask at all. On a GPU in half precision
-layers are operators of our own (kernels/layer), which round otherwise.
+attention runs through torch's fused kernel; a batch without padding passes no mask at all. On a GPU in half precision the
+layers run in our own kernels (kernels/layer), which round differently.
 """
 
 from typing import Literal
@@ -45,8 +45,8 @@ class ElectraEncoderSettings(Settings):
         return self
 
     def scaled(self, width: float, depth: float) -> "ElectraEncoderSettings":
-        """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`, rounded;
-        the embedding size stays, because the table may be shared."""
+        """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`, rounded.
+        The embedding size stays the same, because the table may be shared."""
         hidden, intermediate = round(self.hidden * width), round(self.intermediate * width)
         heads, layers = max(1, round(self.heads * width)), max(1, round(self.layers * depth))
         return self.model_copy(
@@ -58,8 +58,8 @@ class WordEmbeddings(nn.Module):
     """The word table: the part that generator and discriminator may share.
 
     With a `source` it is gradient-disentangled (He et al., 2021): E_D = stop_gradient(E_G) + Δ, with Δ = 0 at the start. The
-    discriminator reads the generator's word table but never pulls at it. The source is held in a tuple: its parameters are
-    the generator's, not ours."""
+    discriminator reads the generator's word table, but its gradient never reaches it. The source is held in a tuple, so that
+    its parameters are registered with the generator only."""
 
     def __init__(self, vocab_size: int, embedding: int, source: "WordEmbeddings | None" = None):
         super().__init__()
@@ -86,7 +86,7 @@ class WordEmbeddings(nn.Module):
 
 
 class ElectraEmbeddings(WordEmbeddings):
-    """Word + position + type, LayerNorm, dropout. A subclass, so that checkpoints name all its tables alike."""
+    """Word + position + type, LayerNorm, dropout. A subclass, so that word tables have the same name in every checkpoint."""
 
     def __init__(self, settings: ElectraEncoderSettings, vocab_size: int, source: WordEmbeddings | None = None):
         super().__init__(vocab_size, settings.embedding, source)
@@ -105,18 +105,18 @@ class ElectraEmbeddings(WordEmbeddings):
 
 
 def look_up_type(types: nn.Embedding, segments: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq embedding"]:
-    """types(segments), but the gradient is two sums over all tokens: as an embedding's it would be as many additions into
-    the same two rows, one after the other."""
+    """types(segments), with a faster gradient: two sums over all tokens. An embedding's would add every token to one of the
+    same two rows, one after the other."""
     first, second = types.weight
     return torch.where(segments[:, :, None] == 1, second, first)
 
 
 Rows = Bool[Tensor, "rows width"] | None
-"""Which tokens of rows are real, where x is unpadded: the real tokens of all rows one behind the other, as one."""
+"""Which tokens of the rows are real, if x is unpadded (the real tokens of all rows concatenated into one row); else None."""
 
 
 def unpadding(network: nn.Module, is_real: Rows) -> Rows:
-    """`is_real` where it pays: on a processor that learns nothing, which need not compute padding then."""
+    """`is_real` if unpadding pays, else None. It pays in inference on a CPU, which then skips the computation for padding."""
     learns = network.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
     return None if is_real is None or learns or is_real.device.type != "cpu" else is_real
 
@@ -156,15 +156,15 @@ class ElectraLayer(nn.Module):
         first_only: bool = False,
         rows: Rows = None,
     ) -> Float[Tensor, "batch kept hidden"]:
-        """`first_only` computes the vector of the first token alone, which looks at all others as ever: in the last
-        layer of a classifier nobody reads the rest."""
+        """The layer's output. `first_only` computes only the first token's vector, which still attends to all tokens: a
+        classifier reads nothing else of the last layer."""
         attention_out = self.attention(x, attend, first_only, rows)
         kept = x[:, :1] if first_only else x
         x = self.attention_norm(kept + self.dropout(self.attention_output(attention_out)))
         return self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
 
     def in_order(self) -> list[Tensor]:
-        """Parameters as fused layers take them."""
+        """The parameters in the order that `fused_layers` expects."""
         products = self.query_key_value, self.attention_output, self.expand, self.contract
         norms = self.attention_norm, self.output_norm
         return [tensor for part in (*products, *norms) for tensor in (part.weight, part.bias)]
@@ -196,8 +196,8 @@ Direction = Literal["both", "left", "right"]
 def attention_mask(
     length: int, is_real: Bool[Tensor, "batch seq"] | None, direction: Direction, device: torch.device
 ) -> Bool[Tensor, "#batch 1 #query seq"] | None:
-    """Who may look at whom. "left" sees itself and what stands before it, "right" itself and what comes after. Padding is
-    seen by nobody, except that a one-sided padding token sees itself: a row of scores must not be empty."""
+    """True where a query may attend to a key. With "left" a token attends to itself and to what precedes it, with "right" to itself and
+    to what follows. Nothing attends to padding, except that a one-sided padding token attends to itself: no softmax may be empty."""
     if direction == "both":
         return None if is_real is None else is_real[:, None, None, :]
     square = torch.ones(length, length, dtype=torch.bool, device=device)
@@ -209,7 +209,7 @@ def attention_mask(
 
 
 class ElectraEncoder(nn.Module):
-    """Token ids in, one vector per token out. The embeddings arrive as an argument: sharing them is passing them twice."""
+    """Token ids in, one vector per token out. The embeddings are an argument: to share them, pass them to two encoders."""
 
     def __init__(self, settings: ElectraEncoderSettings, embeddings: WordEmbeddings, direction: Direction = "both"):
         super().__init__()
@@ -227,8 +227,8 @@ class ElectraEncoder(nn.Module):
         is_real: Bool[Tensor, "batch seq"] | None,
         first_only: bool = False,
     ) -> Float[Tensor, "batch kept hidden"]:
-        """`is_real` may be None where no row is padded: attention is faster without a mask. `first_only` gives the first
-        token's vector alone, the same as in the whole (without dropout)."""
+        """One vector per token. `is_real` may be None if no row is padded: attention is faster without a mask. `first_only`
+        returns only the first token's vector, with the same values as in the full output (without dropout)."""
         attend = attention_mask(ids.shape[1], is_real, self.direction, ids.device)
         x = self.project(self.embeddings(ids, segments))
         *most, last = self.layers

@@ -1,7 +1,7 @@
-"""Everything that can fill in tokens. A generator maps a Batch and positions to logits over the vocabulary there.
+"""The generators. A generator maps a Batch and positions to logits over the vocabulary at those positions.
 
-Two towers and the autoregressive one never look at the position they predict, so they read the text as it is, without [MASK],
-and learn from all of it. `learns`: it has something to train.
+The two-tower and the autoregressive generator never see the position they predict, so they read the text as it is, without
+[MASK], and learn from all of it. `learns` says whether a generator is trained.
 """
 
 from collections.abc import Iterator
@@ -32,16 +32,16 @@ Kind = Literal["transformer", "uniform", "unigram", "two_tower", "autoregressive
 class GeneratorSettings(Settings):
     """`width` scales hidden, intermediate and heads; `depth` the layers.
 
-    `kind`: "transformer" is the paper's masked language model; "uniform" and "unigram" draw from the vocabulary and from
-    the corpus frequencies; "two_tower" reads from the left and from the right and scores every position in one pass;
-    "autoregressive" reads from the left only; "frozen" is a transformer from an earlier run (`source`) that learns no more.
+    `kind`: "transformer" is the paper's masked language model; "uniform" draws every token equally often, "unigram" by corpus
+    frequency; "two_tower" reads from the left and from the right and scores every position in one pass;
+    "autoregressive" reads from the left only; "frozen" is a transformer from an earlier run (`source`) that is not trained further.
 
     `sharing`: "none"; "tied" shares the embeddings (word, position, type and their LayerNorm); "gdes" lets the
-    discriminator read the generator's word table without pulling at it; "all" makes generator and discriminator one
+    discriminator read the generator's word table without sending it gradients; "all" makes generator and discriminator one
     encoder with two heads, which needs width = depth = 1.
 
-    `start`: what it begins with in a run that begins with another's weights: "auto" is the generator beside those, or random weights
-    where there is none; "fresh" random weights; "discriminator" the first layers of the discriminator, for width = 1."""
+    `start`: initial weights in a run that starts from another's: "auto" takes the generator saved beside those, or random weights
+    if there is none; "fresh" random weights; "discriminator" the first layers of the discriminator, for width = 1."""
 
     kind: Kind = "transformer"
     width: float = Field(0.25, gt=0, le=1)
@@ -51,7 +51,7 @@ class GeneratorSettings(Settings):
     start: Literal["auto", "fresh", "discriminator"] = "auto"
 
     def contradictions(self) -> Iterator[str]:
-        """What cannot be built, and what to do about it."""
+        """Yields what is wrong with these settings, each with its remedy."""
         if self.sharing == "all":
             if (self.width, self.depth) != (1, 1):
                 yield 'generator.sharing = "all" needs generator.width=1 and generator.depth=1'
@@ -84,7 +84,7 @@ class TransformerGenerator(nn.Module):
             self.requires_grad_(False)
 
     def train(self, mode: bool = True) -> "TransformerGenerator":
-        """What does not learn has no dropout either."""
+        """Like nn.Module.train, but a generator that does not learn stays in eval mode, without dropout."""
         return super().train(mode and self.learns)
 
     def states(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count hidden"]:
@@ -105,15 +105,15 @@ class TransformerGenerator(nn.Module):
         temperature: float | Float[Tensor, ""],
         forbid_target: bool,
     ) -> Filled:
-        """Likelihood and draw in one, for `slots` = batch * count positions, without logits that anybody sees."""
+        """Log-likelihoods and samples in one pass, for `slots` = batch * count positions, without returning logits."""
         states = self.head.states(self.states(batch, positions), self.encoder).flatten(0, 1)
         table, bias = self.encoder.embeddings.table, self.head.bias
         return masked_head(states, table, bias, targets.flatten(), noise, temperature, forbid_target)
 
 
 class TableGenerator(nn.Module):
-    """The same distribution everywhere: log p = `scores` up to a constant (unigram: log(1 + count)). Kept with the
-    weights, so that a checkpoint needs no corpus to be read."""
+    """The same distribution at every position: log p = `scores` up to a constant (unigram: log(1 + count)). The scores are saved
+    with the weights, so that loading a checkpoint does not need the corpus."""
 
     learns = False
 
@@ -126,8 +126,8 @@ class TableGenerator(nn.Module):
 
 
 class TwoTowerGenerator(nn.Module):
-    """q(x_t | x_<t, x_>t): a tower that reads from the left, shifted by one, beside a tower that reads from the right,
-    shifted by one the other way; dense, GELU, LayerNorm and the word table on top of both (Clark et al., 2020b)."""
+    """q(x_t | x_<t, x_>t): one tower reads from the left, shifted by one, the other from the right, shifted by one the other
+    way; dense, GELU, LayerNorm and the word table on top of both (Clark et al., 2020b)."""
 
     learns = True
 
@@ -138,7 +138,7 @@ class TwoTowerGenerator(nn.Module):
     def forward(self, batch: Batch, positions: Int[Tensor, "batch count"]) -> Float[Tensor, "batch count vocab"]:
         before = F.pad(encode(self.left, batch)[:, :-1], (0, 0, 1, 0))
         right = encode(self.right, batch)
-        if batch.padded:  # behind the last token there is nothing, as in a row that is full
+        if batch.padded:  # zeros follow the last real token, as in a row without padding
             right = right * batch.is_real[:, :, None]
         after = F.pad(right[:, 1:], (0, 0, 0, 1))
         both = gather_rows(torch.cat([before, after], dim=2), positions)
@@ -165,7 +165,7 @@ Generator = TransformerGenerator | TableGenerator | TwoTowerGenerator | Autoregr
 def build_pair(
     settings: EncoderSettings, generator: GeneratorSettings, vocab_size: int, token_counts: Float[Tensor, "vocab"]
 ) -> tuple[Encoder, Generator]:
-    """The discriminator and its generator, sharing what they are to share."""
+    """The discriminator and its generator, which share weights as `generator.sharing` says."""
     small = settings.scaled(generator.width, generator.depth)
     own = build_embeddings(settings, vocab_size)
     theirs = own if generator.sharing in ("tied", "all") else build_embeddings(small, vocab_size)

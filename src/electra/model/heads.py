@@ -1,4 +1,4 @@
-"""What stands on top of an encoder: the generator's distribution over tokens and its draws, the discriminator's logit."""
+"""The heads on top of an encoder: token distributions and sampling, detection logits, and the labels of fine-tuning."""
 
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -17,24 +17,24 @@ SAMPLING_BLOCK = 128
 
 
 def in_float32(layer: nn.Linear, states: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows outputs"]:
-    """The last layer of a head in the precision of its weights, also under autocast: bfloat16 has three digits, and what
-    differs by less would be decided by rounding. Of a whole network it costs nothing."""
-    if states.is_meta:  # nothing is computed, and autocast knows no such device
+    """Applies the last layer of a head in the precision of its weights, also under autocast: bfloat16 has three digits, and
+    rounding would decide between logits that differ by less. It costs next to nothing compared with the whole network."""
+    if states.is_meta:  # nothing is computed, and autocast does not know the meta device
         return layer(states)
     with torch.autocast(states.device.type, enabled=False):
         return layer(states.to(layer.weight.dtype))
 
 
 def widen(values: Tensor) -> Tensor:
-    """Half precision to float32, before logarithms and exponentials; float64 stays what it is."""
+    """Half precision as float32, for logarithms and exponentials; float64 stays float64."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def pool(
     hidden: Float[Tensor, "batch kept hidden"], is_real: Bool[Tensor, "batch seq"], pooling: Pooling
 ) -> Float[Tensor, "batch hidden"]:
-    """What the label of a row is read from: the vector of [CLS], or the mean over real tokens, as in ModernBERT's
-    `classifier_pooling`. Only the first vector may be there for the first, as `first_only` of an encoder gives it."""
+    """The vector from which a row's label is predicted: that of [CLS], or the mean over real tokens, as in ModernBERT's
+    `classifier_pooling`. For "cls", `hidden` may hold just the first vector, as an encoder's `first_only` returns it."""
     if pooling == "cls":
         return hidden[:, 0]
     return (hidden * is_real[:, :, None]).sum(1) / is_real.sum(1, keepdim=True)
@@ -42,7 +42,7 @@ def pool(
 
 @runtime_checkable
 class Words(Protocol):
-    """An encoder, as a token head sees it: its word table, and what leads from words to its layers."""
+    """What a token head needs of an encoder: its word table, and the projection from words to its layers."""
 
     @property
     def embeddings(self) -> WordEmbeddings: ...
@@ -51,9 +51,9 @@ class Words(Protocol):
 
 
 class TokenHead(nn.Module):
-    """p_G(x_t | x) ∝ exp(e(x_t)ᵀ h(x)_t): dense to `width`, GELU, LayerNorm, then the word table and a bias of its own. The
-    table is the encoder's, which is passed in. Where the words are not as wide as that, the encoder's projection P leads
-    back to them: Pᵀ. Then e(x_t)ᵀ Pᵀ is a row of the table P e, so that the head is one on words as wide as the layers."""
+    """p_G(x_t | x) ∝ exp(e(x_t)ᵀ h(x)_t): dense to `width`, GELU, LayerNorm, then the encoder's word table (passed in) and a bias of
+    its own. If word vectors have another width, Pᵀ, the transpose of the encoder's projection P, maps the states back to it.
+    e(x_t)ᵀ Pᵀ is a row of the table P e, so this is an ordinary head over words as wide as the layers."""
 
     def __init__(self, hidden: int, width: int, vocab_size: int, eps: float = LAYER_NORM_EPS, has_biases: bool = True):
         super().__init__()
@@ -73,7 +73,7 @@ class TokenHead(nn.Module):
 
 class ElectraDetectionHead(nn.Module):
     """The logit of "this token was replaced": dense, GELU, one output. D in the paper is the probability of "original",
-    that is sigmoid(-logit); the code, like the original's, speaks of "replaced" as the positive class."""
+    that is sigmoid(-logit); here, as in the original code, "replaced" is the positive class."""
 
     def __init__(self, settings: ElectraEncoderSettings):
         super().__init__()
@@ -103,8 +103,8 @@ class CandidateHead(nn.Module):
 
 
 class SequenceLabelHead(nn.Module):
-    """Logits of a row's labels from the vector of [CLS], as transformers' ElectraClassificationHead has them: dropout,
-    dense, GELU, dropout, output. Glorot's distribution at the start, as every fine-tuning head of the original."""
+    """Logits of a row's labels from its pooled vector, as in transformers' ElectraClassificationHead: dropout, dense,
+    GELU, dropout, output. Glorot initialisation, as for every fine-tuning head of the original."""
 
     def __init__(self, settings: ElectraEncoderSettings, outputs: int):
         super().__init__()
@@ -117,8 +117,8 @@ class SequenceLabelHead(nn.Module):
 
 
 class TokenLabelHead(nn.Module):
-    """logits_t = W dropout(h_t) + b, as in ElectraForTokenClassification and, without dropout, ElectraForQuestionAnswering;
-    Glorot's distribution at the start."""
+    """logits_t = W dropout(h_t) + b, as in ElectraForTokenClassification and, without dropout, ElectraForQuestionAnswering.
+    Glorot initialisation."""
 
     def __init__(self, settings: ElectraEncoderSettings, outputs: int, dropout: float):
         super().__init__()
@@ -130,8 +130,8 @@ class TokenLabelHead(nn.Module):
 
 
 class Filled(NamedTuple):
-    """log p(target), a token drawn at the asked temperature, and whether the target is the most likely token. A gradient
-    passes through the first alone."""
+    """log p(target), a token sampled at the requested temperature, and whether the target is the most likely token. Gradients
+    flow only through the first."""
 
     log_likelihood: Float[Tensor, "rows"]
     sampled: Int[Tensor, "rows"]
@@ -149,11 +149,11 @@ def masked_head(
 ) -> Filled:
     """logits = states wordsᵀ + bias;  log_likelihood = log softmax(logits)[target];  sampled ~ softmax(logits /
     temperature), with probability zero for the target under `forbid_target`. `noise` holds uniform numbers in (0, 1),
-    float32. A temperature that changes in the course of a captured graph is a tensor.
+    float32. A temperature that changes between replays of a captured graph must be a tensor.
 
-    At 1,024 rows of 128 the logits are 19,456 x 30,522 numbers, more than a gigabyte in bfloat16; written, read and
-    differentiated in memory they cost more than the product that makes them. The kernels never store them, and are equal to
-    the plain lines below: the same noise gives the same tokens, but for rounding."""
+    At 1,024 rows of 128 the logits are 19,456 x 30,522 numbers, more than a gigabyte in bfloat16; writing, reading and
+    differentiating them in memory costs more than the product that computes them. The kernels never store them and equal the
+    plain code below: the same noise gives the same tokens, up to rounding."""
     if can_fuse(states):
         from electra.kernels.masked_head import fused_head
 
@@ -169,18 +169,18 @@ def masked_head(
 
 
 def can_fuse(states: Float[Tensor, "rows embedding"]) -> bool:
-    """The kernels pay where an embedding is so narrow that a tile holds it whole: with ELECTRA-Base's 768 the product
-    outweighs the traffic, and the library's is the better one."""
+    """Whether to use our kernels. They pay if an embedding is narrow enough to fit into one tile: with ELECTRA-Base's 768 the
+    matrix product outweighs the memory traffic, and the library's product is faster."""
     return usable(states) and states.shape[1] <= WIDEST
 
 
 def sample_tokens(
     logits: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows 2"], temperature: float | Float[Tensor, ""]
 ) -> Int[Tensor, "rows"]:
-    """One token per row from softmax(logits / temperature), by the inverse of the distribution function.
+    """One token per row from softmax(logits / temperature), by inverting the cumulative distribution.
 
     In two stages, so that float32 is enough for any vocabulary: first a block of 128 tokens by the blocks' sums, then a
-    token within it. Two uniform numbers per row do what the Gumbel trick needs one per token for.
+    token within it. This needs two uniform numbers per row; the Gumbel trick needs one per vocabulary token.
     """
     logits = logits.detach().float() / temperature
     weights = (logits - logits.amax(1, keepdim=True)).exp()
@@ -193,8 +193,8 @@ def sample_tokens(
 
 
 def inverse_cdf(weights: Float[Tensor, "rows n"], noise: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
-    """The first index whose cumulative weight exceeds noise * total: never one of weight zero, because there the
-    cumulative weight does not grow; rounding at the far end falls back on the last index of positive weight."""
+    """The first index whose cumulative weight exceeds noise * total. It never has weight zero, because the cumulative weight
+    does not grow there; if rounding overshoots the end, it is the last index of positive weight."""
     cumulative = weights.double().cumsum(1)
     target = noise.double() * cumulative[:, -1]
     index = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)

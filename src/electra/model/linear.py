@@ -1,6 +1,6 @@
-"""Linear maps, and who multiplies on a CPU. In float32 torch asks MKL, which keeps its fast paths for Intel's processors: a core of an
-AMD EPYC gets 105 GFLOP/s from it and 245 from oneDNN, which torch has too and asks for half precision only. Elsewhere large
-products are oneDNN's here: the same float32, summed up in another order.
+"""Linear layers that use oneDNN on CPUs that are not Intel's. For float32, torch calls MKL, which keeps its fast paths for Intel: a core
+of an AMD EPYC reaches 105 GFLOP/s with it and 245 with oneDNN, which torch includes but calls for half precision only. On other CPUs
+large products go to oneDNN here: the same float32 arithmetic, summed in another order.
 """
 
 import platform
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 BLOCKS = 1024, 256
-"""Rows. oneDNN keeps a program and its memory, a megabyte and more, for every shape that it meets, and lengths of texts are ever new:
-products are cut so that it meets few. Rows that are left over stay with MKL."""
+"""Rows per product. oneDNN caches a compiled kernel and its memory, a megabyte and more, for every new shape, and texts have ever new
+lengths, so products are cut into these few shapes. MKL computes the remaining rows."""
 LEAST = 1 << 13
-"""Weights: below, the call costs more than is saved."""
+"""Weights of a matrix. With fewer, the call costs more than it saves."""
 
 
 class Linear(nn.Linear):
-    """A linear map that says how it starts and what it holds. `start`: "glorot" where the original code leaves the weights to
-    Glorot's distribution (or a normal one would vanish), "residual" where the result is added to what the layers before
-    made, so that ModernBERT starts it smaller the more layers there are. `stacked`: how many matrices its weight is made of,
-    one above the other (queries, keys and values); Muon takes each by itself."""
+    """A linear layer that knows its initialisation and its parts. `start`: "glorot" if the original code uses Glorot's distribution
+    (or the result of a normal one would vanish), "residual" if the result is added to the residual stream, where ModernBERT
+    initialises with a deviation that shrinks with the number of layers. `stacked`: how many matrices its weight is made of, stacked
+    along the outputs (queries, keys and values); Muon updates each on its own."""
 
     def __init__(
         self, inputs: int, outputs: int, bias: bool = True, *,
@@ -43,7 +43,7 @@ def linear(
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, "outputs"] | None = None,
 ) -> Float[Tensor, "*rows outputs"]:
-    """F.linear."""
+    """F.linear, by oneDNN if that is faster."""
     if gains_by_onednn(x, weight):
         return OneDnnLinear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
@@ -56,7 +56,7 @@ def gains_by_onednn(x: Tensor, weight: Tensor) -> bool:
         and weight.numel() >= LEAST
         and x.numel() >= BLOCKS[-1] * weight.shape[1]
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()  # compilers and exports want operators that they know
+        and not torch.compiler.is_compiling()  # compilers and exports need operators that they know
         and is_mkl_slow()
     )
 
@@ -82,7 +82,7 @@ class OneDnnLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        # oneDNN is slow a hundredfold where a gradient is one number, spread out by strides of zero
+        # oneDNN is a hundred times slower on a gradient that is one number expanded by strides of zero
         grad, rows = (it.reshape(-1, it.shape[-1]).contiguous() for it in (grad, x))
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
@@ -99,7 +99,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def crossed(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ right. oneDNN copies what it is given first if that is turned: the narrower of both."""
+    """leftᵀ right. oneDNN copies its first operand if it is transposed, so the narrower one goes first."""
     if right.shape[1] < left.shape[1]:
         return crossed(right, left).T
     parts = zip(left.split(sizes(len(left))), right.split(sizes(len(left))), strict=True)
@@ -116,7 +116,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tenso
 
 
 def sizes(count: int) -> list[int]:
-    """That a number of rows is cut into."""
+    """The sizes of the pieces that `count` rows are cut into."""
     found = []
     for block in BLOCKS:
         found += [block] * (count // block)

@@ -1,10 +1,10 @@
 """The encoder of ModernBERT (Warner et al., 2024): pre-norm, rotary positions, GeGLU, no biases, and attention that is
 local in most layers. Loads as transformers' ModernBertModel (interop/formats.py).
 
-Differences from ModernBERT: the word table may be of another width than the layers, with a projection between them, so
-that generator and discriminator can share it (attention may also be one-sided, for generators). The projection stands
-before the first norm: both are linear in the word, so that their product is a table of ModernBERT's own kind and
-nothing is lost in an export. Segments are not read.
+Differences from ModernBERT: the word table may have another width than the layers, with a projection between them, so
+that generator and discriminator can share it (attention may also be one-sided, for generators). The projection comes
+before the first norm, directly after the table: both are linear in the word, so their product is a table like ModernBERT's
+own, and exports are exact. Segments are not read.
 """
 
 from typing import Literal
@@ -22,15 +22,15 @@ from electra.model.heads import in_float32
 from electra.model.linear import Linear
 
 NORM_EPS = 1e-5
-FUSED_SIZES = 32, 64  # units of a head that our attention holds
+FUSED_SIZES = 32, 64  # units per head that our attention kernel supports
 
 
 class ModernEncoderSettings(Settings):
-    """Every `global_every`-th layer, counted from the first or the last one included (`global_from`), sees the whole row;
-    the others see `window` tokens, half of them on either side. `positions` is a promise, not a table: rotary positions
-    have none. `dropout` is on embeddings and between the feed-forward products, `attention_dropout` on attention weights
-    and on what attention adds. `token_head`: a generator's ends as wide as the words ("narrow", ELECTRA's), or as wide as
-    the layers and goes back to the words through their projection ("tied"), which is ModernBERT's at every width."""
+    """Every `global_every`-th layer, counting from the first or the last one inclusive (`global_from`), attends to the whole row;
+    the others to `window` tokens, half of them on either side. `positions` is only the longest row allowed: rotary positions
+    need no table. `dropout` applies to embeddings and between the feed-forward products, `attention_dropout` to attention weights
+    and to attention's output. `token_head`: a generator's head ends at the width of the words ("narrow", as in ELECTRA), or at that
+    of the layers and returns to the words through the transposed projection ("tied", which is ModernBERT's at every width)."""
 
     kind: Literal["modernbert"] = "modernbert"
     layers: int = Field(12, ge=1, le=1000)
@@ -59,8 +59,8 @@ class ModernEncoderSettings(Settings):
         return self
 
     def scaled(self, width: float, depth: float) -> "ModernEncoderSettings":
-        """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`; hidden to the
-        nearest even multiple of heads. The embedding size stays, because the table may be shared."""
+        """The generator's sizes: hidden, intermediate and heads times `width`, layers times `depth`; hidden is rounded to the
+        nearest even multiple of heads. The embedding size stays the same, because the table may be shared."""
         heads, layers = max(1, round(self.heads * width)), max(1, round(self.layers * depth))
         hidden = 2 * heads * max(1, round(self.hidden * width / (2 * heads)))
         intermediate = max(1, round(self.intermediate * width))
@@ -79,8 +79,8 @@ Rotation = tuple[Float[Tensor, "width 1 size"], Float[Tensor, "width 1 size"]]
 def nearby_mask(
     attend: Bool[Tensor, "#batch 1 #query length"] | None, length: int, reach: int, device: torch.device
 ) -> Bool[Tensor, "#batch 1 #query length"] | None:
-    """Which tokens see which in a local layer: those at most `reach` apart. A padded token still sees itself: a softmax over
-    nothing is not a number in some kernels."""
+    """The attention mask of a local layer: tokens attend to those at most `reach` apart. A padding token still attends to itself,
+    because a softmax over nothing is nan in some kernels."""
     if not torch.compiler.is_exporting() and length <= reach + 1:
         return attend
     positions = torch.arange(length, device=device)
@@ -89,8 +89,8 @@ def nearby_mask(
 
 
 def rotation(positions: Int[Tensor, "width"], size: int, theta: float, dtype: torch.dtype = torch.float) -> Rotation:
-    """cos and sin of position * theta^(-2i / size) for the pairs of units (i, i + size / 2). Half precision is no `dtype` for
-    angles."""
+    """cos and sin of position * theta^(-2i / size) for the pairs of units (i, i + size / 2). Half precision is too coarse a
+    `dtype` for angles."""
     exponents = torch.arange(0, size, 2, device=positions.device, dtype=dtype) / size
     angles = positions[:, None, None].to(dtype) * (1.0 / theta**exponents)
     angles = torch.cat((angles, angles), dim=-1)
@@ -123,7 +123,7 @@ class ModernLayer(nn.Module):
         self.attention_dropout = nn.Dropout(settings.attention_dropout)
 
     def weights(self) -> list[Tensor]:
-        """Of its products, as fused layers take them."""
+        """The weights of its products, in the order that `fused_modern_layers` expects."""
         return [part.weight for part in (self.query_key_value, self.attention_output, self.expand, self.contract)]
 
     def norm_weights(self) -> list[Tensor]:
@@ -137,7 +137,7 @@ class ModernLayer(nn.Module):
         first_only: bool = False,
         rows: Rows = None,
     ) -> Float[Tensor, "batch kept hidden"]:
-        """`first_only`: as in ElectraLayer, the vector of the first token alone, which looks at all others."""
+        """The layer's output. `first_only`, as in ElectraLayer: only the first token's vector, which still attends to all tokens."""
         projected = pad(self.query_key_value(self.attention_norm(x)), rows)
         batch, seq, _ = projected.shape
         kept = 1 if first_only else seq
@@ -154,7 +154,7 @@ class ModernLayer(nn.Module):
 
 
 class ModernEncoder(nn.Module):
-    """Token ids in, one vector per token out, as ElectraEncoder. The embeddings arrive as an argument."""
+    """Token ids in, one vector per token out, like ElectraEncoder. The embeddings are an argument."""
 
     def __init__(self, settings: ModernEncoderSettings, embeddings: WordEmbeddings, direction: Direction = "both"):
         super().__init__()
@@ -176,8 +176,8 @@ class ModernEncoder(nn.Module):
         is_real: Bool[Tensor, "batch seq"] | None,
         first_only: bool = False,
     ) -> Float[Tensor, "batch kept hidden"]:
-        """`is_real` may be None where no row is padded: attention over the whole row is faster without a mask.
-        `first_only` gives the first token's vector alone, the same as in the whole (without dropout)."""
+        """One vector per token. `is_real` may be None if no row is padded: attention over the whole row is faster without a mask.
+        `first_only` returns only the first token's vector, with the same values as in the full output (without dropout)."""
         settings, length = self.settings, ids.shape[1]
         positions, size = torch.arange(length, device=ids.device), settings.hidden // settings.heads
         everywhere = attention_mask(length, is_real, self.direction, ids.device)
@@ -202,14 +202,14 @@ class ModernEncoder(nn.Module):
         return self.final_norm(last(x, by, attend, first_only))
 
     def projected(self, words: Float[Tensor, "batch seq embedding"]) -> Float[Tensor, "batch seq hidden"]:
-        """On the CPU in float32 also under autocast: norms and sums keep what they are given there, so the whole residual
-        stream would be in half precision. CUDA's norms give float32 themselves."""
+        """Projects words to the width of the layers. On the CPU in float32 also under autocast: norms and sums keep their input's
+        precision there, so the whole residual stream would be in half precision. CUDA's norms return float32 themselves."""
         if isinstance(self.project, nn.Linear) and words.device.type == "cpu":
             return in_float32(self.project, words)
         return self.project(words)
 
     def holds(self, size: int) -> bool:
-        """Whether our kernels hold such heads. They drop nothing."""
+        """Whether our kernels support heads of this size. They have no dropout."""
         drops = self.training and max(self.settings.dropout, self.settings.attention_dropout) > 0
         return size in FUSED_SIZES and not drops
 
@@ -217,7 +217,7 @@ class ModernEncoder(nn.Module):
         self, x: Float[Tensor, "batch seq hidden"], is_real: Bool[Tensor, "batch seq"] | None, count: int,
         by: tuple[Rotation, Rotation],
     ) -> Float[Tensor, "batch seq hidden"]:  # fmt: skip
-        """The first `count` layers by kernels/layer; behind all of them the final norm too."""
+        """Runs the first `count` layers in kernels/layer, and the final norm if they are all the layers."""
         from electra.kernels.layer.modern import fused_modern_layers
 
         layers = [layer for layer in self.layers[:count] if isinstance(layer, ModernLayer)]
@@ -232,9 +232,9 @@ class ModernEncoder(nn.Module):
 
 
 class LabelHead(nn.Module):
-    """Logits of labels, for a token or for a row, in the one form that all of transformers' ModernBert classes with
-    labels have: dense, GELU, norm, dropout, output. Behind a norm the output is not drawn from Glorot's distribution,
-    as ELECTRA's is: logits would start at a deviation of one, and fifty times their loss with them."""
+    """Logits of labels, for a token or for a row, in the form that all of transformers' ModernBert classes with labels
+    share: dense, GELU, norm, dropout, output. After a norm the output layer is not drawn from Glorot's distribution, as ELECTRA's
+    is: logits would start with a deviation of one, and their loss is multiplied by fifty."""
 
     def __init__(self, settings: ModernEncoderSettings, outputs: int):
         super().__init__()
@@ -248,7 +248,7 @@ class LabelHead(nn.Module):
 
 
 class ModernDetectionHead(nn.Module):
-    """As ElectraDetectionHead, in the form of ModernBertForTokenClassification with one label."""
+    """Like ElectraDetectionHead, in the form of ModernBertForTokenClassification with one label."""
 
     def __init__(self, settings: ModernEncoderSettings):
         super().__init__()

@@ -1,6 +1,6 @@
 """Objectives: what pre-training minimises. Each is one file, with its settings, its forward pass and its equation.
 
-A new one adds its file, its settings to `ObjectiveSettings` and its arm to `build`; nothing else has to know it.
+A new one adds its file, its settings to `ObjectiveSettings` and its arm to `build`; nothing else has to change.
 """
 
 from collections.abc import Iterator
@@ -38,12 +38,11 @@ Same = TypeVar("Same")
 
 @runtime_checkable
 class Trainable(Protocol):
-    """What the training loop trains: an nn.Module whose forward maps a Batch to a Loss. Fine-tuning has these too.
+    """What the training loop trains: an nn.Module whose forward maps a Batch to a Loss. Fine-tuning's models are Trainable too.
 
-    `headline` names the metrics to show while training. Metrics are made of the summed `Loss.sums` by
-    `metrics.summarise`; `extra_metrics` are those that only this objective has, each a sum and the count it is divided
-    by. `muted_alarms` are alarms (see metrics) that say nothing here. `corruptor` holds the generator; None where nothing
-    is generated."""
+    `headline` names the metrics to show while training. `metrics.summarise` computes metrics from the summed `Loss.sums`;
+    `extra_metrics` are those that only this objective has, each a sum divided by a count. `muted_alarms` are alarms (see
+    metrics) that mean nothing for this objective. `corruptor` holds the generator; it is None if nothing is generated."""
 
     @property
     def headline(self) -> tuple[str, ...]: ...
@@ -56,7 +55,7 @@ class Trainable(Protocol):
 
     def __call__(self, batch: Batch) -> Loss: ...
 
-    # what the loop uses of every nn.Module
+    # the methods of nn.Module that the loop uses
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def children(self) -> Iterator[nn.Module]: ...
@@ -74,16 +73,16 @@ class Objective(Trainable, Protocol):
     def corruptor(self) -> Corruptor | None: ...
 
     def __call__(self, batch: Batch, corrupted: Corrupted | None = None) -> Loss:
-        """`corrupted`: read this instead of what the own corruptor makes of the batch."""
+        """The loss of one batch. `corrupted`, if passed, is used instead of the output of the objective's own corruptor."""
         ...
 
     def networks(self) -> dict[str, Network]:
-        """What can be exported and used again, by name, the main one first."""
+        """The networks that can be exported and reused, by name, the main one first."""
         ...
 
 
 def build(settings: ObjectiveSettings, inputs: ObjectiveInputs) -> Objective:
-    """The networks of an objective with their first weights, which are a function of the seed."""
+    """The objective with its networks, initialised as a function of the seed."""
     match settings:
         case ElectraSettings():
             return Electra(settings, inputs)

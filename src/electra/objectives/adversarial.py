@@ -1,13 +1,13 @@
 """ELECTRA with an adversarial generator (Clark et al., 2020, section 3.3 and appendix F): the generator is rewarded for
-what the discriminator gets wrong. Sampling has no gradient, so it learns by REINFORCE, one sample a position:
+what the discriminator gets wrong. Sampling has no gradient, so it learns by REINFORCE, with one sample per position:
 
     R(x̂_t) = -log P(the discriminator is right about x̂_t)
     ∇ ≈ mean over t in m of (R(x̂_t) - b_t) ∇ log p_G(x̂_t | x^masked),   b_t = -log sigmoid(w·h_G(x^masked)_t)
 
-b, the baseline, is fitted to R by cross-entropy and lowers the variance only: it reads the generator's states without
-pulling at them. As in the paper, the effect of a token on the discriminator's other answers is left out. `likelihood_weight`
-keeps some maximum likelihood beside it (0: the paper's pure form). The log-probability is that of the distribution the
-tokens are drawn from, temperature included.
+The baseline b is fitted to R by cross-entropy and only reduces the variance: it reads the generator's states, but no gradient flows
+back into them. As in the paper, the effect of a token on the discriminator's other predictions is ignored. `likelihood_weight` adds
+the maximum likelihood loss (0, the default, is the paper's pure form). log p_G is that of the distribution the tokens are drawn
+from, temperature included.
 """
 
 from collections.abc import Iterator

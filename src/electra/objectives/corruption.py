@@ -1,8 +1,8 @@
-"""From a row of text to a corrupted one, which ELECTRA and all its relatives share: choose positions, mask them, sample
-replacements. Pure functions of their arguments with static shapes and no host sync; the Corruptor puts them together.
+"""Corrupts rows of text, a step that ELECTRA and all its relatives share: choose positions, mask them, sample replacements.
+Pure functions of their arguments, with static shapes and no host sync; the Corruptor puts them together.
 
-Where we differ from the original code: positions are drawn without replacement (there, with: a position drawn twice got
-the mean of two token ids), so exactly the asked share is chosen; a row with nothing to choose is left alone (there 0/0).
+Differences from the original code: positions are drawn without replacement (there with replacement: a position drawn twice got
+the mean of two token ids), so exactly masking.share is chosen; a row with nothing to choose stays as it is (there 0/0).
 """
 
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ from electra.objectives.metrics import GENERATOR_STALLS, generator_sums, histogr
 
 
 class MaskingSettings(Settings):
-    """`share` of a row is chosen; of the chosen, `mask_token_share` become [MASK] and the rest stay as they are (never
-    random words, unlike BERT). `unit`: what is chosen as a whole. Span lengths are geometric with mean about
-    1 / `span_stop`, cut at `span_limit` (`span_stop` = 1 makes single tokens, a small one nearly fixed lengths)."""
+    """`share` is the fraction of a row to choose. Of the chosen tokens, the fraction `mask_token_share` becomes [MASK] and the
+    rest stays as it is (never random words, unlike BERT). `unit` is what is chosen as a whole. Span lengths are geometric with mean
+    about 1 / `span_stop`, cut at `span_limit` (`span_stop` = 1 gives single tokens, a small value nearly fixed lengths)."""
 
     share: float = Field(0.15, gt=0, lt=1)
     mask_token_share: float = Field(0.85, ge=0, le=1)
@@ -44,13 +44,13 @@ class MaskingSettings(Settings):
 
 
 class SamplingSettings(Settings):
-    """How replacements are drawn: from softmax(logits / temperature), by choice among the `top_k` most likely tokens only
-    (0: all), never the original token (`disallow_correct`), or always the most likely one (`greedy`, which one description
-    of ELECTRA has and the paper has not: the discriminator sees few and dull replacements).
+    """How replacements are drawn: from softmax(logits / temperature), optionally among the `top_k` most likely tokens only
+    (0: all), never the original token (`disallow_correct`), or always the most likely one (`greedy`, found in one description
+    of ELECTRA but not in the paper: the discriminator then sees few and dull replacements).
 
-    The temperature falls in a straight line from `start_temperature` to `temperature` over the first `cooling` of the
-    run (Fast-ELECTRA: exponentially): samples of a hot generator are easier to catch, which starts a discriminator that
-    would else stand at chance for long. Equal temperatures are the paper's constant. Evaluation is at `temperature`."""
+    The temperature falls linearly from `start_temperature` to `temperature` over the first fraction `cooling` of the run
+    (Fast-ELECTRA: exponentially). Samples at a high temperature are easier to detect, which helps a discriminator that would
+    otherwise stay at chance for long. Equal temperatures are the paper's constant. Evaluation uses `temperature`."""
 
     temperature: float = Field(1.0, gt=0)
     start_temperature: float = Field(1.0, gt=0)
@@ -68,7 +68,7 @@ class SamplingSettings(Settings):
         return self
 
     def hides_probabilities(self, kind: str) -> Iterator[str]:
-        """Why an objective that reads the probability of what was sampled cannot be trained with this."""
+        """Yields why an objective that needs the probability of each sampled token cannot use these settings."""
         if self.greedy or self.disallow_correct or self.top_k:
             yield (
                 f'objective.kind = "{kind}" needs the probability of what was sampled: sampling.greedy, disallow_correct '
@@ -76,7 +76,7 @@ class SamplingSettings(Settings):
             )
 
     def temperature_at(self, progress: float | Float[Tensor, ""]) -> float | Float[Tensor, ""]:
-        """A plain number where it does not change."""
+        """The temperature after the fraction `progress` of the run; a plain number if it is constant."""
         start, end = self.start_temperature, self.temperature
         if start == end:
             return end
@@ -91,16 +91,16 @@ class NoiseSettings(NamedTuple):
 
 
 class ObjectiveBase(Settings):
-    """What the settings of every objective can say beside their own values."""
+    """The base of every objective's settings."""
 
     def contradictions(self, noise: NoiseSettings) -> Iterator[str]:
-        """What this objective cannot be trained with, and what to do about it. By default it takes everything."""
+        """Yields which of the other settings this objective cannot be trained with, and the remedy. By default none."""
         yield from ()
 
 
 class Chosen(NamedTuple):
-    """`count` slots a row, of which some may be unused. `targets`: the tokens that stand there. `group`: the group of every
-    token of the row, by number."""
+    """The chosen positions: `count` slots per row, some of which may be unused. `targets` are the original tokens there.
+    `group` is the number of the group (token, word or span) that each token of the row belongs to."""
 
     positions: Int[Tensor, "batch count"]
     used: Bool[Tensor, "batch count"]
@@ -109,12 +109,12 @@ class Chosen(NamedTuple):
 
 
 def choose(batch: Batch, settings: MaskingSettings, special: SpecialIds, continues: Bool[Tensor, "vocab"]) -> Chosen:
-    """round(share * seq) slots a row, always. Slot j of a row is used while j < max(1, round(share * real tokens of that
-    row)) and maskable tokens are left. [CLS] and [SEP] count as real tokens here, as in the original.
+    """The positions to mask. There are always round(share * seq) slots per row, so shapes are static; slot j of a row is used while
+    j < max(1, round(share * real tokens of that row)) and maskable tokens are left. [CLS] and [SEP] count as real, as in the original.
 
     Words and spans are groups of tokens: a row is cut into consecutive groups, and whole groups are drawn in random order
-    while they fit, so a little less than the asked share is chosen. The first is cut where it alone does not fit. Short
-    groups fit more often, so they are chosen a little more than long ones."""
+    while they fit, so slightly fewer tokens than `share` are chosen. If the first group alone does not fit, it is cut. Short
+    groups fit more often, so they are chosen slightly more often than long ones."""
     length = batch.ids.shape[1]
     can_mask = maskable(batch, special)
     noise = uniform(batch.seed, "choose", batch.samples, length)
@@ -136,7 +136,7 @@ def choose(batch: Batch, settings: MaskingSettings, special: SpecialIds, continu
         starts = starts | span_starts(draws, settings.span_stop, settings.span_limit)
     group = starts.long().cumsum(1) - starts[:, :1].long()
 
-    # all tokens of a group have its number, so they stand side by side when sorted
+    # all tokens of a group get the same noise, so sorting keeps them side by side
     order = noise.gather(1, group).masked_fill(~can_mask, -1.0).sort(dim=1, descending=True, stable=True)
     scores, positions = order.values[:, : len(slots)], order.indices[:, : len(slots)]
     sizes = torch.zeros_like(group).scatter_add(1, group, can_mask.long())
@@ -147,8 +147,8 @@ def choose(batch: Batch, settings: MaskingSettings, special: SpecialIds, continu
 
 
 def span_starts(noise: Float[Tensor, "batch seq"], stop: float, limit: int) -> Bool[Tensor, "batch seq"]:
-    """The row cut into spans of geometric length: length l has probability stop (1 - stop)^(l-1), cut at `limit`.
-    Slot j's number gives the length of the j-th span; a span begins where the lengths before it add up to."""
+    """True at the first token of each span. Span lengths are geometric: length l has probability stop (1 - stop)^(l-1), cut at
+    `limit`. noise[:, j] gives the length of the j-th span, which begins at the sum of the lengths before it."""
     if stop == 1:
         return torch.ones_like(noise, dtype=torch.bool)
     lengths = (1 + (noise.log() / torch.tensor(1 - stop).log()).floor()).clamp(max=limit).long()
@@ -166,7 +166,7 @@ def place_in_group(group: Int[Tensor, "batch n"]) -> Int[Tensor, "batch n"]:
 
 
 def mask_chosen(batch: Batch, chosen: Chosen, settings: MaskingSettings, special: SpecialIds) -> Batch:
-    """x^masked = REPLACE(x, m, [MASK])."""
+    """x^masked = REPLACE(x, m, [MASK]), for the fraction `mask_token_share` of the chosen tokens."""
     draws = uniform(batch.seed, "mask", batch.samples, chosen.positions.shape[1])
     becomes_mask = draws < settings.mask_token_share
     masks = torch.full_like(chosen.positions, special.mask)
@@ -190,7 +190,7 @@ def replace_at(
     tokens: Int[Tensor, "batch count"],
     where: Bool[Tensor, "batch count"],
 ) -> Int[Tensor, "batch seq"]:
-    """REPLACE(x, m, tokens): positions within a row are distinct, so the order of writing cannot matter."""
+    """REPLACE(x, m, tokens). Positions within a row are distinct, so the order of writes does not matter."""
     return ids.scatter(1, positions, torch.where(where, tokens, ids.gather(1, positions)))
 
 
@@ -201,7 +201,7 @@ def sample(
     progress: float | Float[Tensor, ""],
     targets: Int[Tensor, "*rows"],
 ) -> Int[Tensor, "*rows"]:
-    """One token for each distribution, from two numbers of noise, as the settings say. No gradient passes."""
+    """One token per distribution, drawn with two noise numbers each as the settings say. No gradient flows through it."""
     logits = logits.detach()
     if settings.greedy:
         return logits.argmax(-1)
@@ -215,23 +215,23 @@ def sample(
 
 
 class Network(NamedTuple):
-    """What can be exported and used again. `kind` says which head it has: a discriminator's detects replaced tokens, a
-    generator's names tokens."""
+    """A network that can be exported and reused. `kind` says which head it has: a discriminator's detects replaced tokens, a
+    generator's predicts tokens."""
 
     encoder: Encoder
     head: DetectionHead | TokenHead
     kind: Literal["discriminator", "generator"] = "discriminator"
 
     def detect(self, batch: Batch) -> Float[Tensor, "batch seq"]:
-        """A discriminator's logits: above 0 where it takes a token for replaced (Electric: the energies)."""
+        """A discriminator's logits: above 0 if it considers the token replaced (Electric: the energies)."""
         logits: Tensor = self.head(encode(self.encoder, batch))
         return logits
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveInputs:
-    """Everything an objective needs to build its networks besides its own settings. `continues` and `token_counts` are by
-    token of the vocabulary: does it continue the word before it, and how often does it occur in the corpus."""
+    """Everything an objective needs to build its networks besides its own settings. `continues` and `token_counts` have one entry
+    per vocabulary token: whether it continues the word before it, and how often it occurs in the corpus."""
 
     encoder: EncoderSettings
     generator: GeneratorSettings
@@ -247,7 +247,7 @@ class ObjectiveInputs:
         return len(self.continues)
 
     def networks(self, keeps_logits: bool = False) -> tuple[Encoder, DetectionHead, "Corruptor"]:
-        """A discriminator, its head, and what corrupts text for it."""
+        """A discriminator, its detection head, and the corruptor with its generator."""
         discriminator, generator = build_pair(self.encoder, self.generator, self.vocab_size, self.token_counts)
         rules = self.masking, self.sampling, self.special, self.continues
         return discriminator, build_detection_head(self.encoder), Corruptor(generator, *rules, keeps_logits)
@@ -257,9 +257,9 @@ class ObjectiveInputs:
 
 
 class Generated(NamedTuple):
-    """What the generator made of the chosen positions: a token for every slot, used or not. `is_best`: the original is its
-    first guess. `logits` are those at the chosen positions and `everywhere` those at all positions, `states` what the token
-    head read, each None where the route has none."""
+    """The generator's output at the chosen positions, with a sampled token for every slot, used or not. `is_best`: the original
+    token is the most likely one. `logits` are those at the chosen positions, `everywhere` those at all positions, `states` the hidden
+    states that the token head read; each is None if the generator did not compute it."""
 
     sampled: Int[Tensor, "batch count"]
     is_best: Bool[Tensor, "batch count"]
@@ -270,7 +270,7 @@ class Generated(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """`generator_loss` is L_MLM where the generator learns, else 0; `sums` are the generator's."""
+    """A corrupted batch and how it came about. `generator_loss` is L_MLM if the generator learns, else 0; `sums` are the generator's."""
 
     batch: Batch
     masked: Batch
@@ -282,7 +282,7 @@ class Corrupted(NamedTuple):
 
 
 class Corruptor(nn.Module):
-    """Chooses, masks, generates and replaces. Holds the generator. `keeps_logits`: for objectives that read them."""
+    """Chooses, masks, generates and replaces; holds the generator. `keeps_logits` is for objectives that read its logits."""
 
     continues: Bool[Tensor, "vocab"]
 
@@ -304,7 +304,7 @@ class Corruptor(nn.Module):
 
     def forward(self, batch: Batch) -> Corrupted:
         """x^masked = REPLACE(x, m, [MASK]);  x̂_i ~ p_G(x_i | x^masked);  x^corrupt = REPLACE(x, m, x̂).
-        A sampled token that equals the original is original."""
+        A sampled token that equals the original counts as original."""
         chosen = choose(batch, self.masking, self.special, self.continues)
         masked = mask_chosen(batch, chosen, self.masking, self.special)
         generated = self.generate(batch, masked, chosen)
@@ -319,9 +319,9 @@ class Corruptor(nn.Module):
         return Corrupted(corrupted, masked, chosen, generated, loss, corrupted.ids != batch.ids, sums)
 
     def generate(self, batch: Batch, masked: Batch, chosen: Chosen) -> Generated:
-        """Where nobody reads its logits, a transformer takes likelihood and draw in one pass over the vocabulary. A generator
-        that never looks at the position it predicts reads the text as it is, so it gives logits everywhere and learns from
-        all of them."""
+        """The generator's loss and samples. If nobody reads its logits, a transformer computes likelihood and sample in one pass over
+        the vocabulary. A two-tower or autoregressive generator never sees the token it predicts, so it reads the unmasked text,
+        gives logits everywhere and learns from all maskable positions."""
         generator, (positions, used, targets, _) = self.generator, chosen
         noise = uniform(batch.seed, "sample", batch.samples, 2 * targets.shape[1])
         if isinstance(generator, TransformerGenerator) and not self.needs_logits:
@@ -351,9 +351,9 @@ class Corruptor(nn.Module):
     def sample_in_order(
         self, batch: Batch, chosen: Chosen, noise: Float[Tensor, "batch draws"]
     ) -> Int[Tensor, "batch count"]:
-        """Spans and words from the left to the right: the second token of a span is drawn given the first one drawn. All
-        spans of a row grow at the same time, one token a pass, `span_limit` passes; what is longer is drawn in the last
-        pass. A span sees the spans to its left as far as they have grown."""
+        """Samples spans and words from left to right: the second token of a span is drawn given the first one drawn. All
+        spans of a row grow at the same time, one token per pass, in `span_limit` passes; the rest of longer words is drawn in the
+        last pass. A span sees the spans to its left as far as they have grown."""
         places = place_in_group(chosen.group).gather(1, chosen.positions)
         turns = places.clamp(max=self.masking.span_limit - 1)
         sampled = chosen.targets
@@ -365,7 +365,7 @@ class Corruptor(nn.Module):
         return sampled
 
     def networks(self) -> dict[str, Network]:
-        """The generator, where it is a network that transformers can read."""
+        """The generator, if it is a network that `transformers` can load; else nothing."""
         if not isinstance(self.generator, TransformerGenerator):
             return {}
         return {"generator": Network(self.generator.encoder, self.generator.head, "generator")}

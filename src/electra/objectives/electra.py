@@ -1,8 +1,8 @@
-"""ELECTRA (Clark et al., 2020): a small generator fills masked tokens, a discriminator says which were replaced.
+"""ELECTRA (Clark et al., 2020): a small generator fills in masked tokens, a discriminator says which were replaced.
 
     min over θ_G, θ_D of  Σ_x  w_G L_MLM(x, θ_G) + λ L_Disc(x, θ_D)
 
-The generator learns by maximum likelihood, not against the discriminator: nothing flows back through sampling.
+The generator learns by maximum likelihood, not against the discriminator: no gradient flows back through sampling.
 """
 
 from typing import Literal
@@ -19,7 +19,7 @@ from electra.objectives.metrics import detection
 
 class ElectraSettings(ObjectiveBase):
     """`loss_at` = "chosen" is the paper's ELECTRA 15 %: the discriminator learns at the chosen positions only. Its metrics
-    are over all real tokens all the same, so that they compare."""
+    still cover all real tokens, so they can be compared with those of "all"."""
 
     kind: Literal["electra"] = "electra"
     generator_weight: float = Field(1.0, ge=0)

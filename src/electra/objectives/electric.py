@@ -3,13 +3,13 @@
     p_θ(x_t | x_\\t) = exp(-E_θ(x, t)) / Z(x_\\t),   with Z taken to be 1
     P(noise at t) = sigmoid( E_θ(x, t) + log q(x_t | x_\\t) + log(k / (1 - k)) )
 
-k of a row's tokens are replaced by samples of a proposal q that scores every position in one pass (two towers). Unlike
-ELECTRA, a sample that equals the original is noise all the same. The network's logit is the energy itself, so -E summed
-over a text is its pseudo-log-likelihood, in one pass instead of one a token.
+A fraction k of a row's tokens is replaced by samples from a proposal q that scores every position in one pass (two towers).
+Unlike in ELECTRA, a sample that equals the original still counts as noise. The network's logit is the energy itself, so -E summed
+over a text is its pseudo-log-likelihood, in one pass instead of one pass per token.
 
-As the original code has it: q reads the original text, log q is that of the token which stands in the corrupted text,
-its gradient is stopped, k is the asked share, and q learns by maximum likelihood at all maskable positions. The loss is
-taken at every real token, [CLS] and [SEP] included; those are never noise.
+As in the original code: q reads the original text, log q is evaluated at the tokens of the corrupted text, its gradient is
+stopped, k is masking.share, and q learns by maximum likelihood at all maskable positions. The loss covers every real token,
+[CLS] and [SEP] included; those are never noise.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class ElectricSettings(ObjectiveBase):
 class Electric(nn.Module):
     headline = ("mlm_loss", "rtd_loss", "auc")
     extra_metrics = (Ratio("energy_variance", "energy_squares", "real"),)
-    # noise that looks like data is what Electric strives for: an AUC near one half is no failure
+    # an AUC near one half is no failure: in Electric the noise is meant to look like data
     muted_alarms = (ONE_CLASS,)
 
     def __init__(self, settings: ElectricSettings, inputs: ObjectiveInputs):

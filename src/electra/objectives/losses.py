@@ -1,4 +1,4 @@
-"""The losses, as pure functions. Half precision is widened to float32 before any of them; float64 stays what it is."""
+"""The losses, as pure functions. Half precision is widened to float32 before each of them; float64 stays float64."""
 
 import math
 from typing import NamedTuple
@@ -15,21 +15,21 @@ Sums = dict[str, Tensor]
 
 
 class Loss(NamedTuple):
-    """`total` is minimised. `sums` are the sums and counts that metrics are made of: they add up over batches and
-    processes, and are read when somebody asks."""
+    """`total` is minimised. `sums` are the sums and counts that metrics are computed from: they add up over batches and
+    processes, and are read only when metrics are wanted."""
 
     total: Tensor
     sums: Sums
 
 
 def mean_over(values: Float[Tensor, "*shape"], where: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """The mean of the marked values; 0 where none is marked. Where processes train together, this one's share of the mean over
-    the values of all: shares add up to it, however padding is spread."""
+    """The mean of the values at `where`; 0 if there are none. With several processes, this process's part of the mean over all
+    their values: the parts add up to that mean, however unevenly padding is spread."""
     return torch.where(where, values, 0.0).sum() / count(where).clamp(min=1)
 
 
 def count(where: Bool[Tensor, "*shape"]) -> Int[Tensor, ""]:
-    """What `mean_over` divides by."""
+    """The number that `mean_over` divides by, summed over processes."""
     return over_ranks(where.sum())
 
 
@@ -55,8 +55,8 @@ def detection_losses(logits: Float[Tensor, "*shape"], is_replaced: Bool[Tensor, 
 def detection_loss(
     logits: Float[Tensor, "*shape"], is_replaced: Bool[Tensor, "*shape"], where: Bool[Tensor, "*shape"]
 ) -> Float[Tensor, ""]:
-    """L_Disc: the mean over all real positions, [CLS] and [SEP] included. The paper writes a sum over the row; the
-    original code divides by the number of real tokens, and so do we."""
+    """L_Disc: the mean over the positions `where`, usually all real ones, [CLS] and [SEP] included. The paper writes a sum over
+    the row; the original code divides by the number of real tokens, and so do we."""
     return mean_over(detection_losses(logits, is_replaced), where)
 
 
@@ -67,8 +67,8 @@ def copying_loss(
     targets: Int[Tensor, "*rows"],
     where: Bool[Tensor, "*rows"],
 ) -> Float[Tensor, ""]:
-    """Mean of -log p(x_t) with p(x_t) = D_t [x^corrupt_t = x_t] + (1 - D_t) softmax(logits_t)[x_t]: the network may copy
-    its input with probability D_t = sigmoid(-replaced_t), or else names the token itself."""
+    """Mean of -log p(x_t) with p(x_t) = D_t [x^corrupt_t = x_t] + (1 - D_t) softmax(logits_t)[x_t]: the network copies
+    its input with probability D_t = sigmoid(-replaced_t), and otherwise predicts the token."""
     replaced = widen(replaced)
     copies = torch.where(corrupted == targets, F.logsigmoid(-replaced), -torch.inf)
     names = F.logsigmoid(replaced) + log_likelihood(logits, targets)
@@ -78,8 +78,8 @@ def copying_loss(
 def noise_logits(
     energies: Float[Tensor, "*shape"], log_q: Float[Tensor, "*shape"], share: float
 ) -> Float[Tensor, "*shape"]:
-    """The logit of "this token is noise": E(x, t) + log q(x_t | x_\\t) + log(k / (1 - k)) where k is the share of noise.
-    Where its cross-entropy is least, -E(x, t) = log p(x_t | x_\\t). Nothing flows into q."""
+    """The logit of "this token is noise": E(x, t) + log q(x_t | x_\\t) + log(k / (1 - k)), where k is the fraction of noise.
+    At the minimum of its cross-entropy, -E(x, t) = log p(x_t | x_\\t). No gradient flows into q."""
     return widen(energies) + widen(log_q).detach() + math.log(share / (1 - share))
 
 
@@ -89,8 +89,8 @@ def policy_loss(
     baseline: Float[Tensor, "*rows"],
     used: Bool[Tensor, "*rows"],
 ) -> Float[Tensor, ""]:
-    """REINFORCE: its gradient is that of the expected reward, negated, so that minimising it raises the reward:
-    -mean of (R - b) log p_G(x̂_t). Nothing flows through R or b."""
+    """REINFORCE: -mean of (R - b) log p_G(x̂_t). Its gradient is the negated gradient of the expected reward, so minimising
+    it raises the reward. No gradient flows through R or b."""
     return -mean_over((reward - baseline).detach() * log_probability, used)
 
 

@@ -2,8 +2,8 @@
 
     L = mean over i in m of -log p(x_i | x^masked)
 
-As the original code has it when it trains BERT: chosen tokens become [MASK] or stay (masking.mask_token_share); BERT's
-random words are `random_share`, 0 by default. With mask_token_share = 0.8 and random_share = 0.1 it is BERT's own
+As in the original code when it trains BERT, chosen tokens become [MASK] or stay (masking.mask_token_share). `random_share`, 0 by
+default, is the fraction replaced by random words, as BERT does: mask_token_share = 0.8 and random_share = 0.1 give BERT's own
 80 / 10 / 10.
 """
 
@@ -71,7 +71,7 @@ class MaskedLM(nn.Module):
         return Loss(loss, generator_sums(logits.detach().argmax(2) == chosen.targets, chosen.used, loss))
 
     def insert_random_words(self, masked: Batch, chosen: Chosen) -> Batch:
-        """Where the draw that decides on [MASK] says no, its upper end becomes any word of the vocabulary."""
+        """Replaces the fraction `random_share` by random words: the upper end of the draws whose lower end became [MASK]."""
         count = chosen.positions.shape[1]
         random = uniform(masked.seed, "mask", masked.samples, count) >= 1 - self.settings.random_share
         words = (uniform(masked.seed, "random word", masked.samples, count) * len(self.continues)).long()

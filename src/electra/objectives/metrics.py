@@ -1,7 +1,7 @@
 """Metrics that tell the truth about replaced token detection, and alarms in plain words.
 
-Only sums and counts leave a step, so metrics can be added up over steps, micro-batches and processes and read late.
-The area under the ROC curve comes from two histograms of the logits (0.02 wide): exact but for ties within a bin.
+A step returns only sums and counts, so they can be added up over steps, micro-batches and processes, and read later.
+The area under the ROC curve comes from two histograms of the logits (bins of 0.02): exact except for ties within a bin.
 """
 
 import math
@@ -39,7 +39,7 @@ RATIOS = (
     Ratio("flagged_share", "flagged", "real"),
 )
 
-# Metrics of the generator: they say nothing about a discriminator that reads another network's replacements.
+# Metrics of the generator: they say nothing about a discriminator that is tested on another network's replacements.
 OF_GENERATOR = ("mlm_loss", "mlm_accuracy", "mlm_baseline", "sampled_accuracy", "sampled_variety", "target_variety")
 
 # Names of alarms, for objectives that mute one.
@@ -54,12 +54,12 @@ BY_HEART = "learns by heart"
 BINS = 1200
 PATIENCE, PART = 500, 100  # steps
 LOGIT_LIMIT = 12.0
-WARM = 1.1  # a temperature of sampling; at 1.5 an AUC was 0.80 that was 0.64 at 1
-LEAST_VARIANCE = 1e-3  # of energies within a batch; networks that learned have 0.1 and more
+WARM = 1.1  # sampling temperature above which AUCs do not compare: one was 0.80 at 1.5 and 0.64 at 1
+LEAST_VARIANCE = 1e-3  # of energies within a batch; trained networks have 0.1 and more
 
 
 def histogram(values: Int[Tensor, "*shape"], where: Bool[Tensor, "*shape"], size: int) -> Int[Tensor, "{size}"]:
-    """How often each of 0 … size-1 occurs where marked. Integer adds: the same bits whatever their order."""
+    """How often each of 0 … size-1 occurs at `where`. Integer adds give the same bits in any order."""
     counts = torch.zeros(size, dtype=torch.long, device=values.device)
     return counts.scatter_add(0, values.flatten(), where.flatten().long())
 
@@ -67,14 +67,14 @@ def histogram(values: Int[Tensor, "*shape"], where: Bool[Tensor, "*shape"], size
 def generator_sums(
     is_best: Bool[Tensor, "batch count"], used: Bool[Tensor, "batch count"], loss: Float[Tensor, ""]
 ) -> Sums:
-    """`is_best`: the target is the most likely token."""
+    """The sums of the generator's metrics. `is_best`: the target is the most likely token."""
     return {"chosen": used.sum(), "mlm_loss": loss.detach() * count(used), "mlm_correct": (is_best & used).sum()}
 
 
 def detection(
     logits: Float[Tensor, "batch seq"], is_replaced: Bool[Tensor, "batch seq"], is_real: Bool[Tensor, "batch seq"]
 ) -> Loss:
-    """L_Disc with what its metrics are made of."""
+    """L_Disc with the sums of its metrics."""
     loss = detection_loss(logits, is_replaced, is_real)
     bins = ((logits.detach().float() + LOGIT_LIMIT) * (BINS / (2 * LOGIT_LIMIT))).long().clamp(0, BINS - 1)
     caught = logits.detach() > 0
@@ -91,7 +91,7 @@ def detection(
 
 
 def summarise(sums: Mapping[str, Tensor], extra: Sequence[Ratio] = ()) -> Metrics:
-    """Readable metrics from added-up sums, with the `extra` ones of an objective. A ratio whose denominator is zero is nan,
+    """Metrics from added-up sums, including the `extra` ones of an objective. A ratio whose denominator is zero is nan,
     never a flattering 0 or 1."""
     value = {name: total.item() for name, total in sums.items() if total.ndim == 0}
     counts = {name: total.cpu().numpy() for name, total in sums.items() if total.ndim == 1}
@@ -116,7 +116,7 @@ def ratio(numerator: float, denominator: float) -> float:
 
 
 def effective_number(counts: Counts) -> float:
-    """exp(entropy): how many equally frequent tokens would be as varied."""
+    """exp(entropy): the number of equally frequent tokens that would be as varied."""
     shares = counts[counts > 0] / max(counts.sum(), 1)
     return float(np.exp(-(shares * np.log(shares)).sum()))
 
@@ -129,7 +129,7 @@ def area_under_curve(positives: Counts, negatives: Counts) -> float:
 
 
 class Watch:
-    """What alarms look at: lines of training as means over parts of 100 steps or more, however often a line is logged."""
+    """The history that alarms look at: training metrics averaged over parts of 100 steps or more, however often they are logged."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, Metrics]] = [(0, {})]
@@ -142,25 +142,25 @@ class Watch:
             self.lines = []
 
     def means(self, steps: float) -> tuple[Metrics, Metrics]:
-        """Over the last twentieth of a run of so many steps, and over as long a time a fifth of the run ago, if there was one."""
+        """Mean metrics over the last twentieth of a run of `steps` steps, and over as many steps a fifth of the run ago (maybe none)."""
         (before, _), (end, _) = self.parts[-2:]
         width, ends = max(end - before, steps / 20), (end, end - steps / 5)
         now, earlier = ([it for step, it in self.parts if 0 <= last - width < step <= last] for last in ends)
         wanted = sum(step > end - 2 * width - steps / 5 for step, _ in self.parts)
-        self.parts = self.parts[-max(2, wanted) :]  # a run may be long, memory is not
+        self.parts = self.parts[-max(2, wanted) :]  # drop what later calls do not need: runs may be long
         return mean_metrics(now), mean_metrics(earlier)
 
 
 def mean_metrics(lines: Sequence[Mapping[str, float]]) -> Metrics:
-    """Of those that are numbers."""
+    """The mean of each metric over the lines in which it is not nan."""
     keys = {key for line in lines for key in line}
     columns = {key: [line[key] for line in lines if not math.isnan(line.get(key, math.nan))] for key in keys}
     return {key: ratio(sum(values), len(values)) for key, values in columns.items()}
 
 
 def alarms(watch: Watch, progress: float, muted: Container[str] = (), sounded: Container[str] = ()) -> dict[str, str]:
-    """Warnings for known failures, by name; those `sounded` before are not sounded again. `progress`: the share of the run that is
-    done. The first tenth of a run and its first 500 steps are left in peace: no network has left its plateau by then."""
+    """Warnings for known failures, by name, without those already `sounded`. `progress` is the fraction of the run that is done.
+    There are none in the first tenth of a run and its first 500 steps: no network has left its plateau by then."""
     step, _ = watch.parts[-1]
     if watch.lines or progress < 0.1 or step < PATIENCE:
         return {}
@@ -199,7 +199,7 @@ def alarms(watch: Watch, progress: float, muted: Container[str] = (), sounded: C
         }
     warnings = {name: text for name, text in warnings.items() if name not in muted}
 
-    # where both networks fail, one remedy contradicts the other
+    # if both networks fail, the two remedies contradict each other
     both = all(name in warnings or name in sounded for name in (ONE_CLASS, GENERATOR_STALLS))
     if both or (detects_nothing and GENERATOR_STALLS in warnings) or NEITHER_LEARNS in sounded:
         pair = [warnings.pop(name) for name in (ONE_CLASS, GENERATOR_STALLS) if name in warnings]
@@ -213,8 +213,8 @@ def alarms(watch: Watch, progress: float, muted: Container[str] = (), sounded: C
 
 
 def by_heart(training: Mapping[str, float], heldout: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """An alarm where text to learn from looks far better than held-out text, or better while held-out text gets worse. `training` is of
-    about the same step as the newest of the `heldout` metrics. AUCs compare at about the same temperature of sampling."""
+    """An alarm for overfitting: training metrics far better than held-out ones, or better while held-out ones get worse. `training` is
+    from about the same step as the newest of the `heldout` metrics. AUCs are compared only at about the same sampling temperature."""
     for name, title, sign, apart, far, lost in (
         ("auc", "AUC", 1, 0.03, 0.1, 0.005),
         ("mlm_loss", "MLM loss", -1, 0.3, 1.0, 0.05),

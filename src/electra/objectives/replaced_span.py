@@ -1,13 +1,13 @@
-"""Replaced span detection: contiguous spans are chosen and replaced, and the discriminator is asked twice, token by token
-and span by span.
+"""Replaced span detection: contiguous spans are chosen and replaced, and the discriminator predicts twice, per token and
+per span.
 
     L = w_G L_MLM + λ L_Disc + μ mean over spans s of BCE( head([h_first(s); h_last(s)]), [any token of s was replaced] )
 
-The row is cut into spans (masking.unit = "span") before any is chosen, so the spans that were left alone are cut by the same
-rule and their borders give nothing away. Their lengths give a little away: a span that no longer fits into the share is left
-alone, so long ones are chosen less (with the recipe's lengths one of 4 tokens 0.67 times as often as one of 1). Spans of
-[CLS], [SEP] and padding are not asked about. With generator.kind = "autoregressive" a span is written from left to right,
-each token given those just drawn.
+The row is cut into spans (masking.unit = "span") before any is chosen, so unreplaced spans are cut by the same rule and the
+borders give nothing away. The lengths give a little away: a span that no longer fits into masking.share is not chosen, so
+long ones are chosen less often (with the recipe's lengths, one of 4 tokens 0.67 times as often as one of 1). Spans of
+[CLS], [SEP] and padding have no loss. With generator.kind = "autoregressive" a span is sampled from left to right, each
+token given those just drawn.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from electra.objectives.metrics import Ratio, detection
 
 
 def span_end(group: Int[Tensor, "batch seq"], which: Literal["amin", "amax"]) -> Int[Tensor, "batch seq"]:
-    """The first or the last position of every span, by its number."""
+    """The position of the first ("amin") or last ("amax") token of each span, indexed by the span's number."""
     places = torch.arange(group.shape[1], device=group.device).expand_as(group)
     return torch.zeros_like(group).scatter_reduce(1, group, places, which, include_self=False)
 

@@ -4,9 +4,9 @@ discriminator also picks the original among k + 1 candidates, the k others sampl
     L_MWS = mean over i in m of -log [ exp(e(x_i)ᵀ f(h_i)) / Σ over candidates c of exp(e(c)ᵀ f(h_i)) ]
     L = w_G L_MLM + λ L_Disc + μ L_MWS
 
-f is dense, GELU, LayerNorm; only k + 1 dot products are taken, so it costs next to nothing.
-The candidates are drawn without the original, with repetition (TEAMS: without; a token drawn twice counts twice in the
-sum). Where we differ from TEAMS too: both tasks read the same last layer, and generator and discriminator share no layers.
+f is dense, GELU, LayerNorm; only k + 1 dot products per position are needed, so it costs next to nothing.
+The candidates never include the original and are drawn with replacement (TEAMS: without; a token drawn twice counts twice in
+the sum). Also unlike TEAMS, both tasks read the same last layer, and generator and discriminator share no layers.
 """
 
 from typing import Literal
@@ -26,8 +26,8 @@ from electra.objectives.metrics import Ratio, detection
 
 
 class SelectionSettings(ObjectiveBase):
-    """`candidates` are the others, without the original: 4 of them make TEAMS' five. `selection_weight` is μ and stands to
-    `detection_weight` as in TEAMS' code (2 to 5)."""
+    """`candidates` is k, the number of sampled candidates: with the original, 4 make TEAMS' five. `selection_weight` is μ; its
+    ratio to `detection_weight` is that of TEAMS' code (2 to 5)."""
 
     kind: Literal["selection"] = "selection"
     candidates: int = Field(4, ge=1)
@@ -63,7 +63,7 @@ class Selection(nn.Module):
         return Loss(total, corrupted.sums | sums | {"selected": right.sum()})
 
     def candidates(self, batch: Batch, corrupted: Corrupted) -> Int[Tensor, "batch count candidates"]:
-        """The original first, then k tokens that are not it."""
+        """The original token first, then k sampled tokens other than it."""
         targets, others = corrupted.chosen.targets, self.settings.candidates
         assert corrupted.generated.logits is not None
         logits = corrupted.generated.logits.detach().flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Objectives in which the main network reads the generator's replacements and names the original tokens.
+"""Objectives in which the main network reads the generator's replacements and predicts the original tokens.
 
 `predict` says where and how:
 
@@ -7,10 +7,10 @@
     "all"         All-Tokens MLM (same place): every token is predicted, with a copy mechanism:
                   p(x_t) = D_t [x^corrupt_t = x_t] + (1 - D_t) softmax_t(x_t).
     "corrective"  Corrective language modelling (COCO-LM, Meng et al., 2021): λ times the detection loss at every token
-                  teaches when to copy; the same p(x_t), at the chosen positions only and with nothing flowing into D from
-                  it, teaches what to correct.
+                  teaches when to copy; the same p(x_t), at the chosen positions only and with no gradient into D, teaches
+                  what to correct.
 
-Where we differ from COCO-LM: no sequence contrast (it costs a second pass), and the generator's shape is free.
+Differences from COCO-LM: no sequence contrast (it costs a second pass), and the generator may have any shape.
 """
 
 from typing import Literal
@@ -27,7 +27,7 @@ from electra.objectives.metrics import Ratio, detection
 
 
 class TokenRecoverySettings(ObjectiveBase):
-    """`copy_weight` is λ, for "corrective" only."""
+    """`copy_weight` is λ; it applies to "corrective" only."""
 
     kind: Literal["token_recovery"] = "token_recovery"
     predict: Literal["chosen", "all", "corrective"] = "all"
@@ -55,7 +55,7 @@ class TokenRecovery(nn.Module):
         hidden = encode(self.discriminator, corrupted.batch)
         total, sums = torch.zeros((), device=hidden.device), corrupted.sums
 
-        # where the network may copy its input, it says how sure it is that the token was replaced
+        # if the network may copy its input, the detection head gives the logit of "this token was replaced"
         replaced: Tensor | None = None
         if self.detection_head is not None:
             replaced = self.detection_head(hidden)
@@ -65,7 +65,7 @@ class TokenRecovery(nn.Module):
                 total = total + self.settings.copy_weight * rtd_loss
                 replaced = replaced.detach()
 
-        # it names the original tokens, of all positions or of the chosen ones
+        # predict the original tokens, at all positions or at the chosen ones
         input_ids, targets, asked = corrupted.batch.ids, batch.ids, batch.is_real
         if self.settings.predict != "all":
             positions, asked, targets, _ = corrupted.chosen
