@@ -422,7 +422,7 @@ def step_seconds(settings: PretrainSettings) -> float:
 
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
-    """The settings for `steps` steps: EVALUATIONS evaluations and checkpoints, warm-up as the same fraction of the run (or its first stage)."""
+    """The settings for `steps` steps: EVALUATIONS evaluations and saves, and warm-up as the same fraction of the run or its first stage."""
     often, tree = -(-steps // EVALUATIONS), config.dump(settings)
     tree["train"] |= {"steps": steps, "minutes": 0.0, "stages": (), "log_every": max(1, steps // 50)}
     tree["train"] |= {"evaluate_every": often, "save_every": often}
