@@ -46,9 +46,9 @@ Scores = dict[str, dict[str, dict[str, Figure]]]
 LOGGED_ENOUGH = 10
 """With fewer logged losses nothing is said about their course."""
 FALLS = 0.97
-"""A loss that ends above this fraction of its first value does not fall."""
+"""A loss that ends above this fraction of its start does not fall."""
 BY_HEART = 0.25
-"""If a loss ends below this fraction of its first value and dev is no better than the majority, train was learned by heart."""
+"""If the loss ends below this fraction of its start and dev is worse than the majority, train was learned by heart."""
 CUT_SHARE = SLIPS = 0.01
 TOO_GOOD = 0.99
 """The score that words alone reach on rows they have seen, or where one word is the label itself."""

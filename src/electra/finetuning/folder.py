@@ -205,7 +205,7 @@ def adopted_settings(stored: Stored, name: str, suffix: str, columns: Mapping[st
 
 
 def labels_of(content: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
-    """The labels in the order of the outputs. transformers writes none if they are its defaults, LABEL_0, LABEL_1, …"""
+    """The labels in the order of the outputs. transformers writes none if they are its default, LABEL_0 and LABEL_1."""
     named = content.get("id2label")
     if not isinstance(named, dict):
         return tuple(f"LABEL_{number}" for number in range(outputs))

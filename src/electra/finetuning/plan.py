@@ -1,6 +1,6 @@
 """From a word on the command line to a plan: the word names a shipped task, a TOML file, a table or a folder of tables; the
-plan has its settings, its method (`method_defaults` unless others are set), its files and rows. Everything that was guessed
-is put into words."""
+plan has its settings, its method (`method_defaults`, unless others are set), its files and its rows. Notes say everything that
+was guessed."""
 
 import difflib
 import hashlib
@@ -51,7 +51,7 @@ KINDS = ("classification", "multilabel", "regression", "tagging", "span")
 DEV_SHARE = 10
 SPLIT_OFF = "a tenth of train"
 FREE_METHOD_KEYS = ("device", "record", "save_minutes", "track")
-"""Settings that do not change the result: where a run is computed, how often it is saved, who tracks it. A resumed run may have others."""
+"""Where a run is computed, how often it is saved and who tracks it do not change what it is: it may resume with other values."""
 DecayKind = Literal["exact", "original"]
 MethodName = Literal["paper", "robust"]
 DEFAULT_METHOD: MethodName = "robust"

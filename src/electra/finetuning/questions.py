@@ -297,7 +297,7 @@ class SpanTask(Task):
         return wrong
 
     def majority(self, rows: Rows) -> Answering | None:
-        """Answers no question, if questions may have no answer."""
+        """Says "no answer" to every question, if that can be right."""
         nothing = {"prediction": "", "span": "", "null_score_difference": question_heads.NOTHING_FOUND}
         return (lambda asked: [nothing for _ in asked]) if self.settings.has_unanswerable else None
 

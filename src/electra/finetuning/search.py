@@ -44,7 +44,7 @@ RATES, EPOCHS, DECAYS = (0.25, 0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0), (0.7, 0.8, 
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of settings. `scores` are the dev headlines, round by round; None if the trial diverged."""
+    """One choice of settings. `scores` are its dev headlines, round by round; None in a round where it diverged."""
 
     number: int
     settings: dict[str, Any]
