@@ -1,4 +1,4 @@
-"""What the verbs share: options, tables on the terminal, text from arguments, files and standard input, hints how to resume."""
+"""What the verbs share: options, tables on the terminal, text from arguments, files or standard input, the hint how to resume."""
 
 import os
 import re

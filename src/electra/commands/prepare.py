@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refuse_memory(out: str) -> str:
-    """Refuses a URL in memory. From Python it is useful, because the process goes on."""
+    """Refuses memory: URLs, which are useful only in Python, where the process goes on."""
     if out.startswith("memory:"):
         raise SettingsError(f"{out} would be gone when this command ends. Give a folder, or a URL such as s3://….")
     return out

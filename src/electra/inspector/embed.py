@@ -1,4 +1,4 @@
-"""A vector for each text of a list, of any iterable, or of files of any size, in memory that does not grow with their number.
+"""A vector for each text of a list, of any iterable, or of files of any size; memory use does not depend on how many there are.
 
 A vector is the mean of the last layer's states, [CLS] and [SEP] included, as sentence-transformers has it, or the state of [CLS].
 """

@@ -18,7 +18,7 @@ from electra.pretraining.load import load_settings
 from electra.pretraining.samples import SAMPLES, read_samples
 from electra.train.log import METRICS, RUN_STATE, Record, is_gone, is_record
 
-MOST_RECORDS = 1000  # of each kind, about what a screen can show
+MOST_RECORDS = 1000  # of each kind: more than a screen can show
 MOST_BYTES, LAST_BYTES = 1 << 26, 1 << 15
 SECONDS_BETWEEN_READS, SECONDS_OF_SILENCE = 1.0, 15.0
 RATE_OVER = 10  # records from which the time left is estimated
@@ -33,7 +33,7 @@ class Tail:
         self.path, self.place, self.inode, self.most_bytes = folder / METRICS, 0, 0, most_bytes
 
     def read(self) -> tuple[list[Record], bool]:
-        """The new records, and whether they are those of a new file from its beginning."""
+        """The new records, and whether the file is another one, so that they replace all earlier records."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
