@@ -405,7 +405,7 @@ def _paths(texts: Paths) -> list[Path]:
 
 
 def _columns(text: str | Sequence[str] | None, label: str | None, long: str | None) -> dict[str, Any]:
-    """The settings of a task that may differ from those in training."""
+    """What of the settings of a task may be otherwise than in training."""
     texts = None if text is None else [text] if isinstance(text, str) else list(text)
     given = {"text": texts, "label": label, "long": long}
     return {key: value for key, value in given.items() if value is not None}

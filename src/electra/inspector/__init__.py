@@ -146,8 +146,8 @@ class Model:
         return embed_texts(self.network, texts, settings)
 
     def predict(self, rows: str | Sequence[str | Row]) -> list[dict[str, Any]]:
-        """For each row its prediction and everything else the model answers: the columns that `electra.predict` writes with
-        probabilities. A row has the columns of the task; a plain text is enough if the task reads a single text column."""
+        """For each row its prediction and what the model says besides: the columns that `electra.predict` writes with
+        probabilities. A row has the columns of the task; a plain text will do where the task reads one text column."""
         if not self.finetuned:
             raise DataError(
                 f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "
