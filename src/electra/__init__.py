@@ -1,6 +1,6 @@
 """electra: raw text in, a pre-trained ELECTRA encoder out; fine-tuned, scored and used.
 
-The public Python API, the same stations as the command line. torch and all that needs it is imported on first use.
+The public Python API, with the same steps as the command line. torch and everything that needs it is imported on first use.
 """
 
 import shlex
@@ -41,7 +41,7 @@ class PretrainResult(NamedTuple):
 
 
 class FinetuneResult(NamedTuple):
-    """Where everything is, the fine-tuned folders of each task (one per seed), and what results.json holds, with earlier tasks of the folder."""
+    """The output folder, the fine-tuned folders of each task (one per seed), and the content of results.json, earlier tasks included."""
 
     out: Path
     models: dict[str, list[Path]]
@@ -50,7 +50,7 @@ class FinetuneResult(NamedTuple):
 
 def train_tokenizer(texts: Paths, out: PathLike, vocab_size: int = 30522, **settings: Any) -> Path:
     """Train a tokenizer on files and folders of text; returns the path of tokenizer.json in `out`. Settings: `kind`
-    ("wordpiece", "unigram", "bpe"), `lowercase`, `strip_accents`, `split_cjk`; how files are read: `text_key`, `documents`,
+    ("wordpiece", "unigram", "bpe"), `lowercase`, `strip_accents`, `split_cjk`; and how to read files: `text_key`, `documents`,
     `on_bad`.
 
     >>> electra.train_tokenizer("my-text.txt", "my-tokenizer", vocab_size=300, lowercase=False)
@@ -69,9 +69,9 @@ def train_tokenizer(texts: Paths, out: PathLike, vocab_size: int = 30522, **sett
 def extend_tokenizer(
     model: PathLike, texts: Paths, out: PathLike, new_tokens: int = 1000, **reading: Any
 ) -> tuple[Path, dict[str, list[str]]]:
-    """Add words of a field to the tokenizer of a model, a run or a folder: those that it cuts into many pieces most often. Returns the
-    path of tokenizer.json in `out`, and the new tokens with their old pieces. Ids of old tokens stay, so that a run on text that was
-    prepared with it may start from the model.
+    """Add words of a domain to the tokenizer of a model, a run or a folder: frequent words that it cuts into many pieces. Returns the
+    path of tokenizer.json in `out`, and the new tokens with their old pieces. Old tokens keep their ids, so that a run on text
+    prepared with the new tokenizer can start from the model.
 
     >>> path, pieces = electra.extend_tokenizer("my-run", "my-field.txt", "longer-tokenizer", new_tokens=1)
     >>> path, len(pieces)
@@ -104,10 +104,10 @@ def prepare(
     engine: Literal["local", "ray"] = "local",
     **settings: Any,
 ) -> "Manifest":
-    """Files and folders of text -> token shards in `out`; returns their manifest. A share `heldout` of the documents is kept
-    for evaluation. `unit_bytes` of text make one shard. `engine` is who works: processes of this machine or a Ray cluster. How
-    files are read: `text_key`, `documents`, `on_bad`; what is left out: `duplicates` ("keep", "exact", "near"), `near_share`, `filters` (a
-    dict). Called again after an interruption it does what is missing.
+    """Turn files and folders of text into token shards in `out`; returns their manifest. A fraction `heldout` of the documents is
+    kept for evaluation. `unit_bytes` of text make one shard. `engine`: processes of this machine, or a Ray cluster. How to read
+    files: `text_key`, `documents`, `on_bad`; what to leave out: `duplicates` ("keep", "exact", "near"), `near_share`, `filters`
+    (a dict). Called again after an interruption, it does what is missing.
 
     >>> manifest = electra.prepare("my-text.txt", "my-shards", tokenizer="my-tokenizer", heldout=0.1, workers=1)
     >>> manifest.splits["train"].tokens > 1000
@@ -130,8 +130,8 @@ def pretrain(
     start: PathLike | None = None,
 ) -> PretrainResult:
     """Pre-train by a shipped recipe ("tiny", "electra-small+masked-lm") or a TOML file, with `overrides` of any setting. `data`
-    are token shards, `run` the folder for everything that the run makes, `start` a model whose encoder it begins with.
-    Called again after an interruption it goes on where it stopped.
+    are token shards, `run` is the folder for everything that the run writes, `start` a model whose weights it starts from.
+    Called again after an interruption, it resumes.
 
     >>> result = electra.pretrain("tiny", {"train.steps": 4, "schedule.warmup": 1}, data="my-shards", run="my-run")
     >>> result.run, 0 < result.metrics["auc"] < 1
@@ -172,9 +172,9 @@ def finetune(
     **settings: Any,
 ) -> FinetuneResult:
     """Fine-tune on shipped tasks ("mnli"), TOML files or tables, each with several seeds; tasks joined by + share an encoder.
-    Settings are those of the tasks and of the method: `text` and `label` name columns (else they are guessed), `dev` a table to
-    score on, `epochs`, `lr`, …. `untrained` adds the same network from random weights to the baselines; so many `trials` are
-    searched for better settings first. Called again it keeps what is finished.
+    Settings are those of the tasks and of the method: `text` and `label` name columns (otherwise they are guessed), `dev` a table
+    to score on, `epochs`, `lr`, …. `untrained` adds the same network from random weights to the baselines; `trials` is how many
+    settings a search tries first. Called again, it keeps finished runs.
 
     >>> result = electra.finetune("my-run", "my-table.csv", out="my-tasks", text="review", label="stars", epochs=1)
     >>> result.models
@@ -206,11 +206,11 @@ def predict(
     escape_formulas: bool = False,
     long: str | None = None,
 ) -> "Predicted":
-    """The rows of a file of any size, each with its prediction, in the file's format, in `out` or beside the file. A file that is
-    there already is overwritten with `force` only. `model` is a fine-tuned folder, or the folder of a task with several seeds,
-    of which the mean is taken. `text` names the text columns where they are called otherwise than in training;
-    `escape_formulas` is for csv that a spreadsheet will open; `long` ("cut" or "windows") is how a classifier reads long texts, if not as
-    in training. For a few rows there is `Model.predict`.
+    """Write the rows of a file of any size, each with its prediction, in the file's format, to `out` or beside the file. An existing
+    file is overwritten only with `force`. `model` is a fine-tuned folder, or the folder of a task with several seeds, whose mean
+    answers. `text` names the text columns if they differ from those in training; `escape_formulas` is for csv that a spreadsheet
+    will open; `long` ("cut" or "windows") is how a classifier reads long texts, if not as in training. For a few rows use
+    `Model.predict`.
 
     >>> predicted = electra.predict("my-tasks/my-table/seed-0", "my-table.csv", out="answers.csv")
     >>> predicted.out, predicted.rows
@@ -232,9 +232,9 @@ def evaluate(
     generator: PathLike | None = None,
     long: str | None = None,
 ) -> dict[str, Any]:
-    """Metrics of a run on held-out documents, beside those of the untrained network ("trained", "untrained"); `data` are other
-    shards than the run's, `rows` how many, `generator` another run whose generator corrupts the text for all runs alike. Of
-    a fine-tuned model on a file with answers: "scores", "baselines" of the majority, and per class; `long` as for `predict`.
+    """Metrics of a run on held-out documents, and those of the untrained network ("trained", "untrained"); `data` are shards to use
+    instead of the run's, `rows` how many rows, `generator` another run whose generator corrupts the text, to compare runs. For a
+    fine-tuned model and a file with answers: "scores", "baselines" of the majority, and metrics per class; `long` as for `predict`.
 
     >>> sorted(electra.evaluate("my-run", rows=32))
     ['trained', 'untrained']
@@ -262,10 +262,10 @@ def export(
     datasets: str | Sequence[str] = (),
     **settings: Any,
 ) -> "list[Exported]":
-    """A model in the form that others read, checked by a fresh process: the same ids and logits there as here. `format` is
-    "transformers" (of a run a folder for each network), "onnx" (with `int8` a quantized copy too, whose loss is measured, on
-    rows `dev` as well) or "sentence-transformers" (with `pooling` and `length`). Languages ("en"), a licence ("apache-2.0")
-    and data sets are for the header of a run's cards, in the Hub's words.
+    """Export a model to a format that other libraries read; a fresh process checks that it gives the same ids and logits. `format`
+    is "transformers" (a folder for each network of a run), "onnx" (with `int8` also a quantized copy, whose loss is measured, also
+    on the rows of `dev`) or "sentence-transformers" (with `pooling` and `length`). Languages ("en"), a licence ("apache-2.0")
+    and data sets are for the header of the model cards, in the Hub's words.
 
     >>> [exported.folder for exported in electra.export("my-run", "my-model")]
     [PosixPath('my-model/discriminator'), PosixPath('my-model/generator')]
@@ -287,9 +287,9 @@ def embed(
     force: bool = False,
     **settings: Any,
 ) -> "Embedded":
-    """A vector for each text of files of any size, in one .npy or .parquet file: `out`, or beside a single file. `text` names the
-    column of the text in tables, `keep` columns that stand beside the vectors in parquet (else the text does). Settings are
-    `pooling` ("mean", "cls"), `length` (texts are cut there, in tokens), `device` and `precision`. For texts at hand there are
+    """Write a vector for each text of files of any size to one .npy or .parquet file: `out`, or beside a single file. `text` names the
+    text column of tables, `keep` the columns to keep beside the vectors in parquet (by default the text). Settings are `pooling`
+    ("mean", "cls"), `length` (texts are cut after that many tokens), `device` and `precision`. For texts in memory use
     `Model.embed` and `Model.embed_batches`.
 
     >>> embedded = electra.embed("my-run", "my-table.csv", out="vectors.npy", text="review")
@@ -314,9 +314,9 @@ def import_model(
     heads: int | None = None,
     allow_bin: bool = False,
 ) -> "Imported":
-    """A checkpoint of other people as a model folder of ours: ELECTRA, BERT, RoBERTa or ModernBERT in transformers' format, ELECTRA
+    """Import somebody's checkpoint as a model folder of ours: ELECTRA, BERT, RoBERTa or ModernBERT in transformers' format, ELECTRA
     or BERT of TensorFlow 1. `generator` is the one that belongs to a discriminator; a TensorFlow checkpoint has both. `tokenizer`,
-    `lowercase` and `heads` are for sources that do not say it; `allow_bin` reads pytorch_model.bin, as weights alone.
+    `lowercase` and `heads` are for sources that lack them; `allow_bin` reads pytorch_model.bin (weights only).
 
     >>> imported = electra.import_model("their-bert", "my-bert")
     >>> list(imported.folders), imported.recipe
@@ -340,8 +340,8 @@ def compare(
     jobs: int = 1,
 ) -> "list[ComparedRun]":
     """Train recipes under the same budget ("2m", "3e14 flops", "500 steps", or several: "1e14 flops, 2e14 flops"), each with several
-    seeds, and measure them alike; `vary` ("generator.width=0.25,0.5") tries values of a setting. `yardsticks` (of
-    `electra.inspector.compare`) are a labelled table, for a probe of what the frozen encoders know, and fine-tuning tasks.
+    seeds, and measure them in the same way; `vary` ("generator.width=0.25,0.5") tries values of a setting. `yardsticks` (from
+    `electra.inspector.compare`) are a labelled table to probe the frozen encoders with, and fine-tuning tasks.
 
     >>> results = electra.compare(["tiny", "tiny+masked-lm"], {"data": "my-shards"}, budget="2 steps", seeds=1, out="my-comparison")
     >>> [result.variant for result in results]
@@ -354,8 +354,8 @@ def compare(
 
 
 def report(run: PathLike, out: PathLike | None = None) -> Path:
-    """One HTML file, complete in itself, with what `electra serve` shows of a run or of results: curves, alarms, settings, held-out
-    sentences, scores. `out` is run/report.html where it is not given.
+    """Write one self-contained HTML file with what `electra serve` shows about a run or results: curves, alarms, settings, held-out
+    sentences, scores; returns its path. `out` is run/report.html by default.
 
     >>> electra.report("my-run")
     PosixPath('my-run/report.html')
@@ -366,8 +366,8 @@ def report(run: PathLike, out: PathLike | None = None) -> Path:
 
 
 def push(folder: PathLike, repository: str, send: bool = False, public: bool = False) -> "Pushed":
-    """What of a checked model folder would go to the Hugging Face Hub, and with `send` its upload in one commit, to a repository
-    that is private unless `public`.
+    """List what would be uploaded of a checked model folder to the Hugging Face Hub; with `send`, upload it in one commit. A new
+    repository is private unless `public`.
 
     >>> electra.push("my-model/discriminator", "me/my-model").url
     ''
@@ -378,7 +378,7 @@ def push(folder: PathLike, repository: str, send: bool = False, public: bool = F
 
 
 def verify(path: PathLike) -> list[str]:
-    """What of a run, of prepared shards, of an export or of a fine-tuned folder is not as it was written, one line each.
+    """Everything that was damaged or edited in a run, prepared shards, an export or a fine-tuned folder, one line each.
 
     >>> electra.verify("my-run")
     []
@@ -417,7 +417,7 @@ def _columns(text: str | Sequence[str] | None, label: str | None, long: str | No
 
 
 def _words(overrides: Overrides) -> list[str]:
-    """As the command line has them: ["train.steps=10"]."""
+    """Overrides as words of the command line: ["train.steps=10"]."""
     from electra.base import config
 
     if not isinstance(overrides, Mapping):

@@ -1,7 +1,7 @@
 """The command line: one file per verb, which parses, calls one function of the library and prints what it returns.
 
-Flags, colours, tables, logging and exit codes are known here and nowhere below. torch and everything that needs it is
-imported inside the verbs: `electra --help` must answer at once.
+Flags, colours, tables, logging and exit codes are handled here and nowhere below. torch and everything that needs it is
+imported inside the verbs, so that `electra --help` answers at once.
 """
 
 import errno
@@ -80,7 +80,7 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {
 
 
 class Grouped(TyperGroup):
-    """The verbs by what they are about, each with the whole of its first sentence."""
+    """Lists the verbs in sections, each with the whole of its first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -124,8 +124,8 @@ app.add_typer(config_app, name="config", rich_help_panel=title)
 
 
 class Messages(logging.Handler):
-    """Messages of the library as plain lines on standard error, whatever that is at the moment: a live progress bar
-    puts itself in its place, to print them above the bar."""
+    """Prints the library's messages as plain lines on `sys.stderr` as it is at the moment: a live progress bar replaces it, to
+    print them above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = "\n".join(map(shortened, visible(record.getMessage()).split("\n")))
@@ -137,7 +137,7 @@ class Messages(logging.Handler):
         except BrokenPipeError:
             close_output()
             stop_at_closed_pipe()
-        except OSError:  # a terminal that is gone, a log on a full disk: what is at work is worth more than its log
+        except OSError:  # the terminal is gone, or the log's disk is full: the work matters more than its log
             pass
 
 
@@ -149,15 +149,15 @@ def configure_logging() -> None:
 
 
 def share_processors() -> None:
-    """Before torch is loaded. Threads of OpenMP that wait for each other stay awake for milliseconds (300,000 turns); where a
-    processor has other work, they keep it from the thread that they wait for, and a step takes many times as long."""
+    """Shortens OpenMP's busy-waiting; must run before torch is loaded. Threads that wait for each other spin for milliseconds (300,000
+    turns); if a processor has other work, they keep it from the thread they wait for, and a step takes many times as long."""
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "5000"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """One of several processes ends without ado: threads of torch's libraries abort it now and then where the interpreter tidies up,
-    and whoever started it would not see its exit code."""
+    """Runs the command line. One of several processes ends by os._exit: now and then threads of torch's libraries abort a process
+    while the interpreter shuts down, and the launcher would not see its exit code."""
     share_processors()
     try:
         run(sys.argv[1:] if arguments is None else arguments)
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(words: list[str]) -> None:
-    """Errors meant for people are one line and an exit code; everything else is a bug, whose traceback --debug shows."""
+    """Runs a command. An error meant for people is one line and an exit code; any other is a bug, whose traceback --debug shows."""
     open_closed_streams()
     configure_logging()
     usage_error: Any = typer.BadParameter.__mro__[2]  # click's, or that of the copy of it inside newer typers
@@ -180,7 +180,7 @@ def run(words: list[str]) -> None:
             if any("\ud800" <= character <= "\udfff" for character in word):
                 raise DataError(f"{word[:60]!r} has bytes that are not UTF-8. Convert it, or rename the file.")
         try:
-            Path.cwd()  # libraries below end the process where there is none
+            Path.cwd()  # without a current folder some libraries end the process
         except FileNotFoundError:
             raise MachineError("the folder that this command was started in is gone. Change to another.") from None
         with trusting("--trust" in words), ending_at_signals(lambda number: SystemExit(128 + number)):
@@ -192,7 +192,7 @@ def run(words: list[str]) -> None:
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        close_output()  # click's own answer to a print that nobody reads is exit code 1
+        close_output()  # click would exit with code 1 after printing to a closed pipe
         sys.exit(0)
     except ElectraError as error:
         if is_said(error):
@@ -212,7 +212,7 @@ def run(words: list[str]) -> None:
     except BrokenPipeError:  # the reader of our output went away
         close_output()
         sys.exit(0)
-    except OSError as error:  # no permission, a folder that vanished
+    except OSError as error:  # no permission, a folder that is gone
         give_up_full_output()
         reason = f"{error if error.filename else f'standard output cannot be written: {error.strerror}'}."
         fail(words, shortened(reason), 2 if error.errno == errno.ENAMETOOLONG else 5)
@@ -226,8 +226,8 @@ def run(words: list[str]) -> None:
 
 
 def open_closed_streams() -> None:
-    """After `>&-` there is no stream, and the next file that is opened would get its number and all that is written to it.
-    Characters that the terminal's encoding lacks are spelt out."""
+    """Opens /dev/null for every standard stream that is closed (`>&-`): otherwise the next file to be opened would get its number and
+    everything printed. Also makes standard output escape characters that its encoding lacks."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -247,7 +247,7 @@ def fail(words: list[str], message: object, code: int) -> None:
 
 
 def give_up_full_output() -> None:
-    """Standard output on a full disk would fail once more at the very end, with an exit code of its own."""
+    """Closes standard output if its disk is full: it would fail again when the interpreter exits, with another exit code."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -255,7 +255,7 @@ def give_up_full_output() -> None:
 
 
 def close_output(*numbers: int) -> None:
-    """Nobody reads it any more: what is still said, also by the interpreter at its end, goes nowhere."""
+    """Sends all further output, including the interpreter's at exit, to /dev/null, because nobody reads it any more."""
     nowhere = Path(os.devnull).open("w")  # noqa: SIM115
     sys.stdout, sys.stderr = nowhere, sys.stderr if numbers else nowhere
     with suppress(OSError, ValueError):

@@ -63,4 +63,4 @@ def compare_command(
     title = f"{budget} per run, median (least–greatest) of {counted(seeds, 'seed')}"
     print_table(comparison_table(results, title, is_wide=False, is_timed=is_time(budget)))
     files = (out / name for name in ("comparison.md", "comparison.png", "results.json"))
-    say(" · ".join(str(file) for file in files if file.exists()))  # no picture where every run diverged
+    say(" · ".join(str(file) for file in files if file.exists()))  # no picture if every run diverged

@@ -1,4 +1,4 @@
-"""What the verbs share: options, tables on the terminal, text from wherever it comes, how to go on after an error."""
+"""What the verbs share: options, tables on the terminal, text from arguments, files or standard input, the hint how to resume."""
 
 import os
 import re
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """For the shell: recipes that begin so, also after a +."""
+    """Shell completion: recipes that begin with the word, or with what follows its last +."""
     from electra.base import config
 
     before, plus, last = incomplete.rpartition("+")
@@ -30,7 +30,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def is_recipe(word: str) -> bool:
-    """And no setting: the name of a file may have a = in it."""
+    """Whether a word is a recipe and not a setting: the name of a file may have a = in it."""
     parts = [word] if os.path.isfile(word) else word.split("+")  # noqa: PTH113  (an error where it is too long)
     return all("=" not in part or os.path.isfile(part) for part in parts)  # noqa: PTH113
 
@@ -44,7 +44,7 @@ OverrideWords = Annotated[
 
 
 def resolve_for_looking(recipe: str, words: list[str]) -> "tuple[PretrainSettings, dict[str, str]]":
-    """The settings and where each came from, also without `data`: the one that has no default, and is not needed to look at the others."""
+    """The settings and where each came from. Unlike `resolve` it does not require `data`, which has no default and is not needed here."""
     from electra.base import config
     from electra.pretraining.settings import resolve
 
@@ -58,7 +58,7 @@ TextKey = Annotated[str, typer.Option(help="key or column that holds the text")]
 Documents = Annotated[Literal["blank-line", "file", "line"], typer.Option(help="what ends a document in .txt")]
 OnBad = Annotated[Literal["stop", "skip", "replace"], typer.Option(help="broken bytes, NULs, JSON lines")]
 TextInput = Annotated[str | None, typer.Argument(help="text, or a file; standard input if omitted")]
-FINETUNE = "finetune."  # what a setting of fine-tuning begins with, where a command also pre-trains
+FINETUNE = "finetune."  # the prefix of fine-tuning settings in commands that also pre-train
 Jobs = Annotated[int, typer.Option(help="runs in parallel; with several GPUs, on each of them", min=1, max=1024)]
 Text2 = Annotated[str | None, typer.Option(help="column of the second text of a pair")]
 Long = Annotated[
@@ -68,13 +68,13 @@ Trust = Annotated[bool, typer.Option("--trust", help="read model folders that we
 
 MOST_TEXT = 1 << 28
 NEEDS_ANOTHER_COMMAND = (1, 2, 3, 4, 6, 7)
-"""Exit codes of bugs, wrong settings, wrong data, damage, divergence and lack of memory: the same command would end the same
-way."""
+"""Exit codes of bugs, wrong settings, wrong data, damage, divergence and lack of memory: the same command would fail again in the
+same way."""
 _CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def terminal() -> "Console":
-    """rich's own way out at a closed pipe is exit code 1; `main` knows better."""
+    """A rich console that raises BrokenPipeError at a closed pipe, which `run` handles; rich itself would exit with code 1."""
     from rich.console import Console
 
     def leave() -> None:
@@ -86,8 +86,8 @@ def terminal() -> "Console":
 
 
 def print_table(table: Table) -> None:
-    """The first column and columns of words stand left; columns of numbers, with their units and gaps, right. Numbers that do not fit
-    beside the names of the rows follow in a table of their own."""
+    """Prints a table. The first column and columns of words are aligned left, columns of numbers (with units and gaps) right. Columns
+    that do not fit into the width follow in another table, beside the first column again."""
     from rich import box
     from rich.table import Table as Drawing
     from rich.text import Text
@@ -97,7 +97,7 @@ def print_table(table: Table) -> None:
         console.print(visible(table.title), style="italic", markup=False, soft_wrap=True)
     widths = [max(len(visible(cell)) for cell in cells) + 3 for cells in zip(table.columns, *rows, strict=True)]
     is_number = [place > 0 and all(row[place][:1] in "0123456789+-–." for row in rows) for place in range(len(widths))]
-    least = [24, *[10] * len(widths)]  # words may be broken into lines so short
+    least = [24, *[10] * len(widths)]  # least widths: words may be broken into lines this short
     needed = [width if is_number[place] else min(width, least[place]) for place, width in enumerate(widths)]
     parts: list[list[int]] = [[]]
     for place, width in list(enumerate(needed))[1:]:
@@ -111,25 +111,25 @@ def print_table(table: Table) -> None:
             drawing.add_column(
                 Text(visible(table.columns[place])), justify="right" if is_right else "left", no_wrap=is_right
             )
-        drawing.columns[0].overflow = "fold"  # what a row is called is never cut
+        drawing.columns[0].overflow = "fold"  # the name of a row is never cut
         for row in table.rows:
             drawing.add_row(*(Text(visible(row[place])) for place in (0, *part))) if row else drawing.add_section()
         console.print(drawing)
 
 
 def say(text: object) -> None:
-    """On standard output, for people: whatever comes from files is shown and not obeyed."""
+    """Prints text for people on standard output; control characters, which may come from files, are made visible."""
     print(visible(str(text)))
 
 
 def say_json(content: object) -> None:
-    """One line for machines, which a terminal may show too: the controls that JSON allows in a string are spelt out."""
+    """Prints one line of JSON. Control characters that JSON allows in strings are escaped, in case a terminal shows the line."""
     line = json_text(content)
     print(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line))
 
 
 def is_text(word: str) -> bool:
-    """Where a command takes text or a file: a name with an ending is a file, and missing where it is not there."""
+    """Whether a word is text rather than a file. A single word with an extension is a file, and an error if there is none."""
     if os.path.exists(word):  # noqa: PTH110  (False, not an error, where it is too long for a path)
         return False
     if Path(word).suffix.strip(".") and not word.split()[1:]:
@@ -138,8 +138,8 @@ def is_text(word: str) -> bool:
 
 
 def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
-    """A file's lines if `text` names one, `text` itself if not, standard input if it is absent. `keep_blank`: so that every
-    line has its answer in the same place."""
+    """The lines of a file if `text` names one, otherwise of `text` itself, or of standard input if it is None. `keep_blank` keeps
+    blank lines, so that the n-th answer belongs to the n-th line."""
     from electra.data.files import NUL
 
     if text is None:
@@ -165,14 +165,14 @@ def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
 
 
 def refuse_swapped(out: str | Path, verb: str) -> None:
-    """Verbs that read many files have their output first, which people take for last."""
+    """Refuses an output that is a file: verbs that read many files take the output first, which people expect last."""
     if os.path.isfile(out):  # noqa: PTH113  (may be a URL)
         order = command(verb, "NEW_FOLDER", out)
         raise SettingsError(f"{out} is a file: the folder for the output comes first, then the text. Try: {order} …")
 
 
 def columns(text: str | None, text2: str | None) -> list[str] | None:
-    """The columns of text of a table, where they were named."""
+    """The text columns of a table, or None if none was named."""
     if text2 and not text:
         raise SettingsError("--text2 is the second of two columns: give --text as well.")
     return [column for column in (text, text2) if column] or None
@@ -182,7 +182,7 @@ def columns(text: str | None, text2: str | None) -> list[str] | None:
 def resume_hint(
     words: Sequence[str], has_begun: Callable[[], bool] = lambda: True, launcher: Sequence[str] = ("electra",)
 ) -> Iterator[None]:
-    """Name the command that goes on after an error which another run of it may survive."""
+    """After an error that need not happen again, prints the command that resumes."""
     try:
         yield
     except BaseException as error:

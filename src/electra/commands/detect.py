@@ -43,7 +43,7 @@ def detect_command(
 
 
 def coloured(line: str, tokens: "Sequence[ScoredToken]") -> "Text":
-    """The text as it was written, each token with its probability, on a background that goes from none to red."""
+    """The text as it was written, each token followed by its probability, the suspicious ones on a red background."""
     from rich.style import Style
     from rich.text import Text
 

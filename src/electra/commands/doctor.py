@@ -129,7 +129,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
 
 
 def look_at_folder(settings: "PretrainSettings") -> str:
-    """Whether pre-training would take it."""
+    """Checks that pre-training would accept the run folder, and says what it has."""
     from electra.base.files import refuse_other_kind
     from electra.pretraining.load import CONFIG
     from electra.pretraining.run import fingerprint_of, settings_to_resume
@@ -145,8 +145,8 @@ def look_at_folder(settings: "PretrainSettings") -> str:
 
 @contextmanager
 def check(name: str) -> Iterator[list[str]]:
-    """One line, and one more for each further note. Every check rests on those before it: the first that fails ends the
-    command, with the exit code that its error has."""
+    """Prints one line per check, and one more for each further note. Every check builds on those before it: the first that fails ends
+    the command with the exit code of its error."""
     notes: list[str] = []
     try:
         yield notes

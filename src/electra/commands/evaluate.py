@@ -39,8 +39,8 @@ def evaluate_command(
 
 
 def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator: Path | None, as_json: bool) -> None:
-    """In evaluation.json of the run, or in a file named after the run whose generator corrupted the text (with a hash of its
-    place: those of a comparison are all called the same); with the curves beside it, and on standard output."""
+    """Writes evaluation.json of the run, or a file named after the run whose generator corrupted the text (with a hash of its path:
+    the runs of a comparison all have the same name), plots the curves beside it, and prints the metrics."""
     from hashlib import sha256
 
     from electra.base.files import write_json

@@ -76,7 +76,7 @@ def finetune_command(
 
 
 def print_results(results: dict[str, Any], done: Collection[str]) -> None:
-    """Of all tasks in the folder the scores, of those that were `done` now the alarms too."""
+    """Prints the scores of all tasks in the folder, and the alarms of those that were `done` now."""
     from electra.finetuning.plan import file_line
     from electra.finetuning.report import baseline_cell, baseline_lines, baseline_names, search_table, shown
 

@@ -54,7 +54,7 @@ def recipe_counts(recipe: str, overrides: list[str], vocab_size: int | None) -> 
     sizes = {"length": settings.rows.length, "batch": train.batch}
     flops = {"token": per_token, "step": per_token * step_tokens}
     counts: dict[str, Any] = {"vocabulary": vocab_size, **sizes, "parts": parts, **flops}
-    if train.minutes:  # how many steps that makes is up to the device
+    if train.minutes:  # the number of steps depends on the device
         return counts | {"minutes": train.minutes}
     tokens = step_tokens * train.steps
     counts |= {"steps": train.steps, "tokens": tokens, "run": per_token * tokens}

@@ -55,7 +55,7 @@ def predict_command(
 
 
 def print_answers(model: Path, lines: list[str], probabilities: bool, options: dict[str, Any]) -> None:
-    """Answer and text, a tab between them; with probabilities all that the model says, as JSON."""
+    """Prints answer and text separated by a tab; with `probabilities`, everything the model answers, as JSON."""
     from electra.finetuning.predict import predict_lines
 
     for line, answer in zip(lines, predict_lines(model, lines, options), strict=True):

@@ -1,4 +1,4 @@
-"""electra prepare: text to token shards, at once or shared out by a scheduler."""
+"""electra prepare: text to token shards, in one command or as jobs of a scheduler."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refuse_memory(out: str) -> str:
-    """From Python it makes sense: there the process goes on."""
+    """Refuses memory: URLs, which are useful only in Python, where the process goes on."""
     if out.startswith("memory:"):
         raise SettingsError(f"{out} would be gone when this command ends. Give a folder, or a URL such as s3://….")
     return out
@@ -120,7 +120,7 @@ def prepare_finish_command(out: Out) -> None:
 
 
 def left_out(duplicates: str, near_share: float | None, filters: list[str] | None) -> dict[str, Any]:
-    """Settings of what is left out."""
+    """The settings that say which documents to leave out."""
     if near_share is not None and duplicates != "near":
         raise SettingsError(f"--near-share {near_share:g} is for near copies. Add --duplicates near, or leave it out.")
     share = {} if near_share is None else {"near_share": near_share}

@@ -22,7 +22,7 @@ def pretrain_command(recipe: Recipe, overrides: OverrideWords = None, trust: Tru
         with resume_hint(["pretrain", recipe, *words], lambda: bool(checkpoint_folders(checkpoints)), launcher):
             metrics = electra.pretrain(recipe, words).metrics
     if not ranks.is_first or (settings.train.processes > 1 and not is_launched()):
-        return  # the first of the processes that were started says it
+        return  # the first process prints it
     notes = {"auc": " against its own generator", "mlm_loss": ""}
     headline = ", ".join(
         f"{name} {metrics[name]:.3f}{it}" for name, it in notes.items() if metrics.get(name) is not None

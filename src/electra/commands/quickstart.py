@@ -1,6 +1,6 @@
 """electra quickstart: the README's commands in order, on the documentation inside the packages of this machine.
 
-It goes on after an interruption, and what is finished is not done again.
+It resumes after an interruption; finished parts are not done again.
 """
 
 import json
@@ -85,8 +85,8 @@ def run_quickstart(folder: Path, steps: int | None) -> None:
 
 
 def collect_text(folder: Path) -> Path:
-    """documentation.jsonl, the text for pre-training, and beside it labels/, the beginnings of texts. Those of dev are not
-    pre-trained on; which they are depends on each text alone."""
+    """Writes documentation.jsonl, the text for pre-training, and labels/, the beginnings of some texts. The texts of dev are not
+    pre-trained on; they are chosen by a hash of the text alone."""
     from electra.base.randomness import mix
     from electra.data.corpus import SHORTEST_DOCSTRING, docstrings, drop_copies, libraries
 
@@ -130,7 +130,7 @@ def metrics_table(metrics: dict[str, dict[str, float]]) -> Table:
 
 
 def swaps_table(run: Path, shards: Path) -> Table:
-    """One word of every held-out document is swapped for a random one, and the network asked about each token."""
+    """Swaps one word of every held-out document for a random one, and ranks it among all tokens by P(replaced)."""
     import electra
 
     excerpts, texts, places = zip(*swap_words(shards), strict=True)
@@ -149,8 +149,8 @@ def swaps_table(run: Path, shards: Path) -> Table:
 
 
 def swap_words(shards: Path) -> Iterator[tuple[str, str, int]]:
-    """(an excerpt for people, the text, where the word is) for the beginning of each document, as long as a row. Which word
-    goes and what comes depends on the text alone."""
+    """Yields (an excerpt for people, the text, where the word is) for the beginning of each document, as long as a row. Which word
+    is swapped, and for which, depends on the text alone."""
     import numpy as np
 
     from electra.base.randomness import mix
@@ -171,8 +171,8 @@ def swap_words(shards: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def labels_table(folder: Path, epochs: int) -> Table:
-    """The same network, fine-tuned on few labels from what pre-training learned and from nothing. A network this small, and
-    so briefly trained, learns at higher rates and in smaller batches than the defaults, which are for larger ones."""
+    """Fine-tunes the pre-trained network and the same network from random weights on few labels. A network this small, trained
+    this briefly, needs higher rates and smaller batches than the defaults, which are for larger ones."""
     import electra
 
     data = {"text": "text", "label": "library", "kind": "classification", "length": 128}

@@ -54,7 +54,7 @@ def rerank_command(
     if not math.isfinite(weight):
         raise SettingsError(f"--weight {weight} is not a finite number.")
     score = load(model).score
-    score([])  # a model that cannot says so before anything is written
+    score([])  # a model that cannot score raises here, before anything is written
     ranked = rerank(text_lines(lists), score, weight)
     if out is None:
         for record in ranked:
@@ -66,7 +66,7 @@ def rerank_command(
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """One at a time: lists of hypotheses may be larger than memory."""
+    """Yields one line at a time: lists of hypotheses may be larger than memory."""
     from electra.data import files
 
     with files.opened(path) as source:

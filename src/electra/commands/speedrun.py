@@ -1,4 +1,4 @@
-"""electra speedrun: what is learned in so many minutes?"""
+"""electra speedrun: what can be learned in a given number of minutes?"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +44,7 @@ def speedrun_command(
 
 
 def read_items(items: list[str], **options: Any) -> "SpeedrunSettings":
-    """`options` are those of the command that are fields of the settings."""
+    """The settings of a speed-run from the words of the command line; `options` are fields of the settings too."""
     from electra.base import config
     from electra.finetuning.speedrun import RECIPE, SpeedrunSettings
 

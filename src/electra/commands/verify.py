@@ -1,4 +1,4 @@
-"""electra verify: what of a folder is not as it was written."""
+"""electra verify: what in a folder was damaged or edited."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,11 +1,11 @@
-"""The seam of fine-tuning: what the loop, the planner and the reports ask of a kind of task, and nothing about any kind.
+"""The interface of a fine-tuning task: what the loop, the planner and the reports need from every kind, and nothing about any one kind.
 
     OUT/results.md, results.json        the table over tasks and seeds
     OUT/TASK/settings.json, curves.png  what the runs of a task have in common; dev score against steps
     OUT/TASK/seed-N/                    one finished run: a model folder with task.json, result.json and its outputs
-    OUT/submission/*.tsv                what a benchmark's server wants, where a test split exists
+    OUT/submission/*.tsv                what a benchmark's server expects, if there is a test split
 
-A run's folder appears whole when the run is done: what is there is kept, what is missing is done again.
+A run's folder appears in one piece when the run has finished. The same command again keeps such folders and trains the missing ones.
 """
 
 import difflib
@@ -38,10 +38,10 @@ Splits = Mapping[str, Rows]
 Prediction = dict[str, Any]
 """The answer to a row: column -> value."""
 Answering = Callable[[Rows], list[Prediction]]
-"""Rows -> their answers, by something that is no network."""
+"""Answers rows without a network, as the baselines do."""
 Layout = Literal["table", "columns", "squad", "mrqa"]
-"""How a file is written: a row a line; a word a line, in columns; SQuAD's articles of paragraphs of questions; MRQA's contexts
-with their questions, a context a line."""
+"""How a file is laid out: one row per line; one word per line, in columns; SQuAD's articles of paragraphs of questions; MRQA's
+contexts with their questions, one context per line."""
 Item = TypeVar("Item")
 IS_ALSO, LOWER_IS_BETTER = "is also", ("mse",)
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -50,8 +50,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with the rows of a split. Rows count from 1; row 0 means all of them, split "" a file by itself.
-    `other` is another row (split, number), which the text leads to: so that both can be numbered again."""
+    """Something wrong with the rows of a split. Rows count from 1; row 0 means all of them, and split "" no split in particular.
+    `other` is a second row (split, number) that ends the message; kept apart from the text, it can be renumbered too."""
 
     split: str
     row: int
@@ -65,7 +65,7 @@ class Problem:
         return f"{where}: {self.text}" if where else self.text
 
     def renumbered(self, numbers: Mapping[str, Sequence[int]]) -> "Problem":
-        """By the places that rows have in the one file that train and dev were cut from."""
+        """The same problem with the row numbers of the file that train and dev were split from."""
 
         def in_file(split: str, row: int) -> tuple[str, int]:
             return ("train", numbers[split][row - 1]) if row and split in numbers else (split, row)
@@ -77,23 +77,23 @@ class Problem:
 @dataclass(frozen=True)
 class Example:
     """One sequence for the network. A row gives one example, or several (windows of a long paragraph, parts of a long
-    sentence), or none. The first `first` tokens belong to segment 0, the rest to segment 1. `row` is the place of its row in
-    the list that was encoded."""
+    sentence), or none. The first `first` tokens belong to segment 0, the rest to segment 1. `row` is the index of its row in
+    the encoded list."""
 
     ids: Sequence[int]
     first: int
     row: int
     target: Any = None
-    """What `targets` of its kind understands; None where the answer is not known."""
+    """What `Task.targets` of its kind expects; None if the answer is unknown."""
     notes: Any = None
-    """What `predict` of its kind needs to get back from tokens to text."""
+    """What `Task.predict` of its kind needs to map tokens back to text."""
 
 
 Examples = Sequence[Example]
 
 
 class Mistake(NamedTuple):
-    """A row, by its place in the list, whose answer is not the true one, and how sure the network was of it (0 to 1)."""
+    """A wrong answer: the index of its row, the true answer, the given one, and how sure the network was of it (0 to 1)."""
 
     row: int
     true: Any
@@ -102,8 +102,8 @@ class Mistake(NamedTuple):
 
 
 class TaskSettings(Settings):
-    """What every kind is set with, and what a kind knows of its files before there is a task. `files` names the file of each
-    split in the folder that holds the data. The defaults here are those of a table of texts."""
+    """The settings that all kinds share, and what a kind knows about its files before a `Task` is built. `files` names the file
+    of each split in the data folder. The defaults suit a table of texts."""
 
     kind: str
     name: str = ""
@@ -120,16 +120,16 @@ class TaskSettings(Settings):
         return name
 
     guesses_columns: ClassVar[bool] = False
-    """Whether text and label are looked for in a table of which nothing is known."""
+    """Whether text and label columns that are not set are guessed from the table."""
     any_file: ClassVar[bool] = False
     """Whether its files may be called anything, not only .csv, .jsonl and so on."""
     input_form: ClassVar[str] = "text"
-    """What `is_input` asks for, in words."""
+    """What `is_input` accepts, in words."""
 
     @abstractmethod
     def build(self, tokenizer: Tokenizer, length: int, splits: Splits) -> "Task":
-        """The task. Labels that are not set are those of splits["train"]; with no rows the settings must hold them, as those
-        of a saved model do."""
+        """Builds the task. Labels that are not set are those of splits["train"]; without rows the settings must have them, as
+        those of a saved model do."""
 
     @property
     @abstractmethod
@@ -137,27 +137,27 @@ class TaskSettings(Settings):
 
     @property
     def answer_columns(self) -> tuple[str, ...]:
-        """Columns without which nothing can be learned."""
+        """Columns that rows with answers must have."""
         return ()
 
     @abstractmethod
     def row_key(self, row: Row) -> str:
-        """What chooses the rows that are split off for dev: equal rows go together, and so do those of one `family`."""
+        """The string whose hash decides whether a row is split off for dev. Equal rows stay together, and so do those of a `family`."""
 
     def family(self, row: Row) -> Hashable:
-        """Rows of which none may be in train and another in dev, though they are not written alike."""
+        """Equal for rows that must not be divided between train and dev, such as texts that differ only in case."""
         return self.row_key(row)
 
     @abstractmethod
     def cut_words(self, length: int) -> str:
-        """What it means that a row was cut."""
+        """Describes rows that were cut, in words that follow their number."""
 
     @property
     def cut_remedy(self) -> str:
         return "Raise that limit."
 
     def identity(self, row: Row, split: str) -> Hashable | None:
-        """What must not be in train and in this split too; None where it may."""
+        """A key that a row of train and a row of this split must not share; None where they may."""
         return None
 
     @property
@@ -165,7 +165,7 @@ class TaskSettings(Settings):
         return "Remove them from one of both."
 
     def row_classes(self, row: Row) -> set[str]:
-        """What a row teaches that must be known before it can be scored."""
+        """The classes of a row: those that train must have before the row can be scored."""
         return set()
 
     def is_input(self, value: Any) -> bool:
@@ -176,12 +176,12 @@ class TaskSettings(Settings):
 
     @property
     def table_header(self) -> tuple[str, ...]:
-        """The columns of csv and tsv files that have no line for them."""
+        """The columns of csv and tsv files without a header line."""
         return ()
 
     @property
     def file_columns(self) -> dict[str, int]:
-        """What `read_conll` reads of a file of columns: name -> place."""
+        """The columns that `read_conll` reads from a column file: name -> index."""
         return {}
 
     @property
@@ -190,11 +190,11 @@ class TaskSettings(Settings):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know of scores with these settings."""
+        """What readers should know about scores with these settings."""
         return ()
 
     def row_of(self, line: str) -> Row:
-        """A row without an answer, from a line of text: its columns, with a tab between them."""
+        """A row without an answer, from a line of text whose columns are separated by tabs."""
         names, texts = [name.split("|")[0] for name in self.input_columns], line.split("\t")
         texts = texts if line.strip() else [""] * len(names)
         if len(texts) != len(names):
@@ -203,36 +203,36 @@ class TaskSettings(Settings):
         return dict(zip(names, texts, strict=True))
 
     def read(self, path: Path) -> tuple[list[Row], dict[int, str]]:
-        """The rows of a file, and what is wrong with those that cannot be read, by their number. Those have no values."""
+        """The rows of a file, and by number what is wrong with those that cannot be read, which have no values."""
         malformed: dict[int, str] = {}
         return list(read_rows(path, self.table_header, malformed)), malformed
 
     @classmethod
     def named_columns(cls, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """`text` and `label`, which people call columns by whatever the kind, as the settings of this one."""
+        """The overrides with `text` and `label`, which name columns for every kind, renamed to this kind's own settings."""
         return dict(overrides)
 
 
 class Task(Protocol):
-    """A kind of task with its settings and labels filled in. Kinds inherit from it by name, so that the type checker names
-    what one of them lacks, and so that what most agree on is written once, at the end."""
+    """A task with its settings and labels filled in. The kinds inherit explicitly from this protocol, so that the type checker
+    reports what one of them lacks and the common defaults are written once, at the end."""
 
     settings: TaskSettings
-    """With everything that was guessed from data (labels) filled in: enough to build the task again."""
+    """They include everything that was guessed from data (labels): enough to build the task again."""
     tokenizer: Tokenizer
     length: int
-    """The settings' one, or the size of the network's table of positions where that is less."""
+    """The `length` of the settings, or the size of the network's position table if that is smaller."""
     labels: Sequence[str] = ()
-    """The names behind the outputs, in their order; empty where outputs have no names."""
+    """The names of the outputs, in order; empty if they have none."""
     numbers: Mapping[str, int]
-    """The place of each label."""
+    """The index of each label."""
     special: SpecialIds
     columns_written: Collection[str] = ("prediction",)
     architecture: str
-    """The class of transformers that reads the export, without the encoder's name before it ("ForTokenClassification"),
-    or "" where none has this head."""
+    """The transformers class that reads the export, without the encoder's name in front ("ForTokenClassification"), or ""
+    if no class has this head."""
     pooling: Pooling = "cls"
-    """What a head for rows reads."""
+    """Which vector a head for whole rows reads."""
 
     def __init__(self, settings: TaskSettings, tokenizer: Tokenizer, length: int, labels: Sequence[str] = ()):
         self.settings, self.tokenizer, self.length, self.labels = settings, tokenizer, length, labels
@@ -241,59 +241,59 @@ class Task(Protocol):
 
     @abstractmethod
     def row_problems(self, row: Row, answered: bool) -> Iterator[str]:
-        """All that is wrong with one row, of which an answer is asked or not."""
+        """Everything wrong with one row; `answered` says whether it must have an answer."""
 
     @abstractmethod
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
-        """What rows are together; `clean` says that nothing is wrong with any by itself."""
+        """What is wrong with the rows taken together; `clean` says that no row has a problem of its own."""
 
     @abstractmethod
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
-        """Examples, and how many rows had to be cut to fit."""
+        """Returns the examples, and how many rows were cut to fit."""
 
     @abstractmethod
     def head(self, encoder: EncoderSettings) -> nn.Module:
-        """A module: (hidden [batch seq hidden], Batch) -> dict of tensors whose first dimension is the batch. Its
-        `reads_first_only` says that it looks at the first token alone: it is given [batch 1 hidden], which is cheaper."""
+        """Builds a module: (hidden [batch seq hidden], Batch) -> dict of tensors whose first dimension is the batch. If its
+        `reads_first_only` is true it gets the first token alone, [batch 1 hidden], which is cheaper."""
 
     @abstractmethod
     def targets(self, examples: Examples, length: int) -> dict[str, Tensor]:
-        """The targets of a batch, padded to `length` where they are by token."""
+        """The targets of a batch, padded to `length` where there is one per token."""
 
     @abstractmethod
     def loss(self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
-        """The mean over what has a target."""
+        """The mean loss over everything that has a target."""
 
     @abstractmethod
     def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
-        """One prediction per row, as the columns of an answer file: `columns_written` and, where people ask for
-        probabilities, all others."""
+        """Returns one prediction per row, as columns of an answer file: `columns_written`, and all others if probabilities
+        are asked for."""
 
     @abstractmethod
     def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         """All metrics of the task; the first is the headline."""
 
-    # What most kinds agree on
+    # Defaults that suit most kinds
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
-        """What a network must be better than, by the names in `baselines`."""
+        """What a network must beat, by the names in `electra.finetuning.baselines`."""
         return {}
 
     def majority(self, rows: Rows) -> Answering | None:
-        """Always the most frequent answer of these; None where there is nothing of the sort."""
+        """Answers every row with the most frequent answer of these; None if there is no such answer."""
         return None
 
     def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
-        """What all rows are answered with, where that is one thing ("every row is 'a'"); "" where it is not."""
+        """A clause such as "every row is 'a'" if all rows get the same answer, otherwise ""."""
         answers = {repr(it["prediction"]) for it in predictions}
         return f"every row is {answers.pop()}" if len(predictions) > 1 and len(answers) == 1 else ""
 
     def unlearnable(self, shown: Collection[str]) -> list[str]:
-        """Labels that no row of train shows."""
+        """Labels that no row of train has; `shown` are those that it has."""
         return [label for label in self.labels if label not in shown]
 
     def problems(self, splits: Splits) -> list[Problem]:
-        """Everything wrong with the rows: split by split, then together, then those of train that are elsewhere too."""
+        """Everything wrong with the rows: split by split, then taken together, then rows of other splits that train has too."""
         problems: list[Problem] = []
         shared: list[Problem] = []
         first: dict[Hashable, int] = {}
@@ -312,17 +312,17 @@ class Task(Protocol):
         return [*problems, *self.overall_problems(splits, not problems), *shared]
 
     def has_answers(self, split: str, rows: Rows) -> bool:
-        """Splits called test, test_matched and so on are predicted, and scored where answers are there all the same."""
+        """Whether rows must have answers. Splits called test, test_matched and so on need none; they are scored if they have them."""
         return not split.startswith("test")
 
     def column_problems(self, split: str, rows: Rows, answered: bool) -> list[Problem]:
-        """What keeps the rows from being looked at one by one."""
+        """Problems that keep the rows from being checked one by one: no rows, or missing columns."""
         if not rows:
             return [Problem(split, 0, "no rows. Give at least one.")]
         return missing_columns(split, rows, self.settings.input_columns + self.settings.answer_columns * answered)
 
     def with_columns(self, columns: Mapping[str, Any]) -> "Task":
-        """The same task on a table whose columns are called otherwise."""
+        """The same task for a table with other column names."""
         settings = validate(type(self.settings), dump(self.settings) | self.settings.named_columns(columns))
         learned, texts = len(self.settings.input_columns), len(settings.input_columns)
         if texts != learned:
@@ -330,19 +330,19 @@ class Task(Protocol):
         return settings.build(self.tokenizer, self.length, {})
 
     def training_rows(self, rows: Rows) -> Sequence[Row]:
-        """Rows as they are trained on, where that differs from how they are scored."""
+        """The rows to train on, which may differ from those to score."""
         return rows
 
     def fitted(self, dev_scores: Mapping[str, float]) -> "Task":
-        """The task with what is chosen on dev after training."""
+        """The task with what is chosen on dev after training, such as a threshold."""
         return self
 
     def of_seeds(self, settings: Sequence[TaskSettings]) -> "Task":
-        """What several networks answer by together, where something was chosen on dev for each: these are theirs."""
+        """The task by which several networks answer together; `settings` are theirs, with what was chosen on dev for each."""
         return self
 
     def ensemble(self, rows: Rows, examples: Examples, runs: Sequence[Sequence[Outputs]]) -> list[Prediction]:
-        """One prediction from several networks: that of their mean outputs, example by example."""
+        """One prediction per row from several networks: that of their mean outputs, example by example."""
         means = [
             {name: np.mean([outputs[name] for outputs in parts], axis=0) for name in parts[0]}
             for parts in zip(*runs, strict=True)
@@ -354,26 +354,26 @@ class Task(Protocol):
         return {}
 
     def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
-        """The rows that were answered wrong, for people to look at; none where nobody can say which."""
+        """The rows that were answered wrong, for people to look at; empty for kinds that cannot tell which these are."""
         return []
 
     def answer_sample(self) -> dict[str, Any]:
-        """An example of those columns of answers that may be empty lists, row after row."""
+        """Sample values of answer columns that may be empty lists in every row, so that their type is known."""
         return {}
 
     def submission(self, rows: Rows, predictions: Sequence[Prediction]) -> Sequence[Prediction] | Mapping[str, Any]:
-        """What a benchmark's server wants: GLUE's a table, SQuAD's one JSON object."""
+        """What a benchmark's server expects: a table for GLUE, one JSON object for SQuAD."""
         return [{"index": index, "prediction": it["prediction"]} for index, it in enumerate(predictions)]
 
     def config_entries(self) -> dict[str, Any]:
-        """What config.json of the export says of labels."""
+        """What config.json of the export says about labels."""
         if not self.labels:
             return {}
         return {"id2label": {str(number): name for name, number in self.numbers.items()}, "label2id": self.numbers}
 
 
 class LabelOutputs(nn.Module):
-    """A label head of an encoder (`electra.model`) as the head of a task: for every token, or for the row."""
+    """A label head of `electra.model` as the head of a task: one output per token, or per row if there is a `pooling`."""
 
     def __init__(self, label: nn.Module, pooling: Pooling | None = None):
         super().__init__()
@@ -385,13 +385,13 @@ class LabelOutputs(nn.Module):
 
 
 def wording(*texts: str) -> int:
-    """Equal for texts that differ in case, white space and width of characters alone. A hash: of a million rows the texts would
-    be held twice."""
+    """A hash that is equal for texts that differ only in case, white space and character width. The texts themselves would take
+    the memory of a table a second time."""
     return hash(tuple(map(normalised, texts)))
 
 
 def merit(metric: str, value: float) -> float:
-    """The greater, the better, whatever the metric."""
+    """The value of a metric with the sign that makes greater better."""
     return -value if metric in LOWER_IS_BETTER else value
 
 
@@ -403,7 +403,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def in_chunks(
     items: Iterable[Item], most: int, characters: Callable[[Item], int] = lambda _: 0, most_characters: int = 0
 ) -> Iterator[list[Item]]:
-    """So many at a time, and fewer where they are long: memory must not depend on the size of a file."""
+    """Yields at most `most` items at a time, fewer if they are long, so that memory does not depend on the size of a file."""
     chunk, total = list[Item](), 0
     for item in items:
         chunk.append(item)
@@ -427,7 +427,7 @@ def missing_columns(split: str, rows: Rows, columns: Sequence[str]) -> list[Prob
 
 
 def text_problem(name: str, value: Any) -> str:
-    """Why a value is no text to learn from, or ""."""
+    """Why a value cannot be used as text, or ""."""
     if is_missing(value):
         return f"no text in {name!r}. Fill it or remove the row."
     if not isinstance(value, str):

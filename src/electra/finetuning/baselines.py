@@ -1,10 +1,10 @@
-"""What a score must be held against: one answer for every row, and what the words alone say.
+"""Baselines for every score: one answer for all rows, and what the words alone tell.
 
 "words" is TF-IDF of words and pairs of words under a logistic regression (ridge for numbers); of two texts also the
-products of their weights and the sum of those, their cosine, without which it could not say whether they are alike. Where a
-script has no spaces each character is a word. In tagging it is the tag that a word has most often in train, of questions the
-sentence that is most like each. Seconds of work, done once for each task. And warnings about results that look ordinary and are
-not, as pre-training has them (objectives.metrics).
+products of their weights and the sum of those, their cosine, without which it could not tell whether they are alike. In scripts
+without spaces each character is a word. In tagging it is the tag that a word has most often in train; for questions, the
+sentence that is most like the question. This takes seconds and is done once per task. The module also warns about results that
+look ordinary and are not, as pre-training does (objectives.metrics).
 """
 
 import math
@@ -39,21 +39,21 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
 MOST_ROWS = MOST_WORDS = 50_000
 READ_CHARACTERS = 1 << 16
 LOOSENESS = 10.0
-"""What scikit-learn calls C in a logistic regression; in ridge its inverse is alpha."""
+"""C of scikit-learn's logistic regression; its inverse is alpha of the ridge."""
 
 Scores = dict[str, dict[str, dict[str, Figure]]]
 """split -> baseline -> metrics."""
 LOGGED_ENOUGH = 10
-"""Losses below which nothing is said about their course."""
+"""With fewer logged losses nothing is said about their course."""
 FALLS = 0.97
-"""A loss that ends above this share of its start does not fall."""
+"""A loss that ends above this fraction of its start does not fall."""
 BY_HEART = 0.25
-"""A loss that ends below this share of its start, where nothing was learned that holds for dev."""
+"""If the loss ends below this fraction of its start and dev is worse than the majority, train was learned by heart."""
 CUT_SHARE = SLIPS = 0.01
 TOO_GOOD = 0.99
-"""What a count of words reaches on rows that it has seen, or where a word is the label itself."""
+"""The score that words alone reach on rows they have seen, or where one word is the label itself."""
 ENOUGH_ROWS = 100
-"""Of dev. With fewer, chance moves an accuracy by five points or more."""
+"""Rows that dev should have: with fewer, chance moves an accuracy by five points or more."""
 LONGER = "Train longer (epochs, min_steps), try other rates (lr), or give it more rows."
 MEMORISED = "Give it more rows, or an encoder that was pre-trained longer or on text like this."
 TRY = "Try other rates (lr), more epochs or fewer (keep=best), or give it more rows."
@@ -66,8 +66,8 @@ class StoredBaselines:
 
 
 def baseline_scores(folder: Path, data_sha256: str, task: Task, train: Rows, others: Splits) -> Scores:
-    """On every one of the other splits. Kept in the folder for as long as the data are the same; of train at most
-    MOST_ROWS are read."""
+    """The scores of the baselines on all other splits. They are kept in the folder as long as the data stay the same; at most
+    MOST_ROWS rows of train are read."""
     path = folder / "baselines.json"
     stored = read_shaped_or_set_aside(path, TypeAdapter(StoredBaselines))
     if stored is None or stored.data_sha256 != data_sha256 or stored.scores.keys() != others.keys():
@@ -82,12 +82,12 @@ def baseline_scores(folder: Path, data_sha256: str, task: Task, train: Rows, oth
 
 
 def beginning(text: str) -> str:
-    """A cell of 20 MB would cost a gigabyte; the network reads far less of it."""
+    """The first characters of a text, in lower case: a cell of 20 MB would cost a gigabyte, and the network reads far less of it."""
     return text[:READ_CHARACTERS].lower()
 
 
 class WordModel:
-    """Texts, one or two a row, -> targets: numbers of classes, rows x labels of 0 and 1, or quantities."""
+    """A linear model of TF-IDF features, from one or two texts per row to class numbers, rows x labels of 0 and 1, or quantities."""
 
     def __init__(self, kind: str, texts: Sequence[tuple[str, ...]], targets: np.ndarray):
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -98,12 +98,12 @@ class WordModel:
         self.weights = TfidfVectorizer(
             preprocessor=beginning, token_pattern=TOKEN, ngram_range=(1, 2), max_features=MOST_WORDS
         )
-        self.weights.fit([text for row in texts for text in row] + ["word"])  # texts without a word are no error
+        self.weights.fit([text for row in texts for text in row] + ["word"])  # texts without any word must not fail
         classes = LogisticRegression(C=LOOSENESS, max_iter=200)
         linear = {"classification": classes, "multilabel": OneVsRestClassifier(classes)}
         self.linear = linear.get(kind) or Ridge(alpha=1 / LOOSENESS, solver="lsqr")
-        with warnings.catch_warnings(), threadpool_limits(1):  # small products, which threads only slow down
-            warnings.simplefilter("ignore")  # not converged in 200 rounds, or a label that no row has
+        with warnings.catch_warnings(), threadpool_limits(1):  # threads only slow down such small products
+            warnings.simplefilter("ignore")  # not converged in 200 iterations, or a label that no row has
             self.linear.fit(self.features(texts), targets)
 
     def features(self, texts: Sequence[tuple[str, ...]]) -> Any:
@@ -120,8 +120,8 @@ class WordModel:
 
 
 class LikestSentence:
-    """Of a context the sentence whose words shared with the question weigh most, log(n / contexts with the word), n contexts in all. On
-    dev of SQuAD 1.1 its F1 is 0.19, where nothing is pointed at but the right place."""
+    """Answers a question with the sentence of its context whose words in common with the question weigh most. A word weighs
+    log(n / contexts with the word), n being the number of contexts. F1 on dev of SQuAD 1.1 is 0.19: it points at the right place only."""
 
     def __init__(self, contexts: Iterable[str]):
         different = set(contexts)
@@ -132,7 +132,7 @@ class LikestSentence:
         return sum(math.log(self.count / (1 + self.contexts_with[word])) for word in sorted(words))
 
     def answer(self, question: str, context: str) -> tuple[str, float]:
-        """The sentence, and how much of the question it shares."""
+        """The sentence, and the fraction of the question's weight that it shares."""
         asked = words_of(question)
         sentences = SENTENCE_END.split(context[:READ_CHARACTERS])
         shared = [self.weight(asked & words_of(sentence)) for sentence in sentences]
@@ -148,8 +148,8 @@ def words_of(text: str) -> set[str]:
 
 
 def label_alarms(task: Task, splits: Splits) -> list[str]:
-    """Before anything is trained: names that are one label in two spellings, labels of which train has no row, texts that have several, and
-    a test that will have no score for the sake of some rows."""
+    """Warnings before training: labels that look like two spellings of one, labels without a row in train, texts with several labels,
+    and a test split that will not be scored because some of its rows have no known label."""
     alike: dict[str, list[str]] = {}
     for label in task.labels:
         alike.setdefault(normalised(label), []).append(label)
@@ -177,7 +177,7 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
 
 
 def several_answers(task: Task, train: Rows) -> list[str]:
-    """The same text with other labels: more than a slip, it can be learned by no network."""
+    """Warns if more texts of train than a slip would explain appear with different labels, which no network can learn."""
     answers: dict[str, set[frozenset[str]]] = {}
     for row in train:
         answers.setdefault(task.settings.row_key(row), set()).add(frozenset(task.settings.row_classes(row)))
@@ -192,7 +192,7 @@ def several_answers(task: Task, train: Rows) -> list[str]:
 def run_alarms(
     task: Task, rows: Rows, predictions: Sequence[Prediction], scores: Mapping[str, float], losses: Sequence[float]
 ) -> list[str]:
-    """After one seed: its answers on dev with their scores, and its losses in their order."""
+    """Warnings about one seed, from its answers on dev, their scores, and its losses in order."""
     texts = []
     answer = task.one_answer(rows, predictions)
     if answer and not is_perfect(*next(iter(scores.items()))):
@@ -208,7 +208,7 @@ def is_perfect(metric: str, score: float) -> bool:
 
 
 def majority_alarms(scores: Mapping[str, float], majority: Mapping[str, float]) -> list[str]:
-    """Of the headline on a file, beside that of the file's own most frequent answer."""
+    """Warns if the headline score on a file is no better than that of the file's own most frequent answer."""
     metric, score = next(iter(scores.items()))
     if is_perfect(metric, score) or merit(metric, score) > merit(metric, majority[metric]):
         return []
@@ -217,7 +217,7 @@ def majority_alarms(scores: Mapping[str, float], majority: Mapping[str, float]) 
 
 
 def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
-    """The means of the first and of the last fifth; nothing (nan) where there are too few to say."""
+    """The means of the first and the last fifth, or nan if there are too few losses to tell."""
     if len(losses) < LOGGED_ENOUGH:
         return math.nan, math.nan
     fifth = len(losses) // 5
@@ -225,7 +225,7 @@ def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
 
 
 def result_alarms(result: Mapping[str, Any]) -> list[str]:
-    """After all seeds: whether something far simpler is better, and what was cut. `result["losses"]` are the first and the last."""
+    """Warnings about all seeds: a baseline that is better, a small dev set, cut rows. `result["losses"]`: the first and the last."""
     texts = []
     metric, median, (first, last) = result["metric"], result["median"], result["losses"]
     levels = {name: scores[metric] for name, scores in result["baselines"]["dev"].items()}

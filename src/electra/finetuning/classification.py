@@ -1,9 +1,9 @@
 """Classification of one text or of two: one label, several labels, or a number.
 
-The head of transformers (dropout, dense, GELU, dropout, output) is the default, so that exports load there; "linear" is
-the original's: dropout and one dense layer. Both start from Glorot's distribution, as every fine-tuning head of the
-original does. The loss is the mean over the batch; the original's is the sum, whose gradient clipping to norm 1 mostly, but
-not always, makes the same.
+The default head is that of transformers (dropout, dense, GELU, dropout, output), so that exports load there; "linear" is
+the original's: dropout and one dense layer. Both use Glorot initialisation, as every fine-tuning head of the original does.
+The loss is the mean over the batch. The original's is the sum; clipping gradients to norm 1 makes the two the same in most
+steps, but not in all.
 """
 
 from array import array
@@ -50,7 +50,7 @@ METRICS_OF_KINDS: dict[str, tuple[Metric, ...]] = {
     "multilabel": ("f1_micro", "f1_macro", "accuracy"),
     "regression": ("spearman", "pearson", "mse"),
 }
-"""What each kind has; its first is the headline unless the task names another."""
+"""The metrics of each kind; the first is the headline unless the task names another."""
 PROBLEM_TYPES = {
     "classification": "single_label_classification",
     "multilabel": "multi_label_classification",
@@ -58,20 +58,19 @@ PROBLEM_TYPES = {
 }
 """transformers' words for the kinds."""
 MANY_ROWS, NEARLY_ALL, MOSTLY = 100, 0.99, 0.9
-"""One answer to nearly all of many rows is an alarm, unless it mostly is the right one: a class may be rare."""
+"""The same answer to nearly all of many rows raises an alarm, unless it is mostly right: the other classes may be rare."""
 
 
 class ClassificationSettings(TaskSettings):
     """`text` is one column or two; `a|b` means a, or b where there is no a. `labels` fixes the classes and their order;
     empty, they are those of the training rows, sorted. `metric` is the headline. `double_unordered` trains on both
-    orders of a pair. A regression learns (label - `offset`) / `scale`; with `scale=auto` both are those of the
-    training rows, mean and standard deviation, and answers are in the labels' unit either way. A multi-label cell that
-    is not a list is cut at `separator`. Some public sets have rows in train and in dev (`shared_rows`), or with too few or
-    too many cells (`broken_rows`). `pooling`: the head reads the vector of [CLS] or the mean over all tokens. `long`: text
-    beyond the length is cut, or read in windows that overlap by half, of which each learns the row's label and the mean of
-    whose logits answers. `header` names the columns of csv and tsv files that have no line for it. `files` names the files
-    of the splits, with or without their endings; further splits whose name starts with dev or test are scored or predicted
-    beside those two."""
+    orders of a pair. A regression learns (label - `offset`) / `scale`; with `scale=auto` these are the mean and the standard
+    deviation of the training labels. Answers are in the labels' unit either way. A multi-label cell that is not a list is
+    split at `separator`. Some public sets have rows both in train and in dev (`shared_rows`), or rows with too few or too many
+    cells (`broken_rows`). `pooling`: the head reads the vector of [CLS] or the mean over all tokens. `long`: text beyond the
+    length is cut, or read in windows that overlap by half; each window learns the row's label, and the mean of their logits
+    answers. `header` names the columns of csv and tsv files without a header line. `files` names the files of the splits, with
+    or without their endings; further splits whose names start with dev or test are scored or predicted as well."""
 
     kind: Literal["classification", "multilabel", "regression"] = "classification"
     text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)
@@ -99,7 +98,7 @@ class ClassificationSettings(TaskSettings):
     @model_validator(mode="before")
     @classmethod
     def classes_have_no_scale(cls, tree: Any) -> Any:
-        """What a method says of numbers is nothing to classes."""
+        """Drops `scale=auto`, a default of the method that is meant for regression only."""
         is_ours = isinstance(tree, dict) and tree.get("scale") == "auto" and tree.get("kind") != "regression"
         return {key: value for key, value in tree.items() if key != "scale"} if is_ours else tree
 
@@ -128,7 +127,7 @@ class ClassificationSettings(TaskSettings):
         return Classification(filled, tokenizer, length, guessed=True)
 
     def standardised(self, train: Rows) -> "ClassificationSettings":
-        """With numbers for scale and offset. What is no number is a problem of the data, and so is a label for all."""
+        """The settings with numbers for scale and offset. Labels that are not numbers are left to `row_problems`."""
         if self.scale != "auto":
             return self
         values = [value for row in train if (value := number(read_label(row, column_of(self.label, row)))) is not None]
@@ -162,7 +161,7 @@ class ClassificationSettings(TaskSettings):
         return hash(frozenset(map(wording, texts))) if self.double_unordered else wording(*texts)
 
     def identity(self, row: Row, split: str) -> Hashable | None:
-        """Rows without text, which are refused for that, are not the same as each other."""
+        """None for rows without text too: they are refused for that, not as duplicates of each other."""
         refused = self.shared_rows == "refuse" and not split.startswith("test")
         return self.family(row) if refused and all(map(str.strip, self.texts(row))) else None
 
@@ -191,7 +190,7 @@ class ClassificationSettings(TaskSettings):
 
 
 class Classification(Task):
-    """`guessed` says that the labels are those of the training rows: only then can there be suspiciously many."""
+    """The task. `guessed` says that the labels are those of the training rows: only then can there be suspiciously many."""
 
     settings: ClassificationSettings
 
@@ -202,7 +201,7 @@ class Classification(Task):
         self.pooling = settings.pooling
         self.scale = 1.0 if settings.scale == "auto" else settings.scale
 
-    # What can be wrong with rows
+    # Problems of rows
 
     def column_problems(self, split: str, rows: Rows, answered: bool) -> list[Problem]:
         problems = super().column_problems(split, rows, answered) or [
@@ -213,7 +212,7 @@ class Classification(Task):
         return problems or ([Problem(split, 0, text)] if answered and (text := self.comma_problem(rows)) else [])
 
     def comma_problem(self, rows: Rows) -> str:
-        """Before each of them is a class of its own."""
+        """Reports numbers written with a comma, each of which would otherwise become a class of its own."""
         settings = self.settings
         if settings.kind == "multilabel" or not (self.guessed or settings.kind == "regression"):
             return ""
@@ -264,14 +263,14 @@ class Classification(Task):
     # Rows -> examples
 
     def training_rows(self, rows: Rows) -> Sequence[Row]:
-        """Both orders of every pair, where order has no meaning."""
+        """Both orders of every pair if the order has no meaning (`double_unordered`)."""
         if not self.settings.double_unordered:
             return rows
         first, second = (column_of(name, rows[0]) for name in self.settings.text)
         return [*rows, *({**row, first: row[second], second: row[first]} for row in rows)]
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
-        """[CLS] A [SEP] (B [SEP]); of a pair that is too long the longer text is cut first, from its end, or read in windows."""
+        """[CLS] A [SEP] (B [SEP]). If they are too long, the longer text is cut first, at its end, or read in windows."""
         most = self.length if self.settings.long == "cut" else None
         pieces = [
             [encoding.ids for encoding in encode_texts(self.tokenizer, texts, most)]
@@ -328,7 +327,7 @@ class Classification(Task):
 
     def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
         logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
-        if self.settings.long == "windows":  # the mean over those of a row
+        if self.settings.long == "windows":  # the mean over the windows of a row
             numbers = np.array([example.row for example in examples])
             sums = np.zeros((len(rows), logits.shape[1]))
             np.add.at(sums, numbers, logits)
@@ -355,7 +354,7 @@ class Classification(Task):
         return {headline: scores[headline]} | scores
 
     def gold_and_predicted(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of classes, rows x labels of 0 and 1, or quantities."""
+        """The true and the predicted targets: class numbers, rows x labels of 0 and 1, or quantities."""
         answers = [{self.settings.label: prediction["prediction"]} for prediction in predictions]
         gold, predicted = (np.array([self.target(row) for row in table]) for table in (rows, answers))
         if self.settings.kind == "regression":
@@ -363,7 +362,7 @@ class Classification(Task):
         return gold, predicted
 
     def majority(self, rows: Rows) -> Answering:
-        """Always the most frequent class, every label that most rows have, or the mean."""
+        """Answers every row with the most frequent class, with all labels that most rows have, or with the mean."""
         targets = np.array([self.target(row) for row in rows])
         match self.settings.kind:
             case "classification":
@@ -389,7 +388,7 @@ class Classification(Task):
         return {MAJORITY: majority, WORDS: by_words}
 
     def one_answer(self, rows: Rows, predictions: Sequence[Prediction]) -> str:
-        """Numbers are one where they hardly vary beside the true ones. Of many rows nearly all will do, where the labels are others."""
+        """Also counts numbers that hardly vary compared with the true ones, and one answer to nearly all of many rows if mostly wrong."""
         if self.settings.kind == "regression":
             gold, predicted = self.gold_and_predicted(rows, predictions)
             return f"every row is about {predicted.mean():.3g}" if np.std(predicted) < 0.05 * np.std(gold) else ""
@@ -410,7 +409,7 @@ class Classification(Task):
                 return self.labels[int(target)]
 
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """Metrics of each class and, for single labels, the confusion matrix: rows are the true classes."""
+        """Metrics of each class and, for single labels, the confusion matrix, whose rows are the true classes."""
         if self.settings.kind == "regression":
             return {}
         from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
@@ -428,7 +427,7 @@ class Classification(Task):
         return {"labels": list(self.labels), "confusion": confusion.tolist(), "per_class": per_class}
 
     def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
-        """Of numbers all that are further off than the typical one, in shares of the largest error."""
+        """For numbers, the rows with more than the median error; their `confidence` is the error as a fraction of the largest."""
         gold, predicted = self.gold_and_predicted(rows, predictions)
         if self.settings.kind == "regression":
             errors = np.abs(gold - predicted)
@@ -443,7 +442,7 @@ class Classification(Task):
         ]
 
     def confidence(self, prediction: Prediction) -> float:
-        """In the answer as a whole: labels of a row are taken one by one."""
+        """The probability of the answer as a whole; of several labels, the product over all labels."""
         shares = [prediction.get(f"probability_{label}", 0.0) for label in self.labels]
         return float(
             max(shares) if self.settings.kind == "classification" else np.prod([max(p, 1 - p) for p in shares])
@@ -460,7 +459,7 @@ class Classification(Task):
 
 
 class LinearHead(nn.Module):
-    """The original's: dropout and one dense layer, whatever the encoder."""
+    """The original's head: dropout and one dense layer, whatever the encoder."""
 
     def __init__(self, settings: EncoderSettings, outputs: int, pooling: Pooling = "cls"):
         super().__init__()
@@ -474,7 +473,7 @@ class LinearHead(nn.Module):
 
 
 def places_of(sizes: Sequence[int], room: int, how: Literal["cut", "windows"]) -> tuple[list[tuple[slice, ...]], bool]:
-    """What of each text goes into each example, and whether anything goes into none. Windows overlap by half."""
+    """Which part of each text goes into each example, and whether any part is left out of all. Windows overlap by half."""
     kept = fit(sizes, room)
     longer = max(range(len(sizes)), key=sizes.__getitem__)
     windows = [slice(0, kept[longer])]
@@ -487,7 +486,7 @@ def places_of(sizes: Sequence[int], room: int, how: Literal["cut", "windows"]) -
 
 
 def fit(sizes: Sequence[int], room: int) -> list[int]:
-    """Lengths that together fit: the longer gives way until both are equal, then both."""
+    """Lengths that fit together: the longer text is shortened until both are equal, then both are."""
     if sum(sizes) <= room:
         return list(sizes)
     if len(sizes) == 1:
@@ -500,9 +499,9 @@ def fit(sizes: Sequence[int], room: int) -> list[int]:
 
 
 def class_scores(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[str, float]:
-    """Of the numbers of classes, or of rows x labels of 0 and 1, where accuracy asks for every label of a row. `f1` is that
-    of the second of two classes, which GLUE calls positive. F1 over classes counts those of the task, also one that is
-    absent from this data. Micro F1 of single labels is accuracy."""
+    """Scores from class numbers, or from rows x labels of 0 and 1, where accuracy needs all labels of a row to be right. `f1` is that
+    of the second of two classes, which GLUE calls positive. F1 over classes includes classes of the task that are absent from this
+    data. Micro F1 of single labels is the accuracy."""
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     single = gold.ndim == 1
@@ -512,13 +511,13 @@ def class_scores(gold: np.ndarray, predicted: np.ndarray, classes: int) -> dict[
     for average in ("macro", "micro"):
         every = list(range(classes))
         scores[f"f1_{average}"] = f1_score(gold, predicted, labels=every, average=average, zero_division=0)
-    if single:  # a correlation with nothing counts as 0
+    if single:  # an undefined correlation counts as 0
         scores["mcc"] = matthews_corrcoef(gold, predicted) if len(np.union1d(gold, predicted)) > 1 else 0.0
     return {name: float(score) for name, score in scores.items()}
 
 
 def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Correlations with a constant are undefined; they count as 0, so that a collapsed run has a score."""
+    """Correlations and squared error. A correlation with a constant is undefined and counts as 0, so that a collapsed run has a score."""
     from scipy.stats import pearsonr, spearmanr
 
     varies = len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0

@@ -1,8 +1,8 @@
-"""Folders of fine-tuned models: transformers' format, and task.json, which holds all that predicting needs. They are
-written and checked as exports of pre-training are (interop.write).
+"""Folders of fine-tuned models: transformers' format plus task.json, which has everything needed to predict. They are written
+and checked like exports of pre-training (interop.write).
 
 Classifiers that somebody else fine-tuned with transformers (ELECTRA and ModernBERT with a head for rows, tokens or answers) are read
-too: what task.json says of ours is taken from config.json, labels and their order, the kind of problem, the pooling."""
+too: what task.json says about ours (labels and their order, kind of problem, pooling) is taken from config.json."""
 
 import json
 import math
@@ -33,35 +33,35 @@ from electra.pretraining.card import hardware
 
 TASK_FILE = "task.json"
 LONGEST_ROW = 512
-"""Tokens of a row, unless the tokenizer's settings say fewer. More would be of no use to most, and costs memory."""
+"""Tokens per row of a classifier made with transformers, unless its tokenizer's settings say fewer. More rarely help and cost memory."""
 CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _SEED = re.compile(r"seed-(0|[1-9]\d{0,9})", re.ASCII)
 
 
 @dataclass(frozen=True)
 class TaskModel:
-    """A fine-tuned network with its task, and what task.json says of it besides."""
+    """A fine-tuned network with its task and method; `note` is what else task.json says about it."""
 
     model: Finetuned
     task: Task
     method: MethodSettings
     note: Mapping[str, Any]
     length: int | None = None
-    """How many positions pre-training had trained."""
+    """How many positions pre-training trained."""
 
     @property
     def pretrained(self) -> Pretrained:
-        """Its encoder alone."""
+        """The encoder without the head."""
         return Pretrained(self.model.encoder, None, "encoder", self.task.tokenizer, length=self.length)
 
 
 def architecture(settings: EncoderSettings, task: Task) -> str:
-    """The class of transformers that reads the encoder with the task's head, or "" where there is none."""
+    """The transformers class that reads the encoder with the task's head, or "" if there is none."""
     return task_class(settings, task.architecture, task.pooling)
 
 
 def task_folder(trained: TaskModel, files: Mapping[str, bytes]) -> Folder:
-    """`files` go beside those that transformers reads and task.json."""
+    """The folder to write: what transformers reads, task.json, and `files`."""
     encoder, task = trained.model.encoder, trained.task
     name = architecture(encoder.settings, task)
     described = {"format": 1, "architecture": name, "length": task.length, "task": config.dump(task.settings)}
@@ -72,7 +72,7 @@ def task_folder(trained: TaskModel, files: Mapping[str, bytes]) -> Folder:
 
 
 def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes], manner: Manner = PLAIN) -> str:
-    """Returns who has read the folder back, and how."""
+    """Writes the folder and returns a sentence that says which libraries read it back, and what they found."""
     folder = task_folder(trained, files)
     with whole_or_absent(out) as temporary:
         ours = answers_of(trained.model)
@@ -83,7 +83,7 @@ def write_task_folder(out: Path, trained: TaskModel, files: Mapping[str, bytes],
 
 
 def seed_folders(folder: Path, holding: str = TASK_FILE) -> dict[int, Path]:
-    """The finished runs of a task, by their seeds in order; copies that people made beside them have other names."""
+    """The finished runs of a task, in order of their seeds. Folders with other names, such as copies, are ignored."""
     matches = ((_SEED.fullmatch(path.name), path) for path in folder.glob("seed-*"))
     folders = dict(sorted((int(match[1]), path) for match, path in matches if match))
     if odd := next((path for path in folders.values() if not (path / holding).exists()), None):
@@ -92,7 +92,7 @@ def seed_folders(folder: Path, holding: str = TASK_FILE) -> dict[int, Path]:
 
 
 def refuse_unlike(models: Mapping[Path, TaskModel]) -> None:
-    """Seeds of one task give answers that have a mean: of the same labels, to the same tokens."""
+    """Refuses seeds whose outputs cannot be averaged, because their labels or tokens differ."""
 
     def described(it: TaskModel) -> tuple[object, ...]:
         return it.task.settings.kind, it.task.config_entries(), it.task.length, tokenizer_hash(it.task.tokenizer)
@@ -116,11 +116,11 @@ def load_task_folder(folder: Path) -> TaskModel:
     described = read_object(folder / TASK_FILE)
     try:
         settings = config.validate(settings_class(described["task"]["kind"]), described["task"])
-        # any machine may use it, wherever it was trained
+        # wherever it was trained, any machine may use it
         method = config.validate(MethodSettings, described["method"] | {"device": "auto"})
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"{folder / TASK_FILE} cannot be used: {str(error).splitlines()[0]}.") from None
-    # folders that do not say it are of before rotary encoders read beyond their `positions`
+    # folders without a length were written before rotary encoders could read beyond their `positions`
     length = described.get("length", min(settings.length, stored.settings.positions))
     if not isinstance(length, int) or not 8 <= length <= max(settings.length, stored.settings.positions):
         raise CorruptError(f"{folder / TASK_FILE}: length is {length!r}, more than the task or the network has.")
@@ -143,7 +143,7 @@ def stored_model(
 
 
 def is_classifier(folder: Path) -> bool:
-    """Whether its config.json names a class with a head for labels or answers; a ModernBERT that detects names one too."""
+    """Whether config.json names a class with a head for labels or answers. A ModernBERT discriminator names one too."""
     path = folder / "config.json"
     return path.is_file() and class_name(read_object(path)).endswith(CLASSES)
 
@@ -154,7 +154,7 @@ def class_name(content: Mapping[str, Any]) -> str:
 
 
 def adopt_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
-    """`columns` say how many texts a row has, which nobody else does: one, unless two are named."""
+    """Reads a classifier made with transformers. Only `columns` can say how many texts a row has: one, unless two are named."""
     stored = read_folder(folder)
     name = class_name(stored.config)
     suffix = name.removeprefix(FORMATS[stored.settings.kind].family)
@@ -205,7 +205,7 @@ def adopted_settings(stored: Stored, name: str, suffix: str, columns: Mapping[st
 
 
 def labels_of(content: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
-    """In the order of the outputs. transformers writes none where they are LABEL_0 and LABEL_1."""
+    """The labels in the order of the outputs. transformers writes none if they are its default, LABEL_0 and LABEL_1."""
     named = content.get("id2label")
     if not isinstance(named, dict):
         return tuple(f"LABEL_{number}" for number in range(outputs))
@@ -214,11 +214,11 @@ def labels_of(content: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
     return tuple(str(named[str(number)]) for number in range(outputs))
 
 
-# Cards: first of one seed, and of all seeds with their baselines once there are results
+# Model cards: at first for one seed; once there are results, with the mean of all seeds and the baselines
 
 
 def task_card(planned: PlannedTask, run: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> str:
-    """`run` is what result.json says of the seed, `result` what results.json says of the task."""
+    """The model card of a seed. `run` is the content of its result.json, `result` the task's entry in results.json."""
     plan, task, encoder, seed = planned.plan, planned.task, planned.start.settings, run["seed"]
     name, kind = architecture(encoder, task), str(config.dump(plan.task)["kind"])
     use = usage(name) if name else usage("") + "\n\ntransformers has no class for this head; it reads the encoder."
@@ -235,7 +235,7 @@ def task_card(planned: PlannedTask, run: Mapping[str, Any], result: Mapping[str,
                 f"- The network's output x means {scale:.6g} x + {offset:.6g}; `electra predict` answers with that."
             )
     about_training = [("steps", f"{run['steps']:,} of {plan.method.batch} rows")] if "steps" in run else []
-    if isinstance(machine := run.get("machine"), dict):  # older runs did not say it
+    if isinstance(machine := run.get("machine"), dict):  # older runs do not have it
         about_training += hardware(machine, plan.method.device, run["seconds"], duration(run["seconds"]))
     sections = {"Data": facts(data), "Training": facts(about_training)} if about_training else {"Data": facts(data)}
     notes = "\n".join(f"- {literal(note)}" for note in plan.notes)
@@ -270,7 +270,7 @@ def reading_limit(task: Task) -> str:
 
 
 def score_table(run: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """A row for each split and metric: this seed, the mean over all seeds with its spread, and the baselines."""
+    """One row per split and metric: this seed, mean and standard deviation over all seeds, and the baselines."""
     count, baselines = result.get("runs", 1), result.get("baselines", {})
     columns, rows = ["split", "metric", f"seed {run['seed']}", *[f"mean of {count} seeds (± sd)"] * (count > 1)], []
     for split, metrics in run["scores"].items():

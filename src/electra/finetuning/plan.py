@@ -1,6 +1,6 @@
-"""What a word on the command line means: a shipped task, a TOML file, a table or a folder of tables, with its settings,
-its method (the paper's values for the model's size unless others are set) and its files. Everything that was guessed is
-said in words."""
+"""From a word on the command line to a plan: the word names a shipped task, a TOML file, a table or a folder of tables; the
+plan has its settings, its method (`method_defaults`, unless others are set), its files and its rows. Notes say everything that
+was guessed."""
 
 import difflib
 import hashlib
@@ -51,7 +51,7 @@ KINDS = ("classification", "multilabel", "regression", "tagging", "span")
 DEV_SHARE = 10
 SPLIT_OFF = "a tenth of train"
 FREE_METHOD_KEYS = ("device", "record", "save_minutes", "track")
-"""Where a run was computed, how often it was saved and who was told do not change what it is: it may go on elsewhere."""
+"""Where a run is computed, how often it is saved and who tracks it do not change what it is: it may resume with other values."""
 DecayKind = Literal["exact", "original"]
 MethodName = Literal["paper", "robust"]
 DEFAULT_METHOD: MethodName = "robust"
@@ -71,7 +71,7 @@ def settings_class(kind: object) -> type[TaskSettings]:
 class SourceSettings(config.Settings):
     """`data` is a folder with the task's files (or with a folder of the task's name), or one table. `rows` are the sizes
     of the official splits: a file with another number of rows is never called official. `submission` names the file
-    that a benchmark's server wants for a test split."""
+    that a benchmark's server expects for a test split."""
 
     data: str = ""
     rows: dict[str, int] = Field(default_factory=dict)
@@ -79,18 +79,18 @@ class SourceSettings(config.Settings):
 
 
 class MethodSettings(config.Settings):
-    """`method` names the defaults (`method_defaults`); those here are the paper's for a small model. Rates follow
-    `schedule` ("original" multiplies warm-up and decay) after `warmup`, a share of all steps. Weight decay is 0 as in the
-    paper, where the original code has 0.01. `evaluations` is how often the dev set is scored on the way, for the curve.
-    `keep` says which weights are saved, and `patience` stops after so many evaluations without a better headline (0:
-    never); with anything but "last" and 0 the dev score has been selected on and is no longer the paper's protocol.
-    `min_steps` goes through a small table more often than `epochs` says, until there are so many steps. `reinitialise`
-    starts so many of the top layers from random weights: they know detection best and the task least (Zhang et al., 2021).
-    `mix` is for tasks that are trained together: batches in proportion to what each would have alone, or as many of each.
-    `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step on the
-    GPU by itself and not as a CUDA graph: slower, for looking for bugs. `optimizer = "muon"` updates the matrices inside the
-    layers by Muon, at the same layer-wise rates. A seed is saved every `save_minutes`. `track`: who is told the metrics,
-    beside metrics.jsonl."""
+    """`method` names the defaults (`method_defaults`); those here are the paper's for a small model. The learning rate warms up
+    for `warmup`, a fraction of all steps, and follows `schedule` ("original" multiplies warm-up and decay). Weight decay is 0
+    as in the paper; the original code has 0.01. `evaluations` is how many times the dev set is scored during training, for the
+    curve. `keep` says which weights are saved, and `patience` stops after that many evaluations without a better headline (0:
+    never); with anything but "last" and 0 the dev score has been selected on, which is not the paper's protocol. `min_steps`
+    repeats a small table beyond `epochs` until there are that many steps. `reinitialise` is how many of the top layers start
+    from random weights: they are the most specialised in detection and the least useful to the task (Zhang et al., 2021).
+    `mix` is for tasks that are trained together: batches in proportion to what each would have alone, or equally many.
+    `pretrained = false` starts from random weights, for comparison. `record = false` launches every kernel of a step by
+    itself instead of as one CUDA graph: slower, for debugging on a GPU. `optimizer = "muon"` updates the matrices inside the
+    layers by Muon, at the same layer-wise rates. A checkpoint is saved every `save_minutes`. `track` names trackers that
+    receive the metrics, besides metrics.jsonl."""
 
     method: MethodName = "paper"
     batch: int = Field(32, ge=1, le=1_000_000)
@@ -134,12 +134,12 @@ class MethodSettings(config.Settings):
 
 
 def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
-    """What is not set, by the name of the method. "paper" is table 7, by the hidden size (small 256, base 768, large 1024).
-    "robust" is for encoders that were trained for minutes and for small tables: rates that grow as networks get narrower, the
-    same for all layers of a narrow one and with corrected Adam, and enough steps. Such encoders hold little that would be lost, and
-    weights that were trained at high rates hardly move at the paper's. Detection teaches [CLS] one answer, so the mean of
-    the tokens is read, where transformers has a class that does. Dropout is the model's own: one that was trained without
-    loses by it (docs/evidence/speedrun.md)."""
+    """Default settings by the name of the method. "paper" is table 7, by the hidden size (small 256, base 768, large 1024).
+    "robust" is for encoders that were trained for minutes and for small tables: rates that grow as networks get narrower, for
+    narrow ones without layer-wise decay and with Adam's bias correction, and enough steps. Such encoders have little to forget,
+    and weights that were trained at high rates hardly move at the paper's. Detection teaches [CLS] one answer, so the head reads
+    the mean of the tokens if transformers has a class that does. Dropout is the model's own: a model that was trained
+    without does worse with it (docs/evidence/speedrun.md)."""
     lr = 5e-5 if encoder.hidden >= 1024 else 1e-4 if encoder.hidden >= 768 else 3e-4
     decay = 0.9 if encoder.hidden >= 1024 else 0.8
     dropout = {"dropout": encoder.dropout, "attention_dropout": encoder.attention_dropout}
@@ -159,9 +159,9 @@ def method_defaults(encoder: EncoderSettings) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do and on which rows. `item` is the word it was made from. `malformed` are rows that could not be read, by
-    split and number. `numbers` are the places that the rows of each split have in the one file they come from, where dev
-    was split off."""
+    """What to train, how, and on which rows. `item` is the word it was made from. `malformed` are rows that could not be read,
+    by split and number. `numbers`, if dev was split off, are the row numbers that the rows of each split have in the one file
+    they come from."""
 
     item: str
     name: str
@@ -188,7 +188,7 @@ class Start:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Its weights, by our names."""
+        """The encoder's weights, by our names."""
         return own_tensors(self.network.encoder)
 
     @cached_property
@@ -202,8 +202,8 @@ class Start:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """A plan with its task, built once and shared by checks, runs and report. Its word (`plan.item`) with `overrides` gives the
-    same plan in another process. `together`: names of the tasks that share its encoder, with what they are (`data_sha256`)."""
+    """A plan with its task, built once and shared by checks, runs and report. `plan.item` and `overrides` give the same plan in
+    another process. `together`: the names of the tasks that share its encoder, with their `data_sha256`."""
 
     plan: Plan
     task: Task
@@ -213,7 +213,7 @@ class PlannedTask:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What all runs of a task must have in common: settings.json."""
+        """What all runs of a task must have in common, as written to settings.json."""
         plan = self.plan
         settings = {
             "model": self.start.path,
@@ -227,7 +227,7 @@ class PlannedTask:
 
     @property
     def fingerprint(self) -> str:
-        """Of all settings that a run must not change on the way."""
+        """A hash of all settings that must stay the same when a run resumes."""
         return sha256_of(bound(self.settings))
 
     @property
@@ -245,7 +245,7 @@ def sha256_of(tree: Mapping[str, Any]) -> str:
 
 
 def bound(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All of them but where the model lies and what is free to change."""
+    """All settings but the model's path and those that are free to change (`FREE_METHOD_KEYS`)."""
     method = {key: value for key, value in settings["method"].items() if key not in FREE_METHOD_KEYS}
     return {key: value for key, value in settings.items() if key != "model"} | {"method": method}
 
@@ -322,7 +322,7 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
 
 
 def refuse_names(name: str, source: SourceSettings) -> None:
-    """They become names of folders and files, and must not lead out of the folder that everything goes to."""
+    """Refuses a task's name or a submission's file that is not a plain name: it must not lead out of the results' folder."""
     if not is_plain_name(name) or name in ("submission", "results.md", "results.json"):
         raise SettingsError(f"name: a task cannot be called {name[:60]!r}, which is no name of a folder. Say name=….")
     for file in source.submission.values():
@@ -331,7 +331,7 @@ def refuse_names(name: str, source: SourceSettings) -> None:
 
 
 def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:
-    """Questions about contexts and lists of words are known by their columns; everything else is classification."""
+    """Recognises questions about contexts and lists of words by their columns; everything else is left to classification."""
     nested = nested_layout(file)
     row: Row = {} if nested else next(read_rows(file, malformed={}), {})
     if nested or ({"question", "context", "answers"} <= row.keys() and not tree.keys() & {"text", "label"}):
@@ -353,7 +353,7 @@ def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:
 
 
 def guess_tags(tree: dict[str, Any], file: Path) -> list[str]:
-    """How the first thousand rows write their spans, where that is not the usual way."""
+    """Sets the scheme by which the first thousand rows write their spans, if it is not the default, iob2."""
     column = tree.get("tags", tree.get("label", "tags"))
     read = (row.get(column) for row in islice(read_rows(file, malformed={}), ROWS_GUESSED_BY))
     scheme = guess_scheme({tag for tags in read if is_texts(tags) for tag in tags})
@@ -364,7 +364,7 @@ def guess_tags(tree: dict[str, Any], file: Path) -> list[str]:
 
 
 def place(tree: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettings, MethodSettings]:
-    """Keys are flat for people: each belongs to the kind of task or to the method, by its name."""
+    """Sorts the flat keys that people write into the settings of the kind of task and those of the method."""
     kind = settings_class(tree.get("kind", "classification"))
     tree = kind.named_columns(tree)
     known = [*kind.model_fields, *MethodSettings.model_fields, *SourceSettings.model_fields]
@@ -378,7 +378,7 @@ def place(tree: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettin
 
 
 def guess(tree: dict[str, Any], file: Path, rows: Sequence[Row]) -> list[str]:
-    """Fills in columns and kind that are not set, and says what it chose."""
+    """Fills in columns and kind that are not set, and returns lines that say what it chose."""
     if not rows:
         raise DataError(f"{file} has no rows. At least two different ones are needed.")
     notes: list[str] = []
@@ -403,7 +403,7 @@ def guess(tree: dict[str, Any], file: Path, rows: Sequence[Row]) -> list[str]:
 
 
 def classes_in_words(kind: str, values: Sequence[Any], separator: str) -> str:
-    """How many, and which may have been meant as several."""
+    """How many classes there are, with an example of one that may have been meant as several."""
     if kind == "regression":
         return ""
     labels = [value for value in values if value is not None]
@@ -417,9 +417,9 @@ def classes_in_words(kind: str, values: Sequence[Any], separator: str) -> str:
 def find_files(
     name: str, source: str, names: Mapping[str, str], any_file: bool, own: Collection[str] = ()
 ) -> dict[str, Path]:
-    """split -> file. A file is named by its path, by its name, or by the beginning of its name, `a|b` meaning b where
-    there is no a; of several that begin so, none is chosen for the user. Column files may be called anything.
-    `own` are the splits whose names are the user's, and may be paths from the current folder."""
+    """split -> file. A file is given by its path, its name, or the beginning of its name; `a|b` means b if there is no a. If
+    several names begin that way, the user must choose. Column files (`any_file`) may have any name. `own` are the splits
+    whose names come from the user, which may be paths from the current folder."""
     if not source:
         raise SettingsError(f"where are the files of {name}? Add data=FOLDER, with train, dev and test files in it.")
     data = Path(source)
@@ -452,7 +452,7 @@ def find_files(
 
 
 def plain(name: str) -> str:
-    """The official folder of stsb is called STS-B."""
+    """Letters and digits only, in lower case: the official folder of stsb is called STS-B."""
     return "".join(filter(str.isalnum, name)).lower()
 
 
@@ -469,8 +469,8 @@ def find_file(split: str, prefixes: Sequence[str], places: Sequence[Path], table
 
 
 def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Row]], dict[str, list[int]]]:
-    """A tenth of the different rows of train, chosen by their hash: the same whatever their order, and no row that is
-    there twice, in whatever case, ends up on both sides. The only rows of a class stay in train. With the numbers that the rows had."""
+    """Splits a tenth of the distinct rows off train, chosen by their hash: the same rows whatever their order, and no two rows that
+    differ only in case end up on both sides. The only rows of a class stay in train. Also returns the numbers that the rows had."""
     rows = splits["train"]
     keys = (task.row_key(row).encode("utf-8", "replace") for row in rows)
     families, first = [task.family(row) for row in rows], dict[Hashable, bytes]()
@@ -478,7 +478,7 @@ def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Ro
         place = hashlib.blake2b(key, digest_size=8).digest()
         first[family] = min(place, first.get(family, place))
     places = [first[family] for family in families]
-    if len(set(places)) < 2:  # all alike, or their columns are missing, which is said with all other problems
+    if len(set(places)) < 2:  # all alike, or their columns are missing, which is reported with all other problems
         places = [number.to_bytes(8) for number in range(len(places))]
     classes: dict[bytes, set[str]] = {place: set() for place in sorted(set(places))}
     for place, row in zip(places, rows, strict=True):
@@ -499,7 +499,7 @@ def split_dev(task: TaskSettings, splits: Splits) -> tuple[dict[str, Sequence[Ro
 
 
 def describe_files(plan: Plan) -> list[dict[str, Any]]:
-    """Each split with its file and rows, and whether that is the official set's size; None where that is not known."""
+    """Each split with its file and number of rows, and whether that is the official set's size (None if unknown)."""
     entries = []
     for split, rows in plan.splits.items():
         file = plan.files[split].name if split in plan.files else SPLIT_OFF
@@ -516,13 +516,13 @@ def file_line(entry: Mapping[str, Any]) -> str:
     return line + (", the official set's size" if entry["official"] else "")
 
 
-# What is wrong with rows
+# Problems of rows
 
 
 def table_problems(
     task: Task, splits: Splits, malformed: Mapping[str, Mapping[int, str]], numbers: Mapping[str, Sequence[int]]
 ) -> list[Problem]:
-    """Rows that could not be read, then what is wrong with the others, each by the number it has in its file."""
+    """Rows that could not be read, then the problems of the others, each with its row number in the file."""
     unread = [Problem(split, row, text) for split, texts in malformed.items() for row, text in texts.items()]
     places = {(problem.split, problem.row) for problem in unread}
     others = (problem.renumbered(numbers) for problem in task.problems(splits))
@@ -530,15 +530,15 @@ def table_problems(
 
 
 def read_answered(task: Task, file: Path) -> list[Row]:
-    """Rows to score a task on, which all have their answers."""
+    """Reads the rows to score a task on; all of them must have answers."""
     rows, malformed = task.settings.read(file)
     refuse(table_problems(task, {"dev": rows}, {"dev": malformed}, {}))
     return rows
 
 
 def plan_problems(plan: Plan, task: Task) -> list[Problem]:
-    """What keeps a plan from being carried out. Official sets are used as they are: rows that they have in train and in dev
-    are said, and not refused."""
+    """What keeps a plan from being carried out. Official sets are used as they are: rows that they have both in train and in
+    another split are logged, not refused."""
     problems = table_problems(task, plan.splits, plan.malformed, plan.numbers)
     official = {entry["split"] for entry in describe_files(plan) if entry["official"]}
     shared = {it for it in problems if it.other and it.split != it.other[0] and {it.split, it.other[0]} <= official}
@@ -549,7 +549,8 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
 
 
 def refuse(problems: Sequence[Problem], remedies: Collection[str] = ()) -> None:
-    """Nothing where there are none. What is wrong with many rows alike is one line, with all of them the first. `remedies` are for many of them at once."""
+    """Raises a DataError if there are problems. A problem that many rows share is one line, and problems of a whole split come
+    first. `remedies` are lines that each serve many problems."""
     if not problems:
         return
     alike: dict[object, list[Problem]] = {}

@@ -1,7 +1,7 @@
 """Using a fine-tuned model: predictions for a file of any size, metrics on a file with answers.
 
-The answer to a row is in the column `prediction`, whatever the kind of task; what else is said has columns of its own, and
-a file that has such columns already is refused: nothing of the file is overwritten.
+The answer to a row is in the column `prediction`, whatever the kind of task; scores and the like have columns of their own. A
+file that already has such columns is refused: no column of the file is overwritten.
 """
 
 import json
@@ -36,7 +36,7 @@ CHUNK, CHUNK_CHARACTERS = 4096, 1 << 24
 
 @dataclass(frozen=True)
 class Predicted:
-    """Where the answers are, how many, and how many rows had to be cut to fit, in words."""
+    """Where the answers are, how many, how many rows were cut to fit, and what that means in words."""
 
     out: list[Path]
     rows: int
@@ -45,8 +45,8 @@ class Predicted:
 
 
 class Predictor:
-    """Answers rows, a chunk after the other, and counts them: one network, or several seeds of it by the mean of their outputs.
-    `columns` are those of the rows at hand, where they are called otherwise than in training."""
+    """Answers rows chunk by chunk and counts them, with one network or with the mean outputs of several seeds. `columns` names the
+    columns of the rows if they differ from those in training."""
 
     def __init__(self, *models: TaskModel, columns: Mapping[str, Any] | None = None):
         self.models, task = models, models[0].task.of_seeds([it.task.settings for it in models])
@@ -68,7 +68,7 @@ class Predictor:
 
 
 def load_predictor(folder: Path, columns: Mapping[str, Any] | None = None) -> Predictor:
-    """A fine-tuned folder, or the folder of a task, in which every seed has one."""
+    """Loads one fine-tuned folder, or all seeds in the folder of a task."""
     models = {it: load_task_folder(it) for it in seed_folders(folder).values()}
     models = models or {folder: load_classifier(folder, columns or {})}
     refuse_unlike(models)
@@ -76,14 +76,14 @@ def load_predictor(folder: Path, columns: Mapping[str, Any] | None = None) -> Pr
 
 
 def load_classifier(folder: Path, columns: Mapping[str, Any]) -> TaskModel:
-    """A folder of ours, or one that somebody made with transformers."""
+    """Loads a folder of ours, or a classifier that somebody made with transformers."""
     if (folder / TASK_FILE).is_file() or not (folder / "config.json").is_file():
         return load_task_folder(folder)
     return adopt_classifier(folder, columns)
 
 
 def predict_lines(model: Path, lines: Sequence[str], columns: Mapping[str, Any]) -> list[Prediction]:
-    """Of texts that are in no table. A line is a row; its two texts, where there are two, have a tab between them."""
+    """Predictions for texts that are not in a table: each line is a row; two texts are separated by a tab."""
     predictor = load_predictor(model, columns)
     return predictor([predictor.task.settings.row_of(line) for line in lines])
 
@@ -97,8 +97,8 @@ def predict_file(
     force: bool = False,
     escape_formulas: bool = False,
 ) -> Predicted:
-    """Each row with its prediction, in the order and the format of the file; a chunk at a time. Only with `force` is a file
-    that is there already overwritten."""
+    """Writes each row with its prediction, in the order and the format of the file, a chunk at a time. An existing file is
+    overwritten only with `force`."""
     predictor = load_predictor(model, columns)
     layout = predictor.task.settings.layout(file)
     if layout == "table" and out is None and file.is_file() and not tables.is_table(file):
@@ -151,7 +151,7 @@ def row_characters(row: Row) -> int:
 
 
 def predict_columns(predictor: Predictor, file: Path, target: Path) -> None:
-    """The lines of the file, with a last column for the tags."""
+    """Writes the lines of the file with a last column for the tags."""
     settings = predictor.task.settings
     words = {name: settings.file_columns[name] for name in settings.input_columns}
     with whole_file(target) as out:
@@ -165,8 +165,8 @@ def predict_columns(predictor: Predictor, file: Path, target: Path) -> None:
 
 
 def predict_squad(predictor: Predictor, file: Path, target: Path, probabilities: bool) -> list[Path]:
-    """{id: answer}, as the official evaluators read it; the n-best lists, and the null score differences which the
-    evaluator of 2.0 calls na-prob, are files beside it."""
+    """Writes {id: answer}, as the official evaluators read it. With `probabilities`, the n-best lists and the null score
+    differences (na-prob in the evaluator of 2.0) are files beside it."""
     if tables.table_format(target) != "json":
         raise SettingsError(
             f"{target}: answers to a file in SQuAD's or MRQA's layout are .json. Choose another out.", ("out",)
@@ -185,8 +185,8 @@ def predict_squad(predictor: Predictor, file: Path, target: Path, probabilities:
 
 
 def input_problems(task: Task, rows: Rows, before: int) -> list[Problem]:
-    """What keeps rows from being answered; `before` is how many rows the file has before them. Answers are not asked
-    for, and an empty text is answered too."""
+    """Problems that keep rows from being answered; `before` is how many rows of the file come before them. The rows need no
+    answers, and an empty text is answered too."""
     settings = task.settings
     if absent := missing_columns("", rows, settings.input_columns):
         return absent
@@ -220,7 +220,7 @@ def beside(path: Path, what: str) -> Path:
 
 
 def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """All metrics on a file with answers, beside those of its own most frequent answer, and the tables of its classes."""
+    """All metrics on a file with answers, those of its own most frequent answer for comparison, and the tables of its classes."""
     predictor = load_predictor(model, columns)
     task = predictor.task
     if file.is_file() and file_sha256(file) in [it.note.get("train_sha256") for it in predictor.models]:

@@ -1,9 +1,9 @@
-"""Two ways to point at an answer: transformers' (start and end on their own) and the paper's (end given the start); windows
-over a context that is too long for the network; and the way back from outputs to text.
+"""Two heads that point at an answer: transformers' (start and end independently) and the paper's (end given the start); windows
+over a context that is too long for the network; and decoding from outputs to text.
 
-A target is a pair of positions; (0, 0), the [CLS], says that the window holds no answer. Only the context and
+A target is a pair of positions; (0, 0), the [CLS], says that the window has no answer. Only the context and
 position 0 can be pointed at. In the original, and so here, "context" includes its closing [SEP], because that is
-segment 1 as well; decoding never ends an answer there. Answers are always cut from the original context by character
+in segment 1 too; decoding never ends an answer there. Answers are always cut from the original context by character
 offsets, never joined again from tokens.
 """
 
@@ -24,9 +24,9 @@ from electra.model.heads import in_float32
 from electra.model.linear import Linear
 
 WIDTH = 512
-"""Of the hidden layers of the joint head, whatever the size of the encoder."""
+"""The width of the joint head's hidden layers, whatever the size of the encoder."""
 NOTHING_FOUND = 1e6
-"""The null score difference where no answer could be cut at all."""
+"""The null score difference if no window has any possible answer."""
 Hidden = Float[Tensor, "batch seq hidden"]
 Allowed = Bool[Tensor, "batch seq"]
 """Which positions can be pointed at."""
@@ -40,8 +40,8 @@ def pointable(batch: Batch) -> Allowed:
 
 
 class PlainHead(nn.Module):
-    """Two logits a token, as transformers' classes for question answering have them. They leave raw, as there; what cannot
-    be pointed at is masked in the loss, as in the original (transformers does not), and in decoding."""
+    """Two logits per token, as in transformers' question answering classes, and unmasked as there. Positions that cannot be
+    pointed at are masked in the loss, as in the original (transformers does not), and in decoding."""
 
     reads_first_only = False
 
@@ -55,12 +55,12 @@ class PlainHead(nn.Module):
 
 
 class JointHead(nn.Module):
-    """p(start) from one dense layer; p(end | start) from dense(gelu(dense([h_start ; h]))), with the true start while
-    training and with each of the `beam` most probable ones otherwise. Where questions may have no answer, a third
+    """p(start) from one dense layer; p(end | start) from dense(gelu(dense([h_start ; h]))), with the true start during
+    training and with each of the `beam` most probable ones otherwise. If questions may have no answer, a third
     output is the logit of "there is none": dense(gelu(dense([h_0 ; Σ_t p(start = t) h_t]))).
 
-    Every matrix is Glorot's, as in the original. [h_start ; h] is never built: the layer's halves are applied to
-    h_start and to h, so that beam × positions vectors cost one sum each."""
+    Every matrix has Glorot initialisation, as in the original. [h_start ; h] is never built: the halves of the layer are
+    applied to h_start and to h, so that each of the beam × positions vectors costs one sum."""
 
     reads_first_only = False
 
@@ -76,7 +76,7 @@ class JointHead(nn.Module):
         self.answerability = answerability
 
     def forward(self, hidden: Hidden, batch: Batch) -> dict[str, Tensor]:
-        """With targets: masked logits of start, and of end given the true start. Without: the beam. `null` in both."""
+        """With targets: masked logits of the start, and of the end given the true start. Without: the beam. `null` in both cases."""
         allowed = pointable(batch)
         start = in_float32(self.start, hidden).squeeze(-1).masked_fill(~allowed, -torch.inf)
         if batch.targets:
@@ -99,7 +99,7 @@ class JointHead(nn.Module):
         return torch.stack(logits, 1).masked_fill(~allowed[:, None], -torch.inf)
 
     def search(self, hidden: Hidden, start: Float[Tensor, "batch seq"], allowed: Allowed) -> dict[str, Tensor]:
-        """The `beam` best starts and for each the `beam` best ends, with log p(start) + log p(end | start). Where less
+        """The `beam` best starts and for each the `beam` best ends, with log p(start) + log p(end | start). If fewer
         than `beam` positions can be pointed at, the rest of the beam has end 0 and score 0: no span ends there."""
         width = min(self.beam, start.shape[1])
         start_scores, starts = start.log_softmax(-1).topk(width)
@@ -110,9 +110,9 @@ class JointHead(nn.Module):
 
 
 def span_loss(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], answerability: float) -> Float[Tensor, ""]:
-    """(CE(start) + CE(end)) / 2, and `answerability` times the BCE of "no answer in this window" where there is such an
-    output. Means over the batch; the original sums. It labels a window that misses the answer of an answerable question
-    "has an answer"; as the window least sure of "none" decides for the question, ours is "none"."""
+    """(CE(start) + CE(end)) / 2, plus `answerability` times the BCE of "no answer in this window" if there is such an
+    output. Means over the batch; the original sums. For a window without the answer of an answerable question, the original's
+    label is "has an answer"; ours is "none", because the window least sure of "none" decides for the question."""
 
     def cross_entropy(which: str) -> Tensor:
         logits = outputs[f"{which}_logits"]
@@ -127,13 +127,13 @@ def span_loss(outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], answ
     return loss
 
 
-# Windows, and outputs -> text
+# Windows; from outputs to text
 
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """Part of a context in one sequence: the position of its first token there, where each token begins and ends in the
-    context, in characters, and whether this window sees most around it, so that answers that start there are taken from here."""
+    """Part of a context in one sequence: the position of its first token there, where each token begins and ends in the context, in
+    characters, and which tokens it owns: those it sees most around. Answers that start at one are taken from this window only."""
 
     position: int
     offsets: Int[np.ndarray, "tokens 2"]
@@ -141,7 +141,7 @@ class ContextWindow:
 
 
 class Candidates(NamedTuple):
-    """Possible answers: places in the context, in characters, with their scores, the best first."""
+    """Possible answers of a window: their scores, and where they begin and end in the context, in characters."""
 
     scores: Float[np.ndarray, "spans"]
     begins: Int[np.ndarray, "spans"]
@@ -149,15 +149,15 @@ class Candidates(NamedTuple):
 
 
 def window_places(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """(first token, number of tokens) of each window: every token is in one, also where the stride exceeds the room."""
+    """(first token, number of tokens) of each window. Every token is in one, even if the stride exceeds the room."""
     step = min(room, stride)
     firsts = range(0, max(1, tokens - room + step), step) if tokens else ()
     return [(first, min(room, tokens - first)) for first in firsts]
 
 
 def owners(tokens: int, places: Sequence[tuple[int, int]]) -> Int[np.ndarray, "tokens"]:
-    """For each token the window in which the smaller of its left and right context is largest, plus a hundredth of the
-    window's size, as in BERT; the first of equals."""
+    """For each token the window in which the smaller of its left and right context, plus a hundredth of the window's size,
+    is largest, as in BERT; the first if several are equal."""
     best = np.full(tokens, -1.0)
     owner = np.zeros(tokens, np.int64)
     for number, (first, size) in enumerate(places):
@@ -184,8 +184,8 @@ def independent_spans(window: ContextWindow, outputs: Outputs, longest: int, mos
 
 
 def beam_spans(window: ContextWindow, outputs: Outputs, longest: int) -> Candidates:
-    """The spans of the beam that lie in the window and are not too long; as in the original, starts and ends outside
-    the context, and ends before their start, are dropped only here."""
+    """The spans of the beam that are inside the window and not too long. As in the original, starts and ends outside the
+    context, and ends before their start, are dropped only here."""
     beam = np.broadcast_to(outputs["starts"][:, None], outputs["ends"].shape)
     assert (beam % 1 == 0).all(), "beams hold positions: combine several models by average(), not by mean outputs"
     starts, ends = (part.astype(np.int64).ravel() - window.position for part in (beam, outputs["ends"]))
@@ -226,7 +226,7 @@ def n_best(context: str, windows: Iterable[Candidates], most: int) -> list[dict[
 
 
 def prediction(answers: list[dict[str, Any]], null_difference: float | None, threshold: float) -> Prediction:
-    """The columns of one question. `null_difference` is None where every question has an answer; otherwise the answer
+    """The columns of one question. `null_difference` is None if every question has an answer; otherwise the prediction
     is "" if it exceeds the threshold. `span` is the best answer whatever the threshold."""
     best = answers[0] if answers else {"text": "", "probability": 0.0}
     refused = null_difference is not None and null_difference > threshold
@@ -236,8 +236,8 @@ def prediction(answers: list[dict[str, Any]], null_difference: float | None, thr
 
 
 def average(members: Sequence[Sequence[Prediction]], most: int, threshold: float) -> list[Prediction]:
-    """An ensemble: the predictions of several models about the same rows become one. A text gets the mean of its
-    probabilities (0 where it is not among a member's n-best), the null score differences get theirs."""
+    """Averages the predictions of several models for the same rows. A text gets the mean of its probabilities (0 for a member
+    that does not have it among its n-best), the null score difference is the mean of the members'."""
     together = []
     for predictions in zip(*members, strict=True):
         sums: dict[str, dict[str, Any]] = {}

@@ -1,14 +1,14 @@
-"""Questions whose answer is a span of a given context, as in SQuAD 1.1 and 2.0: their files, their windows, their scores.
+"""Questions whose answer is a span of a given context, as in SQuAD 1.1 and 2.0: their files, windows and scores.
 
-Exact match and F1 of answers, as SQuAD's evaluators 1.1 and 2.0 define them. Shares of one, not percent.
+Scores are exact match and F1 as SQuAD's evaluators 1.1 and 2.0 define them, from 0 to 1, not in percent.
 
-An answer is compared after lowering its case, dropping the 32 ASCII punctuation marks (and no others: “ and 。 stay), the
+Answers are compared after lowering their case, dropping the 32 ASCII punctuation marks (and no others: “ and 。 stay), the
 words a, an and the, and superfluous whitespace, in this order. F1 is that of the two bags of words that remain. A
 question gets the best score over its true answers, a set of questions the mean.
 
-The evaluators disagree about answers of which nothing remains. In 1.1 two of them match exactly but share no word, so
+The evaluators disagree about answers of which nothing remains. In 1.1 two such answers match exactly but share no word, so
 F1 is 0. In 2.0 the empty answer means "there is none": F1 is 1 if both are empty, and a true answer of which nothing
-remains does not count as one.
+remains is ignored.
 """
 
 import math
@@ -55,11 +55,11 @@ from electra.finetuning.question_heads import ContextWindow, JointHead, PlainHea
 from electra.model import EncoderSettings, question_head
 
 _AT_ONCE = 1024
-"""Texts handed to the tokenizer in one go: its full encodings are large."""
+"""Texts per call of the tokenizer, whose full encodings are large."""
 ACCEPTED = "accepted"
-"""What a row of MRQA is scored against."""
+"""The column with all texts that MRQA accepts as an answer, for scoring."""
 _CANDIDATES = 10
-"""Spans kept of each window for one place in the n-best list: many spans have the same text."""
+"""Spans kept per window for each entry of the n-best list, because many spans have the same text."""
 
 
 class TrueAnswer(NamedTuple):
@@ -70,13 +70,13 @@ class TrueAnswer(NamedTuple):
 Tokens = tuple[list[int], Int[np.ndarray, "tokens 2"]]
 """Ids, and where each token begins and ends in its text, in characters."""
 Answers = list[TrueAnswer] | None
-"""Empty where a question has none, None where nothing is said about them."""
+"""Empty if the question has no answer, None if the answers are unknown."""
 
 
 class SpanSettings(TaskSettings):
     """`head`: "plain" is transformers' (two logits per token), "joint" the paper's (the end given the start, found by a beam;
-    where `has_unanswerable`, with a classifier weighted by `answerability`). `doc_stride` is how many tokens a window begins
-    after the one before it. An answer is "" where the null score difference exceeds `null_threshold`; "dev" is the best one
+    with `has_unanswerable`, also a classifier whose loss is weighted by `answerability`). Each window begins `doc_stride` tokens
+    after the one before it. An answer is "" if the null score difference exceeds `null_threshold`; "dev" is the best threshold
     for the dev set's headline, found after training and saved with the model."""
 
     kind: Literal["span"] = "span"
@@ -129,7 +129,7 @@ class SpanSettings(TaskSettings):
         return (note,) if self.null_threshold == "dev" else ()
 
     def row_key(self, row: Row) -> str:
-        """Questions about one paragraph stay together: their answers are in the same text."""
+        """The context: questions about one paragraph stay together, because their answers are in the same text."""
         return str(row.get("context"))
 
     def family(self, row: Row) -> Hashable:
@@ -197,7 +197,7 @@ class SpanTask(Task):
                     yield Problem(split, number, f"has the id {name!r} of", (split, first[name]))
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
-        """Windows of all rows, and of how many rows the question was cut. Contexts are never cut."""
+        """Returns the windows of all rows, and how many rows had their question cut. Contexts are never cut."""
         different = list(dict.fromkeys(row["context"] for row in rows))
         contexts = dict(zip(different, self._tokens(different), strict=True))
         examples: list[Example] = []
@@ -240,8 +240,8 @@ class SpanTask(Task):
         return span_loss(outputs, targets, self.settings.answerability)
 
     def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
-        """prediction, score (its probability among the n-best), null_score_difference where there may be no answer. A
-        context without tokens has no window, and so no answer."""
+        """Columns: prediction, score (its probability among the n-best), null_score_difference if there may be no answer, span,
+        n_best. A context without tokens has no window, and so no answer."""
         windows: list[list[tuple[ContextWindow, Outputs]]] = [[] for _ in rows]
         for example, output in zip(examples, outputs, strict=True):
             windows[example.row].append((example.notes, output))
@@ -258,8 +258,8 @@ class SpanTask(Task):
         return question_heads.prediction(answers, nulls, self.threshold)
 
     def _null_difference(self, answers: Sequence[Mapping[str, Any]], outputs: Sequence[Outputs]) -> float:
-        """The window that is least sure of "no answer" decides: one that has the answer is enough. Joint: its logit.
-        Plain: the score of [CLS] as start and end, less that of the best answer."""
+        """How much "no answer" is preferred. The window that is least sure of it decides: one window with the answer is enough.
+        Joint head: its logit. Plain head: the score of [CLS] as start and end, minus that of the best answer."""
         if not answers:
             return question_heads.NOTHING_FOUND
         if self.settings.head == "plain":
@@ -268,7 +268,7 @@ class SpanTask(Task):
         return min(float(output["null"]) for output in outputs)
 
     def ensemble(self, rows: Rows, examples: Examples, runs: Sequence[Sequence[Outputs]]) -> list[Prediction]:
-        """The beams of two joint heads hold different spans and have no mean: each answer gets its mean probability."""
+        """The beams of joint heads have different spans, so their outputs have no mean: each answer gets its mean probability instead."""
         if self.settings.head == "plain":
             return super().ensemble(rows, examples, runs)
         members = [self.predict(rows, examples, outputs) for outputs in runs]
@@ -297,12 +297,12 @@ class SpanTask(Task):
         return wrong
 
     def majority(self, rows: Rows) -> Answering | None:
-        """No answer to any question, where that can be right."""
+        """Says "no answer" to every question, if that can be right."""
         nothing = {"prediction": "", "span": "", "null_score_difference": question_heads.NOTHING_FOUND}
         return (lambda asked: [nothing for _ in asked]) if self.settings.has_unanswerable else None
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
-        """The majority, and the likest sentence, the less sure the less it shares."""
+        """The majority, and the sentence most like the question; the less it shares with it, the surer is "no answer"."""
         from electra.finetuning.baselines import MAJORITY, WORDS, LikestSentence
 
         likest = LikestSentence(row["context"] for row in train)
@@ -316,11 +316,11 @@ class SpanTask(Task):
 
     @property
     def threshold(self) -> float:
-        """0 until it is fitted."""
+        """The null threshold: 0 until it is fitted."""
         return 0.0 if self.settings.null_threshold == "dev" else self.settings.null_threshold
 
     def fitted(self, scores: Mapping[str, float]) -> "SpanTask":
-        """The same task with the threshold that was best on dev, where the settings ask for that."""
+        """The same task with the threshold that was best on dev, if the settings ask for that."""
         if self.settings.null_threshold != "dev":
             return self
         return self.with_threshold(scores[f"best_{self.settings.metric}_threshold"])
@@ -334,15 +334,15 @@ class SpanTask(Task):
 
 
 def token_span(offsets: Int[np.ndarray, "tokens 2"], answer: TrueAnswer) -> tuple[int, int] | None:
-    """First and last of the tokens that share a character with the answer, or None. Where an answer begins or ends
-    inside a token, "Japan" in "japanese", the whole token is taken."""
+    """The first and the last token that share a character with the answer, or None. If an answer begins or ends
+    inside a token ("Japan" in "japanese"), the whole token is taken."""
     first = int(np.searchsorted(offsets[:, 1], answer.start, "right"))
     last = int(np.searchsorted(offsets[:, 0], answer.start + len(answer.text), "left")) - 1
     return (first, last) if first <= last else None
 
 
 def target_in(spans: Sequence[tuple[int, int] | None], first: int, size: int, position: int) -> tuple[int, int]:
-    """Where the first answer that is wholly in the window starts and ends in the sequence; (0, 0) if none is."""
+    """Where the first answer that is entirely in the window starts and ends in the sequence; (0, 0) if there is none."""
     for span in spans:
         if span is not None and first <= span[0] and span[1] < first + size:
             return span[0] - first + position, span[1] - first + position
@@ -353,8 +353,8 @@ def target_in(spans: Sequence[tuple[int, int] | None], first: int, size: int, po
 
 
 def nested_layout(path: Path) -> Literal["squad", "mrqa"] | None:
-    """Whether a file has articles of paragraphs of questions, or contexts with their questions, and not one question a row.
-    Inside a text the quotes of `"data"` would be written as \\"."""
+    """Whether a file has articles of paragraphs of questions (squad) or contexts with their questions (mrqa); None for one question
+    per row. Text cannot be mistaken for the key `"data"`, since quotes in it are written as \\"."""
     with open_table(path) as source:
         head = source.stream.peek(1 << 16)[: 1 << 16].lstrip()
     if head.startswith(b"{") and re.search(rb'"data"\s*:\s*\[', head):
@@ -364,8 +364,8 @@ def nested_layout(path: Path) -> Literal["squad", "mrqa"] | None:
 
 
 def read_mrqa(path: Path) -> list[Row]:
-    """The questions of a file of the MRQA shared task: a line for each context, after one with a header. An answer is wherever
-    it was detected, and scored against all texts that are accepted, which need not be in the context."""
+    """The questions of a file of the MRQA shared task: a header line, then one line per context. An answer is at every place where
+    it was detected; scores compare with all accepted texts, which need not be in the context."""
     rows: list[Row] = []
     with open_table(path) as source:
         for number, content, problem in json_lines(source, "strict", "Convert it"):
@@ -398,7 +398,7 @@ def _mrqa_questions(content: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def spanned(context: str, text: str, first: int, last: int) -> str:
-    """What the context has there, `last` included, should that be written otherwise than the answer."""
+    """The text of the answer, or what the context has from `first` to `last` inclusive if that is written differently."""
     return text if context.startswith(text, first) else context[first : last + 1]
 
 
@@ -437,7 +437,7 @@ def _questions(path: Path, content: Any) -> Iterator[Row]:
 
 
 def true_answers(row: Row) -> Answers:
-    """Of a list of {text, answer_start} as in SQuAD's files, or {text: […], answer_start: […]} as `datasets` has it."""
+    """Reads a list of {text, answer_start} as in SQuAD's files, or {text: […], answer_start: […]} as in `datasets`."""
     if row.get("is_impossible"):
         return []
     match row.get("answers"):
@@ -450,7 +450,7 @@ def true_answers(row: Row) -> Answers:
 
 
 def by_id(rows: Rows, predictions: Sequence[Prediction], column: str = "prediction") -> dict[str, Any]:
-    """{id: answer}, what the official evaluators and the submission site read; "" is "no answer"."""
+    """{id: answer}, as the official evaluators and the submission site read it; "" is "no answer"."""
     return {str(row["id"]): it[column] for row, it in zip(rows, predictions, strict=True)}
 
 
@@ -470,20 +470,20 @@ def normalise(text: str) -> str:
 
 
 def overlap(prediction: str, truth: str) -> float:
-    """F1 = 2 |P ∩ T| / (|P| + |T|) of two normalised answers as bags of words; 0 where one is empty."""
+    """F1 = 2 |P ∩ T| / (|P| + |T|) of two normalised answers as bags of words; 0 if one is empty."""
     words, true_words = prediction.split(), truth.split()
     shared = (Counter(words) & Counter(true_words)).total()
     return 2 * shared / (len(words) + len(true_words)) if shared else 0.0
 
 
 def score1(prediction: str, truths: Sequence[str]) -> Pair:
-    """One question, evaluator 1.1. Every question has a true answer there."""
+    """The score of one question by evaluator 1.1, where every question has a true answer."""
     answer, accepted = normalise(prediction), [normalise(truth) for truth in truths]
     return Pair(float(answer in accepted), max(overlap(answer, truth) for truth in accepted))
 
 
 def score2(prediction: str, truths: Sequence[str]) -> Pair:
-    """One question, evaluator 2.0. No true answer: only the empty one is right."""
+    """The score of one question by evaluator 2.0. Without a true answer only the empty one is right."""
     answer = normalise(prediction)
     accepted = [words for truth in truths if (words := normalise(truth))] or [""]
     exact = float(answer in accepted)
@@ -502,9 +502,9 @@ def squad1(predictions: Sequence[str], truths: Sequence[Sequence[str]]) -> dict[
 def squad2(
     predictions: Sequence[str], truths: Sequence[Sequence[str]], null_scores: Sequence[float], threshold: float
 ) -> dict[str, float]:
-    """`predictions` are the best answers found; where `null_scores` exceeds the threshold, "no answer" is predicted
-    instead. `best_…` says what the best threshold for these very questions would have given: an upper bound, unless
-    the threshold is then used for other questions."""
+    """All scores of evaluator 2.0. `predictions` are the best answers found; if a null score exceeds the threshold, "no answer"
+    is predicted instead. `best_…` is the score with the best threshold for these very questions: an upper bound, unless the
+    threshold is then used for other questions."""
     raw, has_answer = list(map(score2, predictions, truths)), list(map(bool, truths))
     final = [
         Pair(float(not has), float(not has)) if null > threshold else pair
@@ -525,10 +525,10 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The best mean score that a threshold can give, and the lowest such threshold among the null scores.
 
-    Beginning with "no answer" everywhere, questions are let through in the order of their null scores. Two differences
-    from the official evaluator, both because its number could not be reached: questions with equal null scores
-    go through together, and one whose prediction is only an article (right, as it says nothing) costs nothing. The
-    threshold that lets nothing through is 0 there, which needs null scores above 0; here it is below all of them."""
+    Starting from "no answer" everywhere, questions are answered in the order of their null scores. We differ from the official
+    evaluator in two ways, both because no threshold reaches its number: questions with equal null scores are answered together,
+    and one whose prediction is only an article (right, as it says nothing) costs nothing. The threshold that answers no
+    question is 0 there, which assumes null scores above 0; here it is below all of them."""
     total = float(len(scores) - sum(has_answer))
     best, at = total, min(0.0, math.nextafter(min(null_scores), -math.inf))
     order = sorted(range(len(scores)), key=lambda question: null_scores[question])

@@ -1,5 +1,5 @@
-"""Finished runs -> results.md for people, results.json for programs, curves and submissions; and what must not change under
-a folder of runs."""
+"""From finished runs to results.md for people, results.json for programs, curves and submissions; and the check that all runs of
+a folder have the same settings."""
 
 import logging
 import statistics
@@ -37,13 +37,13 @@ from electra.train.log import plot_scores
 log = logging.getLogger(__name__)
 RESULT, ALL_RESULTS = "result.json", "results.json"
 WRONG, MOST_WRONG = "wrong.jsonl", 1000
-"""The dev rows that the ensemble got wrong, the surest first: to be looked at."""
+"""The dev rows that the ensemble got wrong, the surest first, for people to look at."""
 SETTINGS = "settings.json"
 MODEL_SHA256, TOGETHER, FILES = "model_sha256", "together.", "files."
 AGAIN = "Restore it, or remove the folder to train that seed again"
 SEARCHED = ("lr", "epochs", "layer_decay", "pooling")
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
-"""The eight of the paper's mean: WNLI is left out."""
+"""The eight tasks of the paper's mean, which leaves out WNLI."""
 
 
 def run_folder(out: Path, name: str, seed: int) -> Path:
@@ -56,7 +56,7 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
         return
     remedy = "restore it, or remove the folder to train again"
     stored = read_object(path, remedy)
-    try:  # older ones lack newer keys
+    try:  # older settings lack newer keys
         for part, kind in (("method", MethodSettings), ("task", settings_class(stored["task"]["kind"]))):
             stored[part] = config.dump(config.validate(kind, stored[part]))
     except (KeyError, TypeError, SettingsError) as error:
@@ -68,7 +68,7 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def other_runs(name: str, stored: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """What sets the runs of a folder apart, in words where only hashes could be shown; nothing where they are alike."""
+    """How the runs of a folder differ from these settings, as clauses that name models and files, not hashes; empty if they do not."""
     before, now = config.flatten(bound(stored)), config.flatten(bound(settings))
     keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     clauses = []
@@ -92,7 +92,7 @@ def other_runs(name: str, stored: Mapping[str, Any], settings: Mapping[str, Any]
 
 
 def pack(outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
-    """Arrays of any shape, one after the other, with their shapes."""
+    """Concatenates the arrays of each output, which may differ in shape, and stores their shapes beside them."""
     packed = {}
     for name in outputs[0] if outputs else ():
         arrays = [np.asarray(output[name], np.float32) for output in outputs]
@@ -119,7 +119,7 @@ def unpack(packed: Mapping[str, np.ndarray]) -> list[Outputs]:
 
 
 class StoredRun(BaseModel):
-    """What is asked of a result.json."""
+    """What a result.json must have."""
 
     scores: dict[str, dict[str, Figure]]
     seconds: Figure
@@ -157,7 +157,7 @@ class StoredSearch(BaseModel):
 
 
 class StoredResult(BaseModel):
-    """What is asked of a task's entry in a results.json."""
+    """What a task's entry in a results.json must have."""
 
     metric: str
     runs: int
@@ -194,7 +194,7 @@ class StoredResult(BaseModel):
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """What a finished run says of itself."""
+    """The result.json of a finished run, checked."""
     content = read_object(folder / RESULT, AGAIN.lower())
     try:
         stored = StoredRun.model_validate(content)
@@ -224,8 +224,8 @@ def read_outputs(folder: Path, split: str, rows: int) -> list[Outputs]:
 
 
 def task_result(out: Path, planned: PlannedTask, others: Mapping[str, Encoded], baselines: Scores) -> dict[str, Any]:
-    """Over all finished seeds of a task: scores, those of the ensemble, submissions. `others` are the splits that
-    were not trained on, dev the first. `best` was chosen on the dev set that it is a score of."""
+    """The results over all finished seeds of a task, with scores of each and of the ensemble; writes submissions and mistakes.
+    `others` are the splits that were not trained on, dev first. `best` was chosen on the same dev set that it is a score of."""
     plan, task = planned.plan, planned.task
     folders = seed_folders(out / plan.name, RESULT)
     for folder in folders.values():
@@ -292,7 +292,7 @@ def task_result(out: Path, planned: PlannedTask, others: Mapping[str, Encoded], 
 def write_wrong(
     path: Path, columns: Sequence[str], rows: Rows, mistakes: Sequence[Mistake], numbers: Sequence[int] | None
 ) -> None:
-    """`numbers` are those that the rows have in their file, where they are not all of it."""
+    """Writes the surest mistakes. `numbers` are the row numbers in the file, if the rows are only a part of it."""
     lines = []
     for it in sorted(mistakes, key=lambda it: -it.confidence)[:MOST_WRONG]:
         row = rows[it.row]
@@ -303,7 +303,7 @@ def write_wrong(
 
 
 def earlier_results(out: Path) -> dict[str, dict[str, Any]]:
-    """What earlier commands said of their tasks."""
+    """The results of earlier commands, by task."""
     path = out / ALL_RESULTS
     content = read_or_set_aside(path) or {}
     tasks = content.get("tasks")
@@ -316,7 +316,7 @@ def earlier_results(out: Path) -> dict[str, dict[str, Any]]:
 def write_results(
     out: Path, model: str, results: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Every finished run of the folder: those of this command's tasks first, then what `earlier` commands said of theirs."""
+    """Writes the results of all finished runs of the folder: this command's tasks first, then those of `earlier` commands."""
     results = dict(results)
     for name in sorted({path.parents[1].name for path in out.glob(f"*/seed-*/{RESULT}")} - results.keys()):
         if name in earlier:
@@ -332,7 +332,7 @@ def write_results(
 
 
 def baselines_of(result: Mapping[str, Any], split: str = "dev") -> dict[str, dict[str, float]]:
-    """By name; none where the results are older than baselines."""
+    """The baselines' scores by name; empty for results that are older than baselines."""
     by_name: dict[str, dict[str, float]] = result.get("baselines", {}).get(split, {})
     return by_name
 
@@ -348,7 +348,7 @@ def plot_task(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def is_result(entry: object) -> bool:
-    """Whether an entry of results.json has what results.md is made of."""
+    """Whether an entry of results.json has everything that results.md needs."""
     try:
         StoredResult.model_validate(entry)
     except ValidationError:
@@ -357,7 +357,7 @@ def is_result(entry: object) -> bool:
 
 
 def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The mean of the medians over the eight tasks, when all are there, and which sets were not the official ones."""
+    """The mean of the medians over the eight tasks, if all are there, and which sets were not the official ones."""
     if not set(GLUE) <= results.keys():
         return None
     wrong = [f"{name} {entry['split']} ({entry['file']})" for name in GLUE for entry in unofficial(results[name])]
@@ -411,7 +411,7 @@ def results_page(whole: Mapping[str, Any]) -> str:
 
 
 def search_table(found: Mapping[str, Any]) -> Table:
-    """All trials of a `Search`, as results.json has it."""
+    """All trials of a `Search`, given as in results.json."""
     trials = found["trials"]
     keys = [key for key in SEARCHED if key in trials[0]["settings"]]
     rounds = [f"{share:.0%}" for share in found["shares"]][: max(len(it["scores"]) for it in trials)]
@@ -441,7 +441,7 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def baseline_names(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Those that some task has."""
+    """The baselines that at least one task has."""
     return [name for name in BASELINES if any(name in baselines_of(result) for result in results.values())]
 
 
@@ -450,7 +450,7 @@ def baseline_cell(result: Mapping[str, Any], name: str) -> str:
 
 
 def baseline_lines(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What the names mean."""
+    """What the baselines' names mean, one line each."""
     return [f"{name}: {BASELINES[name]}" for name in baseline_names(results)]
 
 

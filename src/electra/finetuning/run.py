@@ -1,4 +1,4 @@
-"""Tasks x seeds: the runs one after the other or side by side, what they are held against, and their results."""
+"""Fine-tunes tasks x seeds: the runs one after the other or in parallel, their baselines, and their results."""
 
 import json
 import logging
@@ -43,12 +43,12 @@ Group = list[PlannedTask]
 
 
 def work(model: str, item: str, overrides: str, seed: int, out: Path) -> list[dict[str, Any]]:
-    """What a worker does: the same as `run_seed`, from what can be sent to another process."""
+    """What a worker does: `run_seed`, with arguments that can be sent to another process."""
     return run_seed(prepared_in_worker(model, item, overrides), seed, out, Signals())
 
 
 def plan_all(items: Sequence[str], overrides: Mapping[str, Any], start: Start) -> dict[str, Group]:
-    """By the words they were made from. Everything that is wrong with any of the tables is said at once."""
+    """Plans all tasks; returns item -> its tasks. All problems of all tables are reported at once."""
     groups = {item: plan_item(item, overrides, start) for item in items}
     planned = [it for item in items for it in groups[item]]
     names: set[str] = set()
@@ -136,8 +136,8 @@ def finetune(
 def train_groups(
     groups: Mapping[str, Group], out: Path, seeds: int, jobs: int, signals: Signals
 ) -> dict[str, Mapping[str, Encoded]]:
-    """The runs that are not finished, side by side (the largest first) or one after the other. Returns the splits that are not
-    trained on, by task."""
+    """Trains the runs that are not finished, in parallel (the largest first) or one after the other. Returns the splits that are
+    not trained on, by task."""
     todo = begin(groups, out, seeds)
     devices = gpu_names(next(iter(groups.values()))[0].plan.method.device)
     workers = jobs * max(1, len(devices))
@@ -159,7 +159,7 @@ def train_groups(
 
 
 def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[int]]:
-    """What is there already is kept, if it was made alike. Returns the seeds that are left, by item."""
+    """Writes the settings, keeps finished runs and refuses those with other settings. Returns the seeds that are left, by item."""
     remove_leftovers(out)
     todo: dict[str, list[int]] = {}
     for item, group in groups.items():
@@ -172,7 +172,7 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
             if not architecture(it.start.settings, it.task):
                 log.info("%s: transformers has no class for this head; it reads the encoder, electra reads all", name)
             report.refuse_other_runs(out / name, it.settings)
-            seed_folders(out / name, report.RESULT)  # one without a result is said now
+            seed_folders(out / name, report.RESULT)  # a folder without a result is reported now
         names = [it.plan.name for it in group]
         todo[item] = [
             seed for seed in range(seeds) if not all(report.run_folder(out, name, seed).exists() for name in names)
@@ -193,13 +193,13 @@ def begin(groups: Mapping[str, Group], out: Path, seeds: int) -> dict[str, list[
 def finetune_untrained(
     model: str, groups: Mapping[str, Group], out: Path, seeds: int, jobs: int
 ) -> dict[str, dict[str, float]]:
-    """task -> the dev metrics of the same network from random weights, their mean over the seeds. Every rate is tried with one
-    seed, and the best goes on; layer-wise decay would hold random weights near where they began."""
+    """task -> the dev metrics of the same network from random weights, averaged over the seeds. Every rate is tried with one seed,
+    and all seeds use the best. There is no layer-wise decay, which would keep random weights near their initial values."""
     item_of = {it.plan.name: item for item, group in groups.items() for it in group}
 
     def results_at(rate: float, names: Sequence[str], seeds: int) -> dict[str, Any]:
-        """One line for each: what is wrong with a rate that is not chosen is nobody's concern."""
-        alike: dict[str, list[str]] = {}  # a search has found settings of its own for each
+        """Logs one line per task and hides all warnings: most of these rates are not chosen in the end."""
+        alike: dict[str, list[str]] = {}  # items by their settings, which a search may have changed
         for item in dict.fromkeys(item_of[name] for name in names):
             changes = {"pretrained": False, "reinitialise": 0, "layer_decay": 1.0, "lr": rate}
             alike.setdefault(json.dumps({**groups[item][0].overrides, **changes}), []).append(item)
@@ -231,7 +231,7 @@ def finetune_untrained(
 
 
 def run_in_turn(planned: Group, seeds: Sequence[int], out: Path, signals: Signals) -> dict[str, Mapping[str, Encoded]]:
-    """The runs of a group that are left, one after the other, here. Returns the splits that are not trained on, by task."""
+    """Trains the remaining runs of a group one after the other in this process. Returns the splits that are not trained on, by task."""
     if not seeds:
         return {it.plan.name: encode_others(it) for it in planned}
     prepared = list(map(prepare_task, planned))

@@ -1,11 +1,11 @@
-"""A search for rate, epochs, layer-wise decay and pooling by successive halving (Jamieson and Talwalkar, 2016).
+"""A search for learning rate, epochs, layer-wise decay and pooling by successive halving (Jamieson and Talwalkar, 2016).
 
-All trials are trained with a quarter of their epochs, the better half of them with half, the best quarter with all: twelve trials
-cost nine whole ones. Each time the whole schedule is run through, because a score before the rate has fallen says little.
-Trial 1 is the method's own settings, and goes through to the end whatever its scores. What the user has set is not searched.
-Only dev is looked at: test stays untouched until the winner is trained as it would have been without a search.
+All trials are trained for a quarter of their epochs, the better half of them for half, the best quarter for all: twelve trials
+cost nine whole ones. Each round goes through the whole schedule, because a score before the rate has decayed says little.
+Trial 1 has the method's own settings and takes part in every round, whatever its scores. What the user has set is not searched.
+Only dev is used: test stays untouched until the winner is trained as it would have been without a search.
 
-A finished trial is kept by the fingerprint of its settings, its data and its model, so that the same search again goes on where it stopped.
+A finished trial is stored under the fingerprint of its settings, data and model, so that the same search resumes where it stopped.
 """
 
 import itertools
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 Altered = TypeVar("Altered", bound=config.Settings)
 SEARCH = "search"
 SHARES = (0.25, 0.5, 1.0)
-"""Of the epochs, round after round."""
+"""The fraction of the epochs in each round."""
 RATES, EPOCHS, DECAYS = (0.25, 0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0), (0.7, 0.8, 0.9, 1.0)
-"""Factors of the method's own rate and epochs; decays as they are."""
+"""Factors on the method's own rate and epochs; the decays themselves."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """`scores` of the headline on dev, round after round; None where it diverged."""
+    """One choice of settings. `scores` are its dev headlines, round by round; None in a round where it diverged."""
 
     number: int
     settings: dict[str, Any]
@@ -55,7 +55,7 @@ class Trial:
 class Search:
     metric: str
     trials: tuple[Trial, ...]
-    """The winner first, then by how far they came and how good they were."""
+    """The winner first, then by the number of rounds they took part in and their last score."""
 
     @property
     def winner(self) -> Trial:
@@ -67,12 +67,12 @@ class Search:
 
 
 def first_trials(planned: PlannedTask, count: int) -> list[Trial]:
-    """The method's own settings, then others in an order that is the same every time."""
+    """Trial 1 with the method's own settings, then other settings in an order that is always the same."""
     task, method, file = planned.plan.task, planned.plan.method, Path(planned.plan.item)
     is_own_task = file.suffix == ".toml" and file.is_file()
     set_keys = {*planned.overrides, *(config.read_recipe(planned.plan.item, TASKS) if is_own_task else ())}
     rows = planned.task.training_rows(planned.plan.splits["train"])
-    if task.epochs * math.ceil(len(rows) / method.batch) < method.min_steps:  # a row may be several examples
+    if task.epochs * math.ceil(len(rows) / method.batch) < method.min_steps:  # a row may give several examples
         examples = len(planned.task.encode(rows)[0])
         epochs = max(task.epochs, math.ceil(method.min_steps / math.ceil(examples / method.batch)))
     else:
@@ -89,7 +89,7 @@ def first_trials(planned: PlannedTask, count: int) -> list[Trial]:
         raise SettingsError(
             f"{', '.join(report.SEARCHED)} are all set, so there is nothing to search. Leave one of them open."
         )
-    fixed = {"min_steps": 0} if "epochs" in choices else {}  # they are in the epochs
+    fixed = {"min_steps": 0} if "epochs" in choices else {}  # the epochs include them
     first = {key: own[key] for key in choices} | fixed
     grid = [dict(zip(choices, values, strict=True)) | fixed for values in itertools.product(*choices.values())]
     others = [settings for settings in grid if settings != first]
@@ -98,7 +98,7 @@ def first_trials(planned: PlannedTask, count: int) -> list[Trial]:
 
 
 def altered(planned: PlannedTask, changes: Mapping[str, Any]) -> PlannedTask:
-    """The same task with other settings; its rows are not read again."""
+    """The same task with other settings, without reading its rows again."""
 
     def changed(part: Altered) -> Altered:
         own = {key: value for key, value in changes.items() if key in type(part).model_fields}
@@ -113,14 +113,14 @@ def altered(planned: PlannedTask, changes: Mapping[str, Any]) -> PlannedTask:
 
 
 class Round(NamedTuple):
-    """A trial with a share of its epochs."""
+    """A trial with the epochs of one round."""
 
     title: str
     settings: dict[str, Any]
 
 
 def run_trial(prepared: Prepared, job: Round, folder: Path, signals: Signals) -> dict[str, Any]:
-    """What trial.json says: the dev score of one seed. No weights are kept."""
+    """Trains a trial with one seed, unless it is finished, and returns the content of trial.json: its dev score. No weights are kept."""
     changed = altered(prepared.planned, job.settings)
     path, sha256 = folder / changed.fingerprint[:16] / "trial.json", changed.fingerprint
     stored = read_or_set_aside(path)
@@ -142,18 +142,18 @@ def run_trial(prepared: Prepared, job: Round, folder: Path, signals: Signals) ->
 
 
 def is_trial(stored: Mapping[str, Any]) -> bool:
-    """Whether it has what a search asks of it; a trial that diverged has no score."""
+    """Whether it has everything that a search needs; the score of a trial that diverged is None."""
     return isinstance(stored.get("metric"), str) and isinstance(stored.get("score", ""), int | float | None)
 
 
 def work_trial(model: str, item: str, overrides: str, job: Round, folder: Path) -> dict[str, Any]:
-    """What a worker does."""
+    """What a worker does: `run_trial`, with arguments that can be sent to another process."""
     (prepared,) = prepared_in_worker(model, item, overrides)
     return run_trial(prepared, job, folder, Signals())
 
 
 def search(planned: PlannedTask, count: int, jobs: int, folder: Path, signals: Signals) -> Search:
-    """`folder` keeps the trials."""
+    """Runs the search with `count` trials, which are stored in `folder`."""
     trials = {trial.number: trial for trial in first_trials(planned, count)}
     sizes = [-(-len(trials) // 2**number) for number in range(len(SHARES))]
     left, name, began, done, metric = list(trials), planned.plan.name, time.monotonic(), 0.0, ""
@@ -180,7 +180,7 @@ def search(planned: PlannedTask, count: int, jobs: int, folder: Path, signals: S
             epochs = max(1, round(share * settings.get("epochs", planned.plan.task.epochs)))
             title = f"{name} trial {number}, {share:.0%} of epochs,"
             rounds[number] = Round(title, {**settings, "epochs": epochs})
-        # a quarter of two epochs and one of three are both one: such trials are trained once
+        # a quarter of two epochs and a quarter of three both round to one: such trials are trained once
         todo = {json.dumps(it.settings): it for it in rounds.values()}
         for result in results_of(list(todo.values())):
             metric = metric or result["metric"]
@@ -198,6 +198,6 @@ def search(planned: PlannedTask, count: int, jobs: int, folder: Path, signals: S
 
 
 def rank(trial: Trial, metric: str) -> tuple[float, int]:
-    """The best of the last round first; of equals the one that was there first, so that the default needs no reason."""
+    """Sorts trials: the best of the last round first, and of equals the lower number, so that the default wins ties."""
     score = trial.scores[-1] if trial.scores else None
     return math.inf if score is None else -merit(metric, score), trial.number

@@ -37,13 +37,13 @@ TRAINING = "training"
 
 
 def load_start(model: Path) -> Start:
-    """A run folder, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned on another task."""
+    """The encoder of a run, our export, or any ELECTRA or ModernBERT folder of transformers: pre-trained, bare or fine-tuned before."""
     return Start(str(model), load_network(model, "encoder"))
 
 
 def intermediate_start(word: str, out: Path, base: Start) -> Start:
-    """start=mnli: the encoder that was fine-tuned on that task in the same folder of results; or that of any fine-tuned folder.
-    Of several seeds it is the first."""
+    """For start=mnli: the encoder that was fine-tuned on that task in the same results folder, or that of any fine-tuned folder.
+    Of several seeds, the first."""
     folder = next((it for it in (out / word, Path(word)) if it.is_dir()), out / word)
     chosen = next(iter(seed_folders(folder).values()), folder)
     if not (chosen / TASK_FILE).is_file():
@@ -59,7 +59,7 @@ def intermediate_start(word: str, out: Path, base: Start) -> Start:
 
 
 def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[PlannedTask]:
-    """One task; or several that are trained together, a+b."""
+    """Plans one task, or several that are trained together (a+b)."""
     planned = [plan_task(part, overrides, start) for part in joined_tasks(item)]
     if len(planned) == 1:
         return planned
@@ -82,7 +82,7 @@ def trained_together(planned: PlannedTask, together: Mapping[str, str]) -> Plann
 
 
 def joined_tasks(item: str) -> list[str]:
-    """A file may have a + in its name."""
+    """The parts of a+b. An existing file is one part: it may have a + in its name."""
     parts = [item] if os.path.exists(item) else item.split("+")  # noqa: PTH110  (False, not an error, where it is too long)
     if not all(parts):
         raise SettingsError(f"{item!r} names no task before or after a +. Write a+b.")
@@ -111,7 +111,7 @@ def prepare_task(planned: PlannedTask) -> Prepared:
 
 @lru_cache(maxsize=1)
 def prepared_in_worker(model: str, item: str, overrides: str) -> list[Prepared]:
-    """A worker plans and encodes what it trains on once for all its runs. `overrides` are JSON, so that a cache can compare them."""
+    """Plans and encodes a task once for all runs of a worker. `overrides` are JSON, because the cache needs hashable arguments."""
     return list(map(prepare_task, plan_item(item, json.loads(overrides), load_start(Path(model)))))
 
 
@@ -122,12 +122,12 @@ def run_in_workers(
     devices: Sequence[str],
     signals: Signals,
 ) -> Iterator[Result]:
-    """In processes that share the threads and the GPUs of this one."""
+    """Runs the jobs in processes that share the threads and the GPUs of this one."""
     return run_jobs(function, jobs, workers, signals, thread_share(workers), relays=True, devices=devices)
 
 
 def encode_others(planned: PlannedTask) -> dict[str, Encoded]:
-    """The splits that are not trained on. A test whose answers are all alike has none."""
+    """Encodes the splits that are not trained on. A test split with placeholders for answers (`is_filled_in`) counts as unlabelled."""
     splits = planned.plan.splits.items()
     others = {split: Encoded.of(planned.task, rows) for split, rows in splits if split != "train"}
     for split, part in others.items():
@@ -140,7 +140,7 @@ def encode_others(planned: PlannedTask) -> dict[str, Encoded]:
 
 
 def build_model(planned: PlannedTask, seed: int) -> Finetuned:
-    """The pre-trained encoder, but for layers that start anew, under a head that depends on the seed alone."""
+    """The pre-trained encoder, except for reinitialised layers, with a head whose weights depend on the seed alone."""
     start, method = planned.start, planned.plan.method
     dropout = {"dropout": method.dropout, "attention_dropout": method.attention_dropout}
     settings = start.settings.model_copy(update=dropout)
@@ -158,7 +158,7 @@ def build_model(planned: PlannedTask, seed: int) -> Finetuned:
 
 
 def train_seed(prepared: Sequence[Prepared], seed: int, run: Run, signals: Signals) -> list[tuple[Finetuned, History]]:
-    """The network of each task, whose encoder is one where there are several, with its history."""
+    """Trains one seed and returns the network of each task with its history; several tasks share one encoder."""
     models = [build_model(it.planned, seed) for it in prepared]
     if len(models) == 1:
         return [(models[0], train_task(models[0], prepared[0], seed, run, signals))]
@@ -167,8 +167,8 @@ def train_seed(prepared: Sequence[Prepared], seed: int, run: Run, signals: Signa
 
 
 def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
-    """Where a seed is trained: its metrics, and until it is finished its checkpoints. What was begun with other settings
-    begins again."""
+    """The folder where a seed is trained, with its metrics and, until it is finished, its checkpoints. A run that was begun with
+    other settings begins again."""
     folder, title = task_folder / TRAINING / f"seed-{seed}", f"{name} seed {seed}"
     begun, content = folder / report.SETTINGS, {"settings_sha256": fingerprint}
     if (read_or_set_aside(begun) or newest_begun(folder)) != content:
@@ -182,7 +182,7 @@ def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
 
 
 def newest_begun(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says where the file that said it is lost."""
+    """The settings' hash from the newest checkpoint, in case the file that has it is lost."""
     state = newest_state(folder / "checkpoints")
     return {key: state[key] for key in ("settings_sha256",) if key in state}
 
@@ -192,7 +192,7 @@ def group_name(planned: Sequence[PlannedTask]) -> str:
 
 
 def run_seed(prepared: Sequence[Prepared], seed: int, out: Path, signals: Signals) -> list[dict[str, Any]]:
-    """One seed of one task, or of those that are trained together, from the start to its folders; what their result.json hold."""
+    """Trains one seed of a task, or of several together, and writes its folders; returns the contents of their result.json."""
     planned = [it.planned for it in prepared]
     name, method = group_name(planned), planned[0].plan.method
     fingerprints = {it.plan.name: it.fingerprint for it in planned}
@@ -225,7 +225,7 @@ def run_seed(prepared: Sequence[Prepared], seed: int, out: Path, signals: Signal
 
 
 def judged(prepared: Prepared, outputs: Mapping[str, Sequence[Any]], history: History) -> tuple[Task, dict[str, Any]]:
-    """The task with what is chosen on dev, and what result.json says: scores, alarms, what was cut."""
+    """Returns the task with what is chosen on dev, and the content of result.json: scores, history, cut rows, alarms."""
     task = prepared.task
     scores: dict[str, dict[str, float]] = {}
     alarms: list[str] = []

@@ -1,14 +1,14 @@
-"""A speed-run: what can be learned in so many minutes? Text to shards, pre-training until the time is over, fine-tuning on GLUE over
-seeds, and a look for dev texts in the corpus; then a report.
+"""A speed-run: what can be learned in a given number of minutes? Text to shards, pre-training until the time is up, fine-tuning
+on GLUE over seeds, and a search for dev texts in the corpus; then a report.
 
-    OUT/tokenizer, OUT/shards    where the data is text
+    OUT/tokenizer, OUT/shards    if the data is text
     OUT/run, OUT/finetune        the pre-training run, the fine-tuning runs
     OUT/timings.json             what each stage took, over all starts
     OUT/overlap.json             dev texts in the corpus
     OUT/speedrun.json            everything that was measured
     OUT/report.md, report.png    the same for people
 
-Every stage keeps what is finished, so that the same call goes on after an interruption.
+Every stage keeps what is finished, so that the same call resumes after an interruption.
 """
 
 import logging
@@ -62,7 +62,7 @@ from electra.train.settings import ScheduleSettings
 log = logging.getLogger(__name__)
 
 RECIPE = "modern-small"
-"""What is trained where nobody names a recipe."""
+"""The default recipe."""
 TIMED_WORDS = ("train.save_every=1000000000", "train.save_minutes=2")
 FIVE = ("cola", "sst2", "mrpc", "stsb", "rte")
 """The tasks of `glue5_median`: small sets that are complete wherever GLUE is."""
@@ -77,7 +77,7 @@ FULLY_TRAINED = {
 FULLY_TRAINED_FIVE = 77.6
 TOKENS, V100_HOURS = 128 * 128 * 1_000_000, 96
 CURVE = {0.0625: (74.1, 8.9e16), 0.125: (76.0, 1.8e17), 0.25: (77.7, 3.6e17), 0.5: (79.0, 7.1e17), 1.0: (79.9, 1.4e18)}
-"""The paper's table 1: mean of eight tasks, dev, and FLOPs of ELECTRA-Small after a share of its training."""
+"""The paper's table 1: mean of eight tasks, dev, and FLOPs of ELECTRA-Small after a fraction of its training."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class SpeedrunSettings:
     method: Mapping[str, Any] = field(default_factory=dict)
 
     def pretraining(self, data: Path) -> PretrainSettings:
-        """Warm-up keeps the share that it has of the recipe's steps, unless `words` say otherwise."""
+        """The settings of pre-training. Warm-up is the same fraction of the steps as in the recipe, unless `words` set it."""
         given = [*self.words, f"data={config.toml_value(str(data))}", f"train.minutes={self.minutes}"]
         timed = [word for word in TIMED_WORDS if word.partition("=")[0] not in config.parse_overrides(given)]
         settings, sources = resolve(self.recipe, [*timed, f"run={config.toml_value(str(self.out / 'run'))}", *given])
@@ -114,8 +114,8 @@ class SpeedrunSettings:
 
 
 def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
-    """Returns what speedrun.json holds. `command` is what goes on after an interruption."""
-    # what cannot work is refused before anything is computed
+    """Runs all stages and returns the content of speedrun.json. `command` is the one that resumes after an interruption."""
+    # refuse what cannot work before anything is computed
     if not 0 < settings.minutes < math.inf:
         raise SettingsError(f"minutes ({settings.minutes}) must be above 0.")
     refuse_other_kind(settings.out, "a speed-run")
@@ -161,7 +161,7 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
 
 
 def plan_tasks(settings: SpeedrunSettings) -> dict[str, Plan]:
-    """Every task that is asked for or at hand, with its files read."""
+    """Plans the tasks that are asked for, by default all of the paper's mean that are in `glue`, and reads their files."""
     if not settings.glue.is_dir():
         raise DataError(f"{settings.glue} is not a folder. Give one with a folder for each GLUE task (glue=…).")
     folders = {plain(path.name) for path in settings.glue.iterdir() if path.is_dir()}
@@ -174,7 +174,7 @@ def plan_tasks(settings: SpeedrunSettings) -> dict[str, Plan]:
 
 
 def refuse_other_tokenizer(settings: SpeedrunSettings, shards: Path) -> None:
-    """Than the one that the tokens are made with."""
+    """Refuses a tokenizer other than the one that the tokens are made with."""
     if settings.tokenizer is None:
         return
     if shards == settings.data:
@@ -193,7 +193,7 @@ def read_vocabulary(path: Path) -> Tokenizer:
 
 
 def prepare_text(settings: SpeedrunSettings, shards: Path) -> None:
-    """The tokenizer first, where none is given: of the text itself."""
+    """Makes shards from text, after the tokenizer, which is trained on the same text unless one is given."""
     folder = settings.out / "tokenizer"
     if not (folder / TOKENIZER).is_file():
         if settings.tokenizer is None:
@@ -229,7 +229,7 @@ OVERLAPS, STAGES = TypeAdapter(dict[str, Overlap]), TypeAdapter(dict[str, Stage]
 
 
 class Timings:
-    """Seconds of each stage, over all starts. A stage that was finished before is not counted again."""
+    """The seconds of each stage, added up over all starts. A stage that was finished before is not counted again."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -248,7 +248,7 @@ class Timings:
                 write_json(self.path, {name: asdict(stage) for name, stage in self.stages.items()})
 
     def split(self, run: Path) -> dict[str, float]:
-        """In seconds; "start" is what a pre-training run takes before its first step and for its export."""
+        """The seconds of each part; "start" is what a pre-training run takes before its first step and for its export."""
         inside = {key: round(value, 2) for key, value in read_object(run / RUN_STATE)["seconds"].items()}
         seconds = {name: round(entry.seconds, 2) for name, entry in self.stages.items()}
         start = max(0.0, round(seconds.pop("pretrain") - sum(inside.values()), 2))
@@ -260,7 +260,7 @@ class Timings:
 def scores(
     settings: SpeedrunSettings, plans: Mapping[str, Plan], tasks: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """In hundredths, as papers print them."""
+    """The scores times a hundred, as papers print them."""
     results = {}
     for name, plan in plans.items():
         result = tasks[name]
@@ -276,7 +276,7 @@ def scores(
 
 
 def measurements(settings: PretrainSettings, heldout: Mapping[str, float]) -> dict[str, Any]:
-    """Of the pre-training run."""
+    """What was measured in the pre-training run."""
     run, train = Path(settings.run), settings.train
     state, vocab_size = read_object(run / RUN_STATE), read_manifest(Path(settings.data)).vocab_size
     steps, seconds = state["step"], state["seconds"]["train"]
@@ -365,7 +365,7 @@ def file_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def eight_cell(tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    """The mean that the paper prints, where all of its tasks were scored; with a star where a file is not the official one."""
+    """The mean that the paper prints, if all of its tasks were scored; with a star if a file is not the official one."""
     if not set(GLUE) <= tasks.keys():
         return "–"
     mean = statistics.fmean(tasks[name]["median"] for name in GLUE)
@@ -453,7 +453,7 @@ def plot(out: Path, result: Mapping[str, Any], records: Sequence[Record]) -> Non
 
 
 def draw_scores(axis: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Beside those of the fully trained original."""
+    """Draws the dev scores beside those of the fully trained original."""
     for place, (name, task) in enumerate(tasks.items()):
         axis.bar(place, task["median"], 0.6, color="tab:blue", alpha=0.6, label="median" if not place else None)
         dots = [place] * len(task["seeds"]), task["seeds"]

@@ -1,20 +1,20 @@
-"""One tag a word: named entities, chunks, parts of speech.
+"""One tag per word: named entities, chunks, parts of speech.
 
-A word is represented by its first token, as in BERT's and the original's tagging. Where we differ from the original:
-dropout before the linear layer and segment 0 (it has none, and 1), both as in transformers' ElectraForTokenClassification,
-whose weights these are; text keeps its case if the tokenizer does; sentences over the limit are split, not cut.
+A word is represented by its first token, as in BERT's and the original's tagging. We differ from the original in that there is
+dropout before the linear layer (it has none) and the segment is 0 (it has 1), both as in transformers' ElectraForTokenClassification,
+which has the same weights; text keeps its case if the tokenizer does; sentences over the limit are split, not cut.
 
-Spans are written as one tag a word in three ways:
+Spans are written as one tag per word in three ways:
 
     words   Ada   Lovelace  met  Mary   Somerville  London
     iob1    I-PER I-PER     O    I-PER  I-PER       I-LOC     B- only where a span touches one of its own type
     iob2    B-PER I-PER     O    B-PER  I-PER       B-LOC     B- at every start
     bioes   B-PER E-PER     O    B-PER  E-PER       S-LOC     E- at the end, S- for a span of one word
 
-Legal tags and lists of spans are the same thing: `from_spans` and `to_spans` are inverses. Illegal tags, which a network
-may well produce, are read by the rule of conlleval, the program of the CoNLL shared tasks: what cannot continue a span
-starts one. `legal(tags)`, which reads and writes them again, is therefore also how they are repaired and how they are
-found. A tag without a type (B, I, O) is a span whose type is empty.
+Legal tags and lists of spans are equivalent: `from_spans` and `to_spans` are inverses. Illegal tags, which a network
+may well produce, are read by the rule of conlleval, the program of the CoNLL shared tasks: a tag that cannot continue a
+span starts one. `legal(tags)`, which reads tags and writes them again, therefore repairs illegal tags, and finds them by
+comparison. A B or I without a type belongs to a span whose type is empty.
 """
 
 from collections import Counter, defaultdict
@@ -62,11 +62,11 @@ MARKS: dict[Scheme, str] = {"iob1": "BI", "iob2": "BI", "bioes": "BIES"}
 
 
 class TaggingSettings(TaskSettings):
-    """`scheme` is how spans are written in the files, and in the answers; "none" is one plain tag a word (parts of
-    speech). The network may learn another scheme: the original turns everything into bioes first. `metric` is the
-    headline, by default f1 of spans and accuracy where there are none. `labels` are what the network tells apart, in
-    the order of its outputs; empty: every tag that the types in train can have. `token_column` and `tag_column` are for
-    column files: every file that is not called .jsonl, .json or .parquet."""
+    """`scheme` is how spans are written in the files, and in the answers; "none" is one plain tag per word (parts of
+    speech). The network may learn another one, `train_scheme`: the original converts everything to bioes first. `metric` is
+    the headline, by default the f1 of spans, or accuracy if there are none. `labels` are the network's classes, in the order
+    of its outputs; empty: every tag that the types in train can have. `token_column` and `tag_column` are for column files:
+    every file whose name does not end in .jsonl, .json, .parquet or .csv."""
 
     kind: Literal["tagging"] = "tagging"
     tokens: str = "tokens"
@@ -150,7 +150,7 @@ class TaggingSettings(TaskSettings):
         return {self.tokens: self.token_column, self.tags: self.tag_column}
 
     def row_of(self, line: str) -> Row:
-        """Words with blanks between them."""
+        """A row from a line of words separated by blanks."""
         return {self.tokens: line.split()}
 
     def read(self, path: Path) -> tuple[list[Row], dict[int, str]]:
@@ -187,14 +187,14 @@ class Tagging(Task):
         self.pieces = lru_cache(REMEMBERED_WORDS)(self._pieces)
 
     def _pieces(self, word: str) -> list[int]:
-        """The ids of a word: those of its text by itself. A word of which the tokenizer leaves nothing (a control character,
-        a lone accent where accents are stripped) is [UNK], so that every word has a first token to stand for it."""
+        """The ids of a word, tokenized by itself. A word of which the tokenizer leaves nothing (a control character, a lone
+        accent if accents are stripped) becomes [UNK], so that every word has a first token to represent it."""
         text = word.encode("utf-8", "replace").decode()  # lone surrogates
         return encode_texts(self.tokenizer, [text], self.length)[0].ids or [self.special.unk]
 
     def encode(self, rows: Rows) -> tuple[list[Example], int]:
-        """Long sentences become several examples and lose nothing. A row counts as cut where a single word has more
-        tokens than there is room: the rest of that word is dropped, never the word."""
+        """Long sentences become several examples and lose nothing. A row counts as cut if a single word has more tokens than
+        fit: the rest of its tokens is dropped, never the whole word."""
         room = self.length - 2
         examples: list[Example] = []
         cut = 0
@@ -205,7 +205,7 @@ class Tagging(Task):
         return examples, cut
 
     def _targets(self, row: Row) -> np.ndarray | None:
-        """The tag of every word as the network's label; a tag that it has no label for is no target."""
+        """The label number of every word's tag; a tag without a label is ignored in the loss."""
         tags = row.get(self.settings.tags)
         if not is_texts(tags) or len(tags) != len(row[self.settings.tokens]):
             return None
@@ -236,7 +236,7 @@ class Tagging(Task):
         return {"tags": tags}
 
     def loss(self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
-        """Mean over words; the original sums over them."""
+        """The mean over words; the original's is the sum."""
         return F.cross_entropy(outputs["logits"].float().flatten(0, 1), targets["tags"].flatten(), ignore_index=IGNORED)
 
     def predict(self, rows: Rows, examples: Examples, outputs: Sequence[Outputs]) -> list[Prediction]:
@@ -248,7 +248,7 @@ class Tagging(Task):
         return [self._answer(row, its) for row, its in zip(rows, logits, strict=True)]
 
     def _answer(self, row: Row, logits: np.ndarray) -> dict[str, Any]:
-        """The likeliest label a word; where they do not make legal spans, what cannot continue a span starts one."""
+        """The most probable label of each word; where these are not legal spans, a tag that cannot continue a span starts one."""
         assert not np.isnan(logits).any(), "a word without an answer"
         tags = [self.labels[number] for number in logits.argmax(1)]
         answer: dict[str, Any] = {"prediction": tags}
@@ -262,8 +262,8 @@ class Tagging(Task):
         return answer | {"probabilities": by_label}
 
     def scores(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """Shares between 0 and 1. Accuracy is by word; f1, precision and recall are by span, over all sentences
-        together; f1 also by type (`f1 PER`), for every type that the network knows."""
+        """Scores between 0 and 1. Accuracy is per word; f1, precision and recall are per span, over all sentences
+        together; f1 also per type (`f1 PER`), for every type that the network knows."""
         gold, predicted = self._tags(rows, predictions)
         words = zip(chain(*gold), chain(*predicted), strict=True)
         right = [one == other for one, other in words]
@@ -276,7 +276,7 @@ class Tagging(Task):
         return {self.settings.metric: scores[self.settings.metric]} | scores
 
     def tables(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """Metrics by type of span, or by plain tag; `rows` is how many there are. A plain tag is a span of one word."""
+        """Metrics per type of span, or per plain tag, which counts as a span of one word; `rows` is how many true ones there are."""
         gold, predicted = self._tags(rows, predictions)
         if not self.settings.spans:
             gold, predicted = ([[f"S-{tag}" for tag in tags] for tags in split] for split in (gold, predicted))
@@ -284,7 +284,7 @@ class Tagging(Task):
         return {"per_class": [{"label": kind, **it.metrics, "rows": it.gold} for kind, it in by_type.items()]}
 
     def mistakes(self, rows: Rows, predictions: Sequence[Prediction]) -> list[Mistake]:
-        """Sentences with a wrong tag; the surest of those."""
+        """Sentences with a wrong tag; their confidence is that of the surest wrong tag."""
         wrong = []
         for row, (true, answer) in enumerate(zip(*self._tags(rows, predictions), strict=True)):
             shares = predictions[row].get("probabilities", [{}] * len(answer))
@@ -296,7 +296,7 @@ class Tagging(Task):
         return self._by_words(rows)[0]
 
     def baselines(self, train: Rows) -> dict[str, Answering]:
-        """Always the most frequent tag; and of every word the tag that it has most often, where train has the word."""
+        """The most frequent tag for every word; and for each word the tag that it has most often in train, if train has the word."""
         from electra.finetuning.baselines import MAJORITY, WORDS
 
         return dict(zip((MAJORITY, WORDS), self._by_words(train), strict=True))
@@ -324,7 +324,7 @@ class Tagging(Task):
         return f"every row is {tags.pop()!r}" if len(tags) == 1 else ""
 
     def unlearnable(self, shown: Collection[str]) -> list[str]:
-        """Of spans, types: which of their tags a set happens to have is its own affair."""
+        """For spans, the types that train lacks: it does not matter which tags of a type it happens to have."""
         if not self.settings.spans:
             return super().unlearnable(shown)
         types, known = ({tag.partition("-")[2] for tag in tags} - {""} for tags in (self.labels, shown))
@@ -334,11 +334,11 @@ class Tagging(Task):
         return [list(row[self.settings.tags]) for row in rows], [list(it["prediction"]) for it in predictions]
 
     def has_answers(self, split: str, rows: Rows) -> bool:
-        """Of test splits tags are looked at only where some row has them."""
+        """In test splits tags are checked only if some row has them."""
         return super().has_answers(split, rows) or any(self.settings.tags in row for row in rows)
 
     def row_problems(self, row: Row, answered: bool) -> Iterator[str]:
-        """The first thing that is wrong: what comes after often follows from it."""
+        """The first problem only, because others often follow from it."""
         return islice(self._row_problems(row, answered), 1)
 
     def _row_problems(self, row: Row, answered: bool) -> Iterator[str]:
@@ -389,7 +389,7 @@ class Tagging(Task):
 
 
 class Part(NamedTuple):
-    """Words `start` to `end` are seen together; the answer about those in `own` is taken from here."""
+    """Words `start` to `end` (not included) are seen together; the answers for those in `own` are taken from this part."""
 
     start: int
     end: int
@@ -401,8 +401,8 @@ def split_words(sizes: Sequence[int], room: int) -> list[Part]:
 
     A part shares up to half its tokens with the one before it, and the last is as full as the others. A word in both a
     and b (a before b) belongs to b as soon as more tokens precede it in b than follow it in a: that is where the shorter
-    of its two contexts is longest. With c the tokens before each word, this reads c(a.end) - c(w + 1) < c(w) - c(b.start).
-    Every word is in exactly one `own`; a part that would own none, which the last may leave, is left out."""
+    of its two contexts is longest. With c(w) tokens before word w, the condition is c(a.end) - c(w + 1) < c(w) - c(b.start).
+    Every word is in exactly one `own`; a part that would own no word, because of the last part, is left out."""
     before = np.concatenate([[0], np.cumsum(sizes)])
     bounds, start, end = [], 0, 0
     while end < len(sizes):
@@ -425,7 +425,7 @@ def split_words(sizes: Sequence[int], room: int) -> list[Part]:
 
 
 class Span(NamedTuple):
-    """Words `start` to `end`, the latter not included."""
+    """Words `start` to `end` (not included) and their type."""
 
     type: str
     start: int
@@ -433,7 +433,7 @@ class Span(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Spans that are right (same type, same first and last word), that were predicted, and that are there."""
+    """Numbers of spans: correct ones (same type, same first and last word), predicted ones, and true ones."""
 
     correct: int = 0
     predicted: int = 0
@@ -441,13 +441,13 @@ class Counts(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """F1 = 2PR / (P + R); 0 where nothing is right, also where there was nothing to find, as conlleval has it."""
+        """F1 = 2PR / (P + R); 0 if no span is right, even if there was none to find, as in conlleval."""
         precision, recall = self.correct / max(1, self.predicted), self.correct / max(1, self.gold)
         return {"precision": precision, "recall": recall, "f1": 2 * self.correct / max(1, self.predicted + self.gold)}
 
 
 def to_spans(tags: Iterable[str]) -> list[Span]:
-    """Of any scheme, legal or not. A span ends before O, before B and S, before another type, and after E and S."""
+    """The spans of tags in any scheme, legal or not. A span ends before O, before B and S, before another type, and after E and S."""
     spans: list[Span] = []
     start, open_type = 0, None
     for place, tag in enumerate([*tags, "O"]):
@@ -464,7 +464,7 @@ def to_spans(tags: Iterable[str]) -> list[Span]:
 
 
 def from_spans(spans: Iterable[Span], length: int, scheme: Scheme) -> list[str]:
-    """Tags of `length` words; spans are in order and do not overlap."""
+    """The tags of `length` words with these spans, which are in order and do not overlap."""
     tags = ["O"] * length
     before = Span("", -1, -1)
     for span in spans:
@@ -494,7 +494,7 @@ def fits(tag: str, scheme: Scheme) -> bool:
 
 
 def guess_scheme(tags: Collection[str]) -> str:
-    """Of spans where any tag is marked as one; tags without marks are parts of speech and the like."""
+    """The first scheme that all tags fit; else iob2 if any tag is marked as part of a span, or "none" for parts of speech and the like."""
     marked = any("-" in tag and fits(tag, "bioes") for tag in tags)
     fitting = next((it for it in GUESSED if all(fits(tag, it) for tag in tags)), None)
     return fitting or ("iob2" if marked else "none")
@@ -502,12 +502,12 @@ def guess_scheme(tags: Collection[str]) -> str:
 
 def all_tags(types: Iterable[str], scheme: Scheme) -> list[str]:
     """Every tag that these types can have, O first. CoNLL-2000 has I-LST in its test part only: what a network can
-    say should follow from the types, not from which combinations happened to occur in training."""
+    answer should follow from the types, not from which combinations happened to occur in training."""
     return ["O", *(tag_of(mark, kind) for kind in sorted(types) for mark in MARKS[scheme])]
 
 
 def count_spans(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> tuple[Counts, dict[str, Counts]]:
-    """Over all sentences together (micro), and by type."""
+    """Counts spans over all sentences together (micro), and per type."""
     right, answered, true = Counter[str](), Counter[str](), Counter[str]()
     for true_tags, tags in zip(gold, predicted, strict=True):
         true_spans, spans = to_spans(true_tags), to_spans(tags)

@@ -1,19 +1,19 @@
-"""One (task, seed) on the common loop: examples -> batches of like lengths, layer-wise rates, the dev set scored on the way.
+"""Trains one (task, seed) with the common loop: batches of similar lengths, layer-wise learning rates, dev scores along the way.
 
-Nothing is padded beyond its batch, and examples of a batch are alike in length, so little is padded at all: an epoch is
+Rows are padded only to the longest of their batch, and the examples of a batch have similar lengths: an epoch is
 shuffled, cut into chunks of many batches, each chunk sorted by length and cut into batches, and the batches shuffled.
-The order is a function of (seed, epoch) alone. On a GPU widths are multiples of eight: every width is captured once, which takes
-as long as a hundred steps, and RTE has a hundred widths.
+The order is a function of (seed, epoch) alone. On a GPU widths are multiples of eight, because every width is captured once, which
+takes as long as a hundred steps, and RTE has a hundred widths.
 
 Layer-wise rates: with n layers and decay d the head learns at lr, the top layer at lr d, the layer below at lr d², … and the
-embeddings with their projection at lr d^(n+1): what pre-training has learned changes the less the deeper it lies.
+embeddings with their projection at lr d^(n+1): the nearer a pre-trained weight is to the input, the less it changes.
 "original" is the code behind the paper's results, whose exponents are all larger by one below the head (top layer d²,
-embeddings d^(n+2)): the rest of a pooling layer that was taken out. ModernBERT's last norm learns with its top layer.
+embeddings d^(n+2)), a leftover of a pooling layer that was removed. ModernBERT's last norm learns with its top layer.
 
-Several tasks may be learned by one encoder, with a head each (mnli+rte+mrpc). Every batch is of one task, whose loss trains the encoder
-and the head of that task; the others stand still. With mix=size a task has the batches that it would have alone, its own epochs over
-its own rows; with mix=even all have the same number of batches, and small tables are gone through more often. Their order is a
-function of the seed.
+Several tasks may share one encoder, with a head each (mnli+rte+mrpc). Every batch is of one task, whose loss trains the encoder and
+the head of that task; the other heads do not change. With mix=size a task has the batches that it would have alone, its own epochs
+over its own rows; with mix=even all have the same number of batches, and small tables are repeated more often. The order of the
+tasks is a function of the seed.
 """
 
 import math
@@ -46,7 +46,7 @@ from electra.train.step import Execution, Step
 CHUNK_BATCHES = 64
 GPU_WIDTHS = 8
 LOG_LINES = 100
-"""In the metrics of a run; people see one in ten seconds."""
+"""About how many training records the metrics of a run have; the terminal shows at most one in ten seconds."""
 
 
 class Finetuned(nn.Module):
@@ -63,7 +63,7 @@ class Finetuned(nn.Module):
 
 
 class TaskObjective(nn.Module):
-    """What the loop trains: a network with the loss of its task."""
+    """The objective of one task: its network and its loss."""
 
     headline = ("loss",)
     extra_metrics: tuple[Ratio, ...] = ()
@@ -80,7 +80,7 @@ class TaskObjective(nn.Module):
 
 @dataclass(frozen=True)
 class Encoded:
-    """The rows of a split, their examples, and how many rows had to be cut to fit."""
+    """The rows of a split, their examples, and how many rows were cut to fit."""
 
     rows: Sequence[Row]
     examples: Sequence[Example]
@@ -96,7 +96,7 @@ class Encoded:
 
     @property
     def is_filled_in(self) -> bool:
-        """One number for all rows, or no label in any, stands where a test keeps its answers to itself."""
+        """Whether all targets are one number, or (multi-label) the same labels: placeholders in a test set that withholds its answers."""
         targets = [example.target for example in self.examples]
         is_number = np.asarray(targets[0]).dtype.kind == "f"  # quantities, or a number for each of several labels
         return is_number and len(self.rows) > 1 and all(it == targets[0] for it in targets)
@@ -104,7 +104,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A planned task with its rows as examples; `others` are the splits that are not trained on, dev the first."""
+    """A planned task with its rows as examples; `others` are the splits that are not trained on, dev first."""
 
     planned: PlannedTask
     train: Encoded
@@ -125,7 +125,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class History:
-    """What a run leaves beside its weights: a score for each evaluation, mean losses, and how long it took."""
+    """What a run leaves besides its weights: the dev scores of each evaluation, mean losses, and how long it took."""
 
     steps: int
     seconds: float
@@ -136,7 +136,7 @@ class History:
 
 
 def train_task(model: Finetuned, prepared: Prepared, seed: int, run: Run, signals: Signals) -> History:
-    """Trains `model` in place, from the run's newest checkpoint where there is one."""
+    """Trains `model` in place, from the run's newest checkpoint if there is one."""
     data = ExampleBatches(prepared, seed)
     evaluation = DevScores(model, prepared.method, data.steps, lambda: dev_scores(model, prepared))
     state = train_by(TaskObjective(model, prepared.task), data, evaluation, seed, run, signals)
@@ -148,7 +148,7 @@ def train_task(model: Finetuned, prepared: Prepared, seed: int, run: Run, signal
 def train_by(
     objective: Trainable, data: Batches, evaluation: "DevScores", seed: int, run: Run, signals: Signals
 ) -> RunState:
-    """The loop, with layer-wise rates; leaves the weights that `keep` asks for."""
+    """Runs the loop with layer-wise rates and leaves the model with the weights that `keep` asks for."""
     model, method, steps = evaluation.model, evaluation.method, evaluation.steps
     device = choose_device(method)
     log_shortcomings(method.precision, device)
@@ -171,8 +171,8 @@ def train_by(
 
 @dataclass
 class DevScores:
-    """`scores` on dev, the headline first, `method.evaluations` times in a run. Where the best weights of `model` are asked
-    for, they are kept."""
+    """Evaluates `scores` on dev, the headline first, `method.evaluations` times per run, and keeps the best weights of `model`
+    if the method asks for them."""
 
     model: "Finetuned | JointObjective"
     method: MethodSettings
@@ -198,7 +198,7 @@ class DevScores:
         return f"dev {name} {value:.4f}"
 
     def is_enough(self, records: Sequence[Record]) -> bool:
-        """With `patience`: so many evaluations without a better headline."""
+        """Whether there were `patience` evaluations without a better headline."""
         _, since_best = best_of(records)
         return 0 < self.method.patience <= since_best
 
@@ -210,7 +210,7 @@ def dev_scores(model: Finetuned, prepared: Prepared) -> dict[str, float]:
 
 
 def headline(metrics: Mapping[str, float]) -> tuple[str, float]:
-    """The first of them."""
+    """The first metric: name and value."""
     return next((name, value) for name, value in metrics.items() if name != "step")
 
 
@@ -224,7 +224,7 @@ def best_of(records: Sequence[Record]) -> tuple[int, int]:
 
 
 def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float:
-    """What multiplies the learning rate of a parameter of `Finetuned`, by its name."""
+    """The factor on the learning rate of a parameter of `Finetuned`, from its name."""
     if not name.startswith("encoder."):
         return 1.0
     depth = 1 if name.startswith("encoder.final_norm.") else layers + 1
@@ -234,7 +234,7 @@ def depth_factor(name: str, layers: int, decay: float, kind: DecayKind) -> float
 
 
 def layerwise_group(model: "Finetuned | JointObjective", method: MethodSettings) -> ParameterGroup:
-    """Clipped together, each depth at its own rate."""
+    """All parameters in one group: clipped together, each depth at its own rate."""
     parameters = dict(model.named_parameters())
     layers = model.encoder.settings.layers
     factors = {name: depth_factor(name, layers, method.layer_decay, method.layer_decay_kind) for name in parameters}
@@ -242,7 +242,7 @@ def layerwise_group(model: "Finetuned | JointObjective", method: MethodSettings)
 
 
 class ExampleBatches:
-    """The batches of a seed, in the order of its epochs: as many as are asked for, or as `min_steps` and `at_least` need."""
+    """The batches of a seed, epoch by epoch: the epochs of the settings, or more if `min_steps` or `at_least` steps need them."""
 
     def __init__(self, prepared: Prepared, seed: int, at_least: int = 0):
         self.prepared, self.batch, self.seed = prepared, prepared.method.batch, seed
@@ -268,8 +268,8 @@ def lengths_of(examples: Sequence[Example]) -> np.ndarray:
 
 
 def epoch_order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The examples of each batch. Every example is in exactly one. The very first batch is one of the longest: what does
-    not fit into memory fails at once, and nothing later needs more."""
+    """The examples of each batch; every example is in exactly one. The very first batch is the largest: a run that does not fit
+    into memory fails at once, not later."""
     size = len(lengths)
     shuffled = permute(np.arange(size), size, mix(seed, "examples", epoch))
     batches: list[np.ndarray] = []
@@ -286,14 +286,14 @@ def epoch_order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[
 
 
 def sorted_order(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
-    """Longest first, for evaluation: what does not fit into memory fails at once."""
+    """Batches for evaluation, the longest first: what does not fit into memory fails at once."""
     order = np.argsort(-lengths, kind="stable")
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
 def collate(task: Task, examples: Sequence[Example], with_targets: bool, multiple_of: int = 1) -> Batch:
-    """As wide as the longest row, or the next multiple within the task's length. Of a rounded width all rows count as padded, also
-    where none is: one shape, one capture."""
+    """A batch as wide as its longest row, rounded up to `multiple_of` within the task's length. A batch of rounded width counts as
+    padded even if no row is: one shape, one capture."""
     lengths = lengths_of(examples)
     width = longest = int(lengths.max())
     if multiple_of > 1:
@@ -310,8 +310,8 @@ def collate(task: Task, examples: Sequence[Example], with_targets: bool, multipl
 
 
 def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: MethodSettings) -> list[Outputs]:
-    """What the head says of every example, in their order. Batches go to a GPU through pinned memory, so that the copy waits
-    for nobody, and the answers come back once for a group of them."""
+    """The head's outputs for every example, in order. Batches go to a GPU through pinned memory, so that copies do not block, and
+    the outputs come back once for a group of batches."""
     device = choose_device(method)
     model.to(device).eval()
     answers: list[Outputs] = [{} for _ in examples]
@@ -330,7 +330,7 @@ def infer(model: nn.Module, task: Task, examples: Sequence[Example], method: Met
 
 
 class JointObjective(nn.Module):
-    """The models of all tasks share their encoder."""
+    """The objective of several tasks, whose models share their encoder."""
 
     headline = ("loss",)
     muted_alarms: tuple[str, ...] = ()
@@ -369,8 +369,8 @@ class JointBatches:
 def train_jointly(
     models: Sequence[Finetuned], parts: Sequence[Prepared], seed: int, run: Run, signals: Signals
 ) -> list[History]:
-    """Trains the models in place, from the run's newest checkpoint where there is one. The method is that of the first; its
-    headline, by which the best weights would be kept, the mean of those of the tasks."""
+    """Trains the models in place, from the run's newest checkpoint if there is one. The method is that of the first task; the
+    headline, by which the best weights may be kept, is the mean of the tasks' headlines."""
     method = parts[0].method
 
     def all_scores() -> dict[str, float]:

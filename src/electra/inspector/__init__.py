@@ -1,4 +1,4 @@
-"""Looking at and using what was trained: `load` reads any model, `Model` answers questions about text."""
+"""Inspecting and using trained models: `load` reads any model, `Model` answers questions about text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -54,7 +54,7 @@ class Model:
 
     @property
     def kind(self) -> str:
-        """discriminator, electric, generator or encoder; of a fine-tuned model its kind of task (classification, …)."""
+        """discriminator, electric, generator or encoder; for a fine-tuned model its kind of task (classification, …)."""
         if self.finetuned:
             return self.finetuned.task.settings.kind
         is_electric = self.network.kind == "discriminator" and self.network.objective == "electric"
@@ -70,8 +70,8 @@ class Model:
 
     @cached_property
     def generator(self) -> Pretrained:
-        """The generator that the network was trained against: of the same run, or of the export that it is a part of; of a
-        masked language model the network itself."""
+        """The generator that the network was trained against, from the same run or export; for a masked language model, the
+        network itself."""
         if self.network.kind == "generator":
             return self.network
         for folder in (self.path, self.path.resolve().parent):
@@ -113,17 +113,17 @@ class Model:
     def fill(
         self, text: str, places: Sequence[int], top: int = 10, replacements: Mapping[int, str] | None = None
     ) -> list[list[Proposal]]:
-        """What the generator would put at each of these places (tokens, counted from 0), likeliest first. `replacements` are
-        tokens that stand elsewhere in the text already."""
+        """What the generator would put at each of these places (tokens, counted from 0), the most probable first. `replacements`
+        are tokens that already replace others elsewhere in the text."""
         return propose(self.generator, text, places, top, replacements or {})
 
     def corrupt(self, text: str, share: float = 0.15, seed: int = 0) -> list[PlayedToken]:
-        """The text after the generator had its turn at a share of the tokens, and what the network says of each."""
+        """The text with a fraction `share` of its tokens replaced by the generator, and what the network says about each token."""
         encoding = encode_one(self.tokenizer, text)
         return self._played(encoding, *corrupted_ids(self.generator, encoding.ids, share, seed))
 
     def replace(self, text: str, replacements: Mapping[int, str]) -> list[PlayedToken]:
-        """What the network says of the text with other tokens at some places."""
+        """What the network says about the text with other tokens at some places."""
         encoding = encode_one(self.tokenizer, text)
         ids = replaced_ids(self.tokenizer, encoding, replacements)
         return self._played(encoding, ids, [place in replacements for place in range(len(ids))])
@@ -132,16 +132,16 @@ class Model:
         return played(self.network, encoding, ids, chosen, detects=self.kind == "discriminator")
 
     def embed(self, texts: str | Sequence[str], pooling: Pooling = "mean", length: int | None = None) -> np.ndarray:
-        """A vector for each text, one row each: the mean of the last layer's vectors, or that of [CLS]. With a `length` texts are
-        cut there, in tokens; without it long ones are read in windows."""
+        """An array with one row per text: the mean of the last layer's vectors, or that of [CLS]. With a `length` texts are cut
+        after that many tokens; without it long ones are read in windows."""
         parts = self.embed_batches([texts] if isinstance(texts, str) else texts, pooling, length)
         return np.concatenate([np.zeros((0, self.encoder.settings.hidden), np.float32), *parts])
 
     def embed_batches(
         self, texts: Iterable[str], pooling: Pooling = "mean", length: int | None = None
     ) -> Iterator[np.ndarray]:
-        """`embed` of texts without end: arrays of a few thousand rows, in the order of the texts, which are read as the arrays
-        are asked for."""
+        """Like `embed` for any number of texts: yields arrays of up to a few thousand rows, in the order of the texts, which are
+        read only as arrays are asked for."""
         settings = config.validate(EmbedSettings, {"pooling": pooling, "length": length})
         return embed_texts(self.network, texts, settings)
 
@@ -162,8 +162,8 @@ class Model:
 
 
 def load(path: str | Path) -> Model:
-    """Any model, ready for `detect`, `score`, `embed` and `predict`: a run folder, an export, a fine-tuned folder, or anybody's
-    ELECTRA or ModernBERT folder of transformers, classifiers too.
+    """Loads any model for `detect`, `score`, `embed` and `predict`: a run folder, an export, a fine-tuned folder, or anybody's
+    ELECTRA or ModernBERT folder of transformers, including classifiers.
 
     >>> electra.load("my-run").kind, electra.load("my-model/generator").kind
     ('discriminator', 'generator')

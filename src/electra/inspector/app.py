@@ -1,4 +1,4 @@
-"""The server: every route asks one public function, and the page is one user of the routes among others."""
+"""The server: every route calls one public function, and the page is one client among others."""
 
 import asyncio
 import re
@@ -92,7 +92,7 @@ def as_json(content: object, status: int = 200, headers: dict[str, str] | None =
 
 
 def plain_data(answer: object) -> object:
-    """What a model answers, as JSON has it."""
+    """A model's answer as data that JSON has."""
     match answer:
         case np.ndarray():
             return answer.tolist()
@@ -106,14 +106,14 @@ def failure(status: int, reason: object, headers: dict[str, str] | None = None) 
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """All of them, read once: no name in a request is ever one of a file."""
+    """All files of the page, read once, so that no name in a request is ever used as a path."""
     folder = resources.files("electra.inspector") / "page"
     files = (it for it in folder.iterdir() if it.is_file() and Path(it.name).suffix in MEDIA_TYPES)
     return {it.name: (it.read_bytes(), f"{MEDIA_TYPES[Path(it.name).suffix]}; charset=utf-8") for it in files}
 
 
 class Desk:
-    """Takes questions to models and folders, and waits for the answers."""
+    """Passes questions on to models and folders, and waits for the answers."""
 
     def __init__(self, gallery: Gallery):
         self.gallery, self.batcher, self.listeners = gallery, Batcher(), 0
@@ -122,14 +122,14 @@ class Desk:
         self.is_over: Callable[[], bool] = lambda: False
 
     async def read(self, content: Callable[[], dict[str, Any]]) -> Response:
-        """What takes a look at folders, few at a time: the metrics of a long run are large."""
+        """Answers from the content of folders, few requests at a time, because the metrics of a long run are large."""
         async with self.readers:
             return as_json(await asyncio.to_thread(content))
 
     async def ask(
         self, number: int, items: Sequence[Any], options: tuple[Any, ...], answer: Callable[[Model, Sequence[Any]], Any]
     ) -> Response:
-        """`options` are what must be the same for requests that are answered together."""
+        """Asks a model. Only requests with the same `options` are answered together."""
         found, size = self.gallery.at("models", number), characters_of(list(items))
         if size > LONGEST_QUESTION:
             return failure(413, f"{size:,} characters of text at once; at most {LONGEST_QUESTION:,} are read.")
@@ -188,7 +188,7 @@ def build_app(desk: Desk) -> FastAPI:
 
     @app.get("/api/models/{number}")
     async def model(number: Number) -> Response:
-        """What one is, and what it can be asked. Reads it, if nobody has asked before."""
+        """What a model is, and what it can be asked. Loads it if it is not in memory."""
         return await desk.ask(
             number, [None], ("describe",), lambda model, items: [describe_model(model) for _ in items]
         )
@@ -238,7 +238,7 @@ def build_app(desk: Desk) -> FastAPI:
 
     @app.post("/api/corrupt")
     async def corrupt(question: CorruptQuestion) -> Response:
-        """Texts after the generator had its turn, and what the discriminator says of them."""
+        """Texts with some tokens replaced by the generator, and what the discriminator says about them."""
         return await desk.ask(
             question.model,
             question.texts,
@@ -248,7 +248,7 @@ def build_app(desk: Desk) -> FastAPI:
 
     @app.post("/api/replace")
     async def replace(question: ReplaceQuestion) -> Response:
-        """What the discriminator says of texts with other tokens at some places."""
+        """What the discriminator says about texts with other tokens at some places."""
         return await desk.ask(
             question.model,
             [item.model_dump() for item in question.items],
@@ -271,7 +271,7 @@ def build_app(desk: Desk) -> FastAPI:
 
     @app.get("/api/events")
     async def events(run: Annotated[list[Number], Query(min_length=1, max_length=MOST_FOLLOWED)]) -> Response:
-        """Runs as they go on: server-sent events history, records, state, samples, each with the number of its run as id."""
+        """Follows runs: server-sent events history, records, state, samples, each with the number of its run as id."""
         folders = {number: gallery.at("runs", number).path for number in run}
         if desk.listeners >= MOST_LISTENERS:
             return failure(503, f"{MOST_LISTENERS} pages listen already.", {"retry-after": "30"})
@@ -320,7 +320,7 @@ ANSWERED_ERRORS = (ElectraError, LookupError, BusyError, TimeoutError, RequestVa
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """One line each, whatever went wrong; what was sent is not sent back."""
+    """Turns every error into one line of JSON, without sending back the whole input."""
     match error:
         case DataError() | SettingsError():
             return failure(400, error)
@@ -370,7 +370,7 @@ def prometheus(desk: Desk) -> str:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and what its visitors must show. `origin`: another site whose pages may ask too."""
+    """Where a server listens, and the token that clients must send. `origin`: another site whose pages may ask too."""
 
     host: str = "127.0.0.1"
     port: int = 8420
@@ -380,7 +380,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that is about to run: `server.run(sockets=[socket])`."""
+    """A server that is ready to run: `server.run(sockets=[socket])`."""
 
     server: uvicorn.Server
     socket: Any
@@ -389,7 +389,7 @@ class Running:
 
 
 def build_server(paths: Sequence[Path], address: Address) -> Running:
-    """Bound to its port, with everything found that it shows."""
+    """Builds a server that is bound to its port and has found everything that it shows."""
     if not address.host:
         raise SettingsError("an empty host is every address there is: say 0.0.0.0, or 127.0.0.1.", ("host",))
     if address.origin and not re.fullmatch(r"https?://[^/\s]+", address.origin):

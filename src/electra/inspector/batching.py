@@ -1,5 +1,5 @@
-"""Requests of many clients, answered together: one thread computes, and what waits for it is grouped by question. The
-models compute what is of like length together. The queue has an end: who comes later is told when to come again."""
+"""Batches the requests of many clients: one thread computes, and waiting requests for the same question are answered together.
+The models batch texts of similar length. The queue is bounded: a request that finds it full is told when to try again."""
 
 import asyncio
 import math
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Answer = Callable[[Sequence[Any]], Sequence[Any]]
-"""All items of a group -> an answer for each."""
+"""Answers all items of a group, one answer each."""
 MOST_WAITING, QUEUED_CHARACTERS = 256, 1 << 23  # requests, and the characters of all of them
 GROUP_ITEMS, GROUP_CHARACTERS = 128, 1 << 18
 LONGEST_RETRY = 60
 LINGER, LINGER_SHARE = 0.05, 0.05
-"""A small group waits so many seconds for more, or so much of the time that the last one took."""
+"""A small group waits for more at most this many seconds, and at most this fraction of the time that the last group took."""
 
 
 class BusyError(Exception):
-    """The queue is full; worth another attempt after so many seconds."""
+    """The queue is full; worth another attempt after `seconds`."""
 
     def __init__(self, seconds: int):
         super().__init__(f"too many requests are waiting. Try again in {seconds} s.")
@@ -29,7 +29,7 @@ class BusyError(Exception):
 
 @dataclass
 class Waiting:
-    """A request. Those with the same `key` are the same question to the same model, and may be answered by one call."""
+    """A waiting request. Requests with the same `key` ask the same model the same question, and may be answered by one call."""
 
     key: Hashable
     items: Sequence[Any]
@@ -40,7 +40,7 @@ class Waiting:
 
 @dataclass
 class Served:
-    """For /metrics."""
+    """Counters for /metrics."""
 
     groups: int = 0
     requests: int = 0
@@ -74,7 +74,7 @@ class Batcher:
         self.thread.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, key: Hashable, items: Sequence[Any], characters: int, answer: Answer) -> Sequence[Any]:
-        """The answers to `items`, in their order. A client that goes away takes its request along."""
+        """Returns the answers to `items`, in order. The request of a client that disconnects leaves the queue."""
         queued = sum(it.characters for it in self.waiting)
         if len(self.waiting) >= MOST_WAITING or queued + characters > QUEUED_CHARACTERS:
             self.counts.refused += 1
@@ -111,19 +111,19 @@ class Batcher:
             self.counts.items += (count := sum(len(it.items) for it in group))
             self.last_groups = self.last_groups[1], count
             for it, result in zip(group, answers, strict=True):
-                if it.future.done():  # its client went away
+                if it.future.done():  # its client has disconnected
                     continue
                 it.future.set_exception(result) if isinstance(result, Exception) else it.future.set_result(result)
 
     async def linger(self) -> None:
-        """Clients that were answered together come back one after the other. Whoever is first would be computed alone while the
-        others wait for it; with half of them, the next group gathers while this one is computed."""
+        """Waits a moment for more requests. Clients that were answered together come back one after the other: the first would be
+        computed alone while the others wait. With half of them here, the next group gathers while this one is computed."""
         end = time.monotonic() + min(LINGER, LINGER_SHARE * self.last_seconds)
         while sum(len(it.items) for it in self.waiting) < max(self.last_groups) // 2 and time.monotonic() < end:
             await asyncio.sleep(0.001)
 
     def take(self) -> list[Waiting]:
-        """The oldest request, and those that ask the same."""
+        """Removes the oldest request and others with the same key from the queue, as many as fit into a group."""
         group, items, characters = list[Waiting](), 0, 0
         for it in [it for it in self.waiting if it.key == self.waiting[0].key]:
             items, characters = items + len(it.items), characters + it.characters
@@ -135,7 +135,7 @@ class Batcher:
 
 
 def answer_group(group: Sequence[Waiting]) -> list[Sequence[Any] | Exception]:
-    """All at once; where that fails, each by itself, so that nobody pays for what another one sent."""
+    """Answers all requests at once; if that fails, each by itself, so that one bad request does not fail the others."""
     if len(group) > 1:
         with suppress(Exception):
             answers, place, parts = group[0].answer([item for it in group for item in it.items]), 0, []
@@ -147,7 +147,7 @@ def answer_group(group: Sequence[Waiting]) -> list[Sequence[Any] | Exception]:
 
 
 def characters_of(content: object) -> int:
-    """Of all text in it."""
+    """The number of characters of all text in it."""
     match content:
         case str():
             return len(content)
@@ -161,5 +161,5 @@ def characters_of(content: object) -> int:
 def answer_one(waiting: Waiting) -> Sequence[Any] | Exception:
     try:
         return waiting.answer(waiting.items)
-    except Exception as error:  # of whatever kind: the thread answers others too
+    except Exception as error:  # of any kind: the thread must go on to answer others
         return error

@@ -1,8 +1,8 @@
-"""Recipes side by side: each trained on the same data under the same budget, over several seeds, and measured alike.
+"""Compares recipes: each is trained on the same data under the same budget, over several seeds, and measured in the same way.
 
 A budget is time ("2m"), FLOPs ("3e14 flops", or "3e14 paper flops" by the paper's count) or steps ("500 steps"); several of them show
-how scores grow with it. Time is turned into steps before the run by a few trial steps on this machine, so that the learning rate
-falls to its end in every run. The report has the median and the spread over the seeds of whatever was measured, and leaves
+how scores grow with it. Time is converted to steps before the run by a few trial steps on this machine, so that the learning rate
+decays completely in every run. The report has the median and the spread over the seeds of everything that was measured, and leaves
 nothing out: a run that diverged is a result.
 
 Yardsticks: the probe asks how much of a labelled table a frozen encoder already knows (logistic regression on its vectors, nothing
@@ -74,7 +74,7 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Tasks:
-    """Fine-tuning tasks or tables; `overrides` are those of fine-tuning, `data` among them. `jobs` at a time for each compared run."""
+    """Fine-tuning tasks or tables; `overrides` are settings of fine-tuning, including `data`. `jobs` run in parallel per compared run."""
 
     names: tuple[str, ...]
     overrides: Mapping[str, Any]
@@ -84,7 +84,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """What runs are measured by beside their own metrics."""
+    """What runs are measured by, besides their own metrics."""
 
     table: LabelledTexts | None = None
     tasks: Tasks | None = None
@@ -116,7 +116,7 @@ def parse_budget(text: str) -> Budget:
 
 
 class Variant(NamedTuple):
-    """`series` is the name without the budget: what a curve over budgets belongs to."""
+    """A recipe with overrides and a budget. `series` is the name without the budget: its variants are one curve over budgets."""
 
     name: str
     recipe: str
@@ -126,12 +126,12 @@ class Variant(NamedTuple):
 
 
 def is_time(budgets: str) -> bool:
-    """Whether one of several budgets is."""
+    """Whether at least one of the budgets is a time."""
     return any(parse_budget(text.strip()).unit == "seconds" for text in budgets.split(","))
 
 
 def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, vary: str = "") -> list[Variant]:
-    """Each recipe, or each recipe with each of the values of `vary` ("generator.width=0.25,0.5,1"), with each of the budgets
+    """Every combination of the recipes, the values of `vary` ("generator.width=0.25,0.5,1"), if given, and the budgets
     ("1e15 flops, 2e15 flops")."""
     key, equals, values = vary.partition("=")
     if vary and not equals:
@@ -161,7 +161,7 @@ Steps = Annotated[int, Field(ge=1, le=MOST["steps"])]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run. Figures that its objective does not have are missing; a run that diverged has none."""
+    """One run. `figures` lacks metrics that its objective does not have, and is empty if the run diverged."""
 
     variant: str
     seed: int
@@ -179,7 +179,7 @@ class ComparedRun:
     learning_rate: Figure | None = None
 
     def measure(self, name: str) -> float | None:
-        """The mean of tasks is that of GLUE's five where all of these are there: others stand beside it and never in it."""
+        """A measure by its name. If all of GLUE's five are there, theirs is the only mean: other tasks never count in it."""
         medians = {task: statistics.median(scores) for task, scores in self.tasks.items()}
         has_five = medians.keys() >= {*FIVE}
         if name == "probe":
@@ -203,7 +203,7 @@ class Job:
     folder: Path
     yardsticks: Yardsticks
     task_names: Mapping[str, str]
-    """What the results of each of the tasks are called."""
+    """Task -> its name in the results."""
 
 
 def run_comparison(
@@ -260,7 +260,7 @@ def run_comparison(
 
 
 def folder_names(names: Sequence[str]) -> dict[str, str]:
-    """Of variants, which may be called by a path. What is too long, or the same for two of them, is told apart by a hash."""
+    """Names of variants, which may be paths, as names of folders. Those that are too long, or the same for two variants, get a hash."""
     plain = {name: re.sub(r"[^\w.+=-]+", "_", name) for name in names}
     counts = Counter(plain.values())
     hashes = {name: hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8] for name in names}
@@ -291,7 +291,7 @@ def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
 
 
 def finished(queue: Sequence[Job], jobs: int, devices: Sequence[str] = ()) -> Iterator[ComparedRun | str]:
-    """Results, or why there is none, as they come. Several runs at once keep what they have to say in a file each."""
+    """Yields results, or why there is none, as they come. Parallel runs write their output to a file each."""
     workers = jobs * max(1, len(devices))
     if workers == 1:
         yield from map(run_job_if_it_fits, queue)
@@ -312,7 +312,7 @@ def run_job_quietly(job: Job) -> ComparedRun | str:
 
 
 def run_job_if_it_fits(job: Job) -> ComparedRun | str:
-    """A recipe that is too large for the device keeps no other from its turn."""
+    """Like `run_job`, but returns the message of a run that does not fit into memory, so that the others go on."""
     try:
         return run_job(job)
     except MemoryExhaustedError as error:
@@ -320,8 +320,8 @@ def run_job_if_it_fits(job: Job) -> ComparedRun | str:
 
 
 def run_job(job: Job) -> ComparedRun:
-    """One run from nothing to its metrics; a finished one is read back and measured by the tasks that it lacks, an interrupted
-    one goes on."""
+    """Trains and measures one run. A finished run is read back and measured only by the tasks that it lacks; an interrupted run
+    resumes."""
     path = job.folder / "result.json"
     stored = read_shaped_or_set_aside(path, STORED_RUN)
     if stored and (stored.variant, stored.seed) != (job.variant.name, job.seed):
@@ -377,14 +377,14 @@ def train_job(job: Job) -> ComparedRun:
 
 
 def finetuned_scores(job: Job, known: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Of the tasks that are not known with so many seeds. One that diverges has none, which keeps no other from its turn."""
+    """Scores of the tasks that are not `known` with all seeds. A task that diverges has none, and the others go on."""
     scores: dict[str, list[float]] = {}
     if (tasks := job.yardsticks.tasks) is None:
         return scores
     missing = {item: name for item, name in job.task_names.items() if len(known.get(name, ())) < tasks.seeds}
     run, out = job.folder / "run", job.folder / "finetune"
     tune = partial(finetune, run, overrides=tasks.overrides, out=out, seeds=tasks.seeds, jobs=tasks.jobs)
-    if tasks.jobs > 1 and missing:  # of all tasks at once; what is finished is kept for the turn of each
+    if tasks.jobs > 1 and missing:  # all tasks in parallel; below, each finds its runs finished
         with suppress(DivergedError):
             tune(list(missing))
     for item, name in missing.items():
@@ -400,7 +400,7 @@ def finetuned_scores(job: Job, known: Mapping[str, Sequence[float]]) -> dict[str
 
 
 def plan_steps(budget: Budget, settings: PretrainSettings, flops: float, paper: float) -> int:
-    """Of a run that was begun its own: a time that was measured again would be another, and the run could not go on."""
+    """The steps that a budget buys. A run that was begun keeps its steps: measured again, they would differ, and it could not resume."""
     run = Path(settings.run)
     if (run / CONFIG).is_file():
         return load_settings(run).train.steps
@@ -425,7 +425,7 @@ def step_seconds(settings: PretrainSettings) -> float:
 
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
-    """Short runs evaluate and save at fewer points; warm-up keeps its share of the run, or of the first of its stages."""
+    """The settings for `steps` steps: EVALUATIONS evaluations and saves, and warm-up as the same fraction of the run or its first stage."""
     often, tree = -(-steps // EVALUATIONS), config.dump(settings)
     tree["train"] |= {"steps": steps, "minutes": 0.0, "stages": (), "log_every": max(1, steps // 50)}
     tree["train"] |= {"evaluate_every": often, "save_every": often}
@@ -455,7 +455,7 @@ def measured(results: Sequence[ComparedRun], measure: str) -> list[float]:
 
 
 def measures_of(results: Sequence[ComparedRun]) -> dict[str, str]:
-    """Those that some run has, and what they are called; of tasks the mean, then each."""
+    """The measures that at least one run has, with their titles; of tasks first the mean, then each."""
     named = MEASURES | {task: task for result in results for task in result.tasks}
     return {measure: name for measure, name in named.items() if measured(results, measure)}
 
@@ -498,7 +498,7 @@ def comparison_table(
 
 
 def cost_cell(name: str, cost: float | list[float] | None) -> str:
-    """A number, or from where to where it goes."""
+    """A number, or the least and the greatest."""
     unit, form = {"seconds": (1, ",.0f"), "steps": (1, ",.0f"), "tokens": (1e6, ".4g"), "learning_rate": (1, "g")}.get(
         name, (1, ".2e")
     )
@@ -507,7 +507,7 @@ def cost_cell(name: str, cost: float | list[float] | None) -> str:
 
 
 def with_spread(values: Mapping[str, Any] | None, digits: int, is_wide: bool) -> str:
-    """The median, and of several seeds all points in their order, or the least and the greatest."""
+    """The median; with several seeds also all values in order, or the least and the greatest."""
     if values is None:
         return "–"
     median, least, greatest = (f"{values[key]:.{digits}f}" for key in ("median", "least", "greatest"))

@@ -1,7 +1,7 @@
-"""Text -> what a network says of it, as plain data: P(replaced) of each token, Electric's pseudo-log-likelihoods; vectors are in
-embed.py. One reader for all of them: what is longer than the network's positions is read in windows.
+"""What a network says about text, as plain data: P(replaced) of each token, Electric's pseudo-log-likelihoods; vectors are in
+embed.py. All of them read text the same way: if it is longer than the network's positions, in windows.
 
-In ELECTRA's game tokens are replaced as ids, as in pre-training: text that was written out and read again may be cut otherwise.
+`propose`, `corrupted_ids` and `played` replace ids, as in pre-training: text written out and read again may be tokenized differently.
 """
 
 import logging
@@ -32,14 +32,14 @@ from electra.objectives.corruption import Corruptor, MaskingSettings, SamplingSe
 log = logging.getLogger(__name__)
 TOKENS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
 LISTS_AT_ONCE = 64
-# so many tokens whose scores spread by less than this share of their mean: nothing was learned
+# if at least this many tokens have scores that vary by no more than this fraction of their mean, nothing was learned
 ENOUGH_TOKENS, SAME_SCORE = 5, 0.02
 MOST_PROPOSALS = 1000
 
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """`start` and `end` are character offsets in the text."""
+    """A token with its P(replaced). `start` and `end` are character offsets in the text."""
 
     token: str
     start: int
@@ -49,7 +49,7 @@ class ScoredToken:
 
 @dataclass(frozen=True)
 class Scored:
-    """`score` = Σ_t -E(x, t), an estimate of Σ_t log p(x_t | x_\\t)."""
+    """Electric's scores of a text. `score` = Σ_t -E(x, t), an estimate of Σ_t log p(x_t | x_\\t)."""
 
     tokens: list[str]
     token_scores: np.ndarray
@@ -60,7 +60,7 @@ class Scored:
 
 
 def detect_texts(network: Pretrained, texts: Sequence[str]) -> list[list[ScoredToken]]:
-    """P(replaced) of every token."""
+    """P(replaced) of every token of each text."""
     encodings = encode_texts(network.tokenizer, texts)
     scored = []
     for encoding, logits in zip(encodings, token_logits(network, [it.ids for it in encodings]), strict=True):
@@ -81,7 +81,7 @@ def score_texts(network: Pretrained, texts: Sequence[str]) -> list[Scored]:
 
 @lru_cache
 def say_same_score() -> None:
-    """Once in a process, however many texts are scored."""
+    """Warns once per process, however many texts are scored."""
     log.warning(
         "every token has the same score: this Electric model ignores its text (a collapsed run). Train it again with a "
         "longer schedule.warmup or a lower optimizer.lr."
@@ -102,8 +102,8 @@ def token_logits(network: Pretrained, texts: Sequence[Sequence[int]]) -> list[np
 
 
 class TextWindow(NamedTuple):
-    """A piece of a text. Tokens `begin` to `end` of the text are taken from here: where they have most context on both
-    sides."""
+    """A piece of a text, from token `first` on. The results for tokens `begin` to `end` of the text are taken from this window,
+    where they have most context on both sides."""
 
     text: int
     first: int
@@ -113,7 +113,7 @@ class TextWindow(NamedTuple):
 
 
 def windows_of(text: int, ids: Sequence[int] | np.ndarray, size: int) -> Iterator[TextWindow]:
-    """Of a text longer than `size`, windows that overlap by half and share what overlaps in its middle."""
+    """Cuts a text longer than `size` into windows that overlap by half; each overlap is divided in its middle."""
     stride = max(1, size // 2)
     firsts = range(0, max(1, len(ids) - size + stride), stride)
     borders = [0, *((here + there + size) // 2 for here, there in pairwise(firsts)), len(ids)]
@@ -124,8 +124,8 @@ def windows_of(text: int, ids: Sequence[int] | np.ndarray, size: int) -> Iterato
 def read_windows(
     network: Pretrained, texts: Sequence[Sequence[int] | np.ndarray], first_only: bool = False
 ) -> Iterator[tuple[list[TextWindow], Tensor]]:
-    """Hidden states of windows of like length together, the longest first, each window with [CLS] before and [SEP] after
-    it. `first_only`: the state of [CLS] alone."""
+    """Yields batches of windows of similar length with their hidden states, the longest first; each window has [CLS] before and
+    [SEP] after it. `first_only`: the state of [CLS] alone."""
     encoder, special = network.encoder, special_ids(network.tokenizer)
     device, size = encoder.embeddings.table.device, encoder.settings.positions - 2
     windows = [window for text, ids in enumerate(texts) for window in windows_of(text, ids, size)]
@@ -150,7 +150,7 @@ def rerank(
     lines: Iterable[str], score: Callable[[Sequence[str]], list[Scored]], weight: float
 ) -> Iterator[dict[str, Any]]:
     """Each line is a list of hypotheses, {"hypotheses": [{"text": …, "score": …}, …], …}; `score` may be missing and is
-    then 0. Gives the same with "pll" and "total" = score + weight * pll in each hypothesis, the best first."""
+    then 0. Yields the same with "pll" and "total" = score + weight * pll in each hypothesis, the best first."""
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     for part in in_chunks(numbered, LISTS_AT_ONCE):
         records = [read_hypotheses(number, line) for number, line in part]
@@ -182,12 +182,12 @@ def read_hypotheses(number: int, line: str) -> dict[str, Any]:
     raise DataError(f"line {number} is not a list of hypotheses{reason}. Each line must look like {example}.")
 
 
-# ELECTRA's game on one text: what the generator proposes, and what the discriminator says of what was put there
+# Replaced token detection on one text: what the generator proposes, and what the discriminator says about replaced tokens
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A token that the generator would put at a place, and how probably."""
+    """A token that the generator would put at a place, with its probability."""
 
     token: str
     probability: float
@@ -195,8 +195,8 @@ class Proposal:
 
 @dataclass(frozen=True)
 class PlayedToken:
-    """`original` stands in the text at `start` to `end`, `token` is what the discriminator read there. `is_chosen`: the generator
-    had the place, and may have put back what stood there. `probability` of having been replaced; of an Electric model it
+    """`original` is in the text from `start` to `end`, `token` is what the discriminator read there. `is_chosen`: the place was
+    chosen for replacement; the generator may have put back the original. `probability` is P(replaced); for an Electric model it
     is None, and `score` is the pseudo-log-likelihood."""
 
     token: str
@@ -223,7 +223,7 @@ def encode_one(tokenizer: Tokenizer, text: str) -> TokenIds:
 
 
 def replaced_ids(tokenizer: Tokenizer, encoding: TokenIds, replacements: Mapping[int, str]) -> list[int]:
-    """The ids of a text with other tokens, by their names in the vocabulary, at some places."""
+    """The ids of a text with other tokens, named as in the vocabulary, at some places."""
     ids, vocabulary = list(encoding.ids), tokenizer.get_vocab()
     for place, token in replacements.items():
         if token not in vocabulary:
@@ -242,8 +242,8 @@ def checked_place(place: int, count: int) -> int:
 def propose(
     generator: Pretrained, text: str, places: Sequence[int], top: int, replacements: Mapping[int, str]
 ) -> list[list[Proposal]]:
-    """The `top` likeliest tokens at each place, all of which are masked at once. Of a text that is longer than the network reads,
-    it sees what is around the place."""
+    """The `top` most probable tokens at each place; all places are masked at once. If a text is longer than the network reads, it
+    sees the part around the place."""
     if not 1 <= top <= MOST_PROPOSALS:
         raise SettingsError(f"top={top}: ask for 1 to {MOST_PROPOSALS} proposals.")
     tokenizer, special = generator.tokenizer, special_ids(generator.tokenizer)
@@ -265,8 +265,8 @@ def propose(
 
 @torch.no_grad()
 def corrupted_ids(generator: Pretrained, ids: Sequence[int], share: float, seed: int) -> tuple[list[int], list[bool]]:
-    """The ids after the generator has had its turn, and which places it had: as in pre-training, at a temperature of 1. A text that
-    is longer than the network reads is corrupted piece by piece."""
+    """The ids after the generator has replaced some, and which places were chosen: as in pre-training, at a temperature of 1. A text
+    that is longer than the network reads is corrupted piece by piece."""
     if not 0 < share < 1:
         raise SettingsError(f"share={share}: choose a share of the tokens between 0 and 1.")
     encoder, special = generator.encoder, special_ids(generator.tokenizer)
@@ -287,8 +287,8 @@ def corrupted_ids(generator: Pretrained, ids: Sequence[int], share: float, seed:
 def played(
     network: Pretrained, encoding: TokenIds, ids: Sequence[int], chosen: Sequence[bool], detects: bool
 ) -> list[PlayedToken]:
-    """What the network says of the tokens `ids` in the places of the text's own. One that neither detects nor scores says
-    nothing."""
+    """What the network says about the tokens `ids` in place of the text's own. Without a detection or Electric head, probabilities
+    and scores are None."""
     probabilities: list[float | None] = [None] * len(ids)
     scores = list(probabilities)
     if network.kind == "discriminator":

@@ -1,4 +1,4 @@
-"""Text -> a vector for each text: of a list, of any iterable, or of files of any size, in memory that does not depend on them.
+"""A vector for each text of a list, of any iterable, or of files of any size; memory use does not depend on how many there are.
 
 A vector is the mean of the last layer's states, [CLS] and [SEP] included, as sentence-transformers has it, or the state of [CLS].
 """
@@ -30,14 +30,14 @@ from electra.train.device import autocast, choose_device
 
 log = logging.getLogger(__name__)
 MOST_TEXTS, MOST_CHARACTERS = 2048, 1 << 20
-"""Texts that are in memory and sorted by length at a time: the tokenizer needs 150 bytes for each character."""
+"""How many texts, and characters, are in memory and sorted by length at a time: the tokenizer needs 150 bytes per character."""
 VECTOR = "embedding"
-"""The column of a parquet file that holds the vectors."""
+"""The name of the vectors' column in a parquet file."""
 
 
 class EmbedSettings(Settings):
-    """`length`: texts are cut there, in tokens with [CLS] and [SEP], as sentence-transformers cuts them; without it a text that is
-    longer than the network is read in windows, whole."""
+    """`length`: texts are cut after that many tokens, [CLS] and [SEP] included, as in sentence-transformers; without it a text that
+    is longer than the network reads is read whole, in windows."""
 
     pooling: Pooling = "mean"
     length: int | None = Field(None, ge=3, le=1_000_000)
@@ -46,7 +46,7 @@ class EmbedSettings(Settings):
 
 
 class Embedded(NamedTuple):
-    """Where the vectors are, how many, of how many numbers each, and how long it took."""
+    """Where the vectors are, how many there are, their width, and how long it took."""
 
     out: Path
     texts: int
@@ -61,12 +61,12 @@ class Embedded(NamedTuple):
 
 @torch.no_grad()
 def text_vectors(network: Pretrained, texts: Sequence[str], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The last layer's vectors averaged over each text, [CLS] and [SEP] included, and that of [CLS]. Of a text that is read
-    in windows each token counts once, and [CLS] is the first window's. With a `length` texts are cut there, in tokens."""
+    """The last layer's vectors averaged over each text, [CLS] and [SEP] included, and the vector of [CLS]. If a text is read in
+    windows, each token counts once, and [CLS] is the first window's. With a `length` texts are cut after that many tokens."""
     ids = encode_ids(network.tokenizer, texts, None if length is None else length - 2)
     mean, first = np.zeros((2, len(ids), network.encoder.settings.hidden), dtype=np.float32)
     for windows, hidden in read_windows(network, ids):
-        # of a window in the middle neither [CLS] nor [SEP] is taken, nor what the windows beside it have
+        # [CLS] counts in the first window only, [SEP] in the last, and each token in the window that owns it
         begins = [window.begin - window.first + 1 if window.begin else 0 for window in windows]
         ends = [it.end - it.first + (2 if it.end == len(ids[it.text]) else 1) for it in windows]
         places = torch.arange(hidden.shape[1])
@@ -83,7 +83,7 @@ def text_vectors(network: Pretrained, texts: Sequence[str], length: int | None =
 
 @torch.no_grad()
 def first_vectors(network: Pretrained, texts: Sequence[str], length: int | None = None) -> np.ndarray:
-    """The second of `text_vectors` alone: of a long text only the first window is read, and of the last layer only [CLS]."""
+    """Only the vectors of [CLS] from `text_vectors`: reads the first window of a long text, and computes the last layer for [CLS] alone."""
     settings = network.encoder.settings
     ids = encode_ids(network.tokenizer, texts, min(length or settings.positions, settings.positions) - 2)
     first = np.zeros((len(ids), settings.hidden), dtype=np.float32)
@@ -93,7 +93,7 @@ def first_vectors(network: Pretrained, texts: Sequence[str], length: int | None 
 
 
 def embed_texts(network: Pretrained, texts: Iterable[str], settings: EmbedSettings) -> Iterator[np.ndarray]:
-    """Arrays with a row for each text, in their order; a few thousand texts at a time are in memory."""
+    """Yields arrays with one row per text, in order; a few thousand texts at a time are in memory."""
     for chunk in in_chunks(texts, MOST_TEXTS, len, MOST_CHARACTERS):
         yield vectors_of(network, chunk, settings)
 
@@ -109,7 +109,7 @@ def vectors_of(network: Pretrained, texts: Sequence[str], settings: EmbedSetting
 
 
 class TextRow(NamedTuple):
-    """A text, and what of its row is kept beside its vector."""
+    """A text, and the columns of its row to keep beside its vector."""
 
     text: str
     kept: dict[str, Any]
@@ -124,8 +124,8 @@ def embed_files(
     settings: EmbedSettings,
     force: bool = False,
 ) -> Embedded:
-    """The texts of all files, in their order, as one .npy array or one parquet table. `column` holds the text in tables, `keep` are
-    columns for the parquet table, else the text. Only with `force` is a file that is there already overwritten."""
+    """Writes the vectors of all texts, in order, to one .npy array or one parquet table. `column` is the text column of tables,
+    `keep` are columns for the parquet table (by default the text). An existing file is overwritten only with `force`."""
     target = out or default_out(files)
     if target.suffix not in (".npy", ".parquet"):
         raise SettingsError(f"{target.name}: vectors are written as .npy or .parquet. Choose another out.")
@@ -160,7 +160,7 @@ def default_out(files: Sequence[Path]) -> Path:
 
 
 class TextSource:
-    """The texts of files, one after the other, and how far they have been read, in bytes; `size` is 0 where a pipe is among
+    """The texts of several files in turn, and how many bytes of them have been read; `size` is the total, or 0 if a pipe is among
     them."""
 
     def __init__(self, files: Sequence[Path], column: str | None, keep: Sequence[str]):
@@ -174,7 +174,7 @@ class TextSource:
             before = self.position
             with opened(path) as source:
                 size, count = path.stat().st_size if self.size else 0, parquet_rows(source)
-                # a line is a text; a blank one too, so that every line has its vector in the same place
+                # a blank line is a text too, so that the n-th vector belongs to the n-th line
                 lines = ({"text": line} for _, line in decoded_lines(source))
                 rows = tables.rows_of(source) if has_rows(source) else lines
                 for number, row in enumerate(self._texts(path, rows), 1):
@@ -199,7 +199,7 @@ class TextSource:
 
 
 def parquet_rows(source: OpenSource) -> int:
-    """Of which the place in the file says little. 0 for other files."""
+    """The rows of a parquet file, whose position in bytes says little about progress; 0 for other files."""
     if source.format != "parquet":
         return 0
     with open_parquet(source) as table:
@@ -207,12 +207,12 @@ def parquet_rows(source: OpenSource) -> int:
 
 
 def has_rows(source: OpenSource) -> bool:
-    """Text that is not called csv, tsv or json is lines, whatever is in them."""
+    """Whether a file has rows; a text file whose name does not say csv, tsv or json is lines, whatever they contain."""
     return source.format != "text" or bool(tables.is_table(source.path))
 
 
 def text_column(path: Path, row: Row, wanted: str | None) -> str:
-    """The one that was asked for, one that is called as texts are called, or the only one with text in it."""
+    """The text column: the one that was asked for, one with a usual name, or the only one that has text."""
     low = {name.lower(): name for name in row}
     known = [low[name] for name in tables.TEXTS if name in low]
     strings = [name for name, value in row.items() if isinstance(value, str)]
@@ -233,7 +233,7 @@ Write = Callable[[Sequence[Mapping[str, Any]], np.ndarray], None]
 
 @contextmanager
 def npy_file(path: Path, width: int) -> Iterator[Write]:
-    """numpy leaves room in the header for any number of rows, so that it can be written again at the end."""
+    """Writes rows to a .npy file. numpy pads the header for any number of rows, so that it can be rewritten at the end."""
     rows = 0
 
     def header() -> bytes:

@@ -1,5 +1,5 @@
-"""Any model in the forms that others read: transformers' folders, sentence-transformers', ONNX. Nothing is kept that a fresh process
-does not read with the same ids and the same numbers (fresh.py)."""
+"""Exports any model to the formats of others: transformers, sentence-transformers, ONNX. An export is kept only if a fresh process
+reads it with the same ids and the same numbers (fresh.py)."""
 
 import json
 import logging
@@ -52,13 +52,13 @@ log = logging.getLogger(__name__)
 
 POOLING_FOLDER = "1_Pooling"
 INT8_LOSS = 0.03
-"""The share of a score beyond which a quantized copy is not what was asked for."""
+"""The fraction of a score that a quantized copy may lose before a warning."""
 
 
 class ExportSettings(Settings):
-    """`int8` adds a quantized copy to an ONNX graph, and `dev` are rows with answers to say what it costs a fine-tuned model.
-    `pooling` and `length` are for sentence-transformers: how vectors are made and where texts are cut. Weights of more than
-    `shard_size` are several files with an index."""
+    """`int8` adds a quantized copy to an ONNX graph, and `dev` are rows with answers to measure what it costs a fine-tuned model.
+    `pooling` and `length` are for sentence-transformers: how vectors are made and where texts are cut. Weights larger than
+    `shard_size` are split into several files with an index."""
 
     format: Literal["transformers", "onnx", "sentence-transformers"] = "transformers"
     int8: bool = False
@@ -83,7 +83,7 @@ class ExportSettings(Settings):
 
 
 def export_model(model: Path, out: Path, settings: ExportSettings, publication: Publication = UNSAID) -> list[Exported]:
-    """Of a run all networks in transformers' format, of anything else, and in other formats, the main one: `out` itself."""
+    """Exports the networks of a run in transformers' format to folders in `out`; for other models and formats the main network to `out`."""
     with FreshProcess() as fresh:
         manner = Manner(fresh.check, settings.shard_bytes)
         if settings.format == "transformers" and (model / CONFIG).is_file():
@@ -92,7 +92,7 @@ def export_model(model: Path, out: Path, settings: ExportSettings, publication: 
 
 
 def export_one(model: Path, out: Path, settings: ExportSettings, publication: Publication, manner: Manner) -> str:
-    """The main network. Returns how it was checked."""
+    """Exports the main network; returns how it was checked."""
     finetuned = load_task_folder(model) if (model / TASK_FILE).is_file() else None
     network = finetuned.pretrained if finetuned else load_network(model)
     card = with_header(source_card(model, network), publication.entries())
@@ -104,13 +104,13 @@ def export_one(model: Path, out: Path, settings: ExportSettings, publication: Pu
         case "onnx":
             return write_onnx(out, network, finetuned, settings, manner, card)
         case "sentence-transformers":
-            if finetuned:  # the head goes, and what the card says of it
+            if finetuned:  # the head is dropped, and what the card says about it
                 card = with_section(with_section(card, "Scores", ""), "Limits", LIMITS)
             return write_sentence_transformers(out, network, settings, manner, card)
 
 
 def source_card(model: Path, network: Pretrained) -> str:
-    """What is known of the model: by its run, or by the card that it has."""
+    """The model's card: made from its run, or the card that it has, or one that says its origin is unknown."""
     if (model / CONFIG).is_file():
         settings = load_settings(model)
         return run_card(settings, network, run_sections(model, settings, last_heldout(model)), UNSAID)
@@ -131,7 +131,7 @@ def write_onnx(
     module: nn.Module = finetuned.model if finetuned else PretrainedNetwork(network)
     encoder = network.encoder
     longest = finetuned.task.length if finetuned else encoder.settings.positions
-    # a beam is as wide as it is; shorter rows are padded
+    # the beam of the joint head has a fixed width; shorter rows are padded to it
     head = finetuned.model.head if finetuned else None
     shortest = head.beam if isinstance(head, JointHead) else 1
     folder = task_folder(finetuned, {}) if finetuned else network_folder(network, {})
@@ -150,7 +150,7 @@ def write_onnx(
 
 
 def scores_of_graphs(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortest: int) -> dict[str, Any]:
-    """The task's metrics on a file with answers: of the network, and of both graphs in its place."""
+    """The task's metrics on a file with answers, with each of the two graphs in place of the network."""
     task = trained.task
     rows = read_answered(task, file)
     examples, _ = task.encode(rows)
@@ -205,7 +205,7 @@ An ONNX graph: {graph_note(notes)}. `{NOTES}` has all of it."""
 
 
 class WithVectors(nn.Module):
-    """An encoder that also says the vectors of the probe, whatever it is asked."""
+    """An encoder whose outputs also have the vectors of the probe, whatever the input."""
 
     def __init__(self, network: Pretrained, vectors: Tensor):
         super().__init__()
@@ -218,8 +218,8 @@ class WithVectors(nn.Module):
 def write_sentence_transformers(
     out: Path, network: Pretrained, settings: ExportSettings, manner: Manner, card: str
 ) -> str:
-    """The encoder, and how its states become a vector. Texts are cut where pre-training ended: beyond that positions may never
-    have been trained."""
+    """Writes the encoder, and how its states become a vector. By default texts are cut at the length of pre-training: positions
+    beyond it may never have been trained."""
     encoder, positions = network.encoder, network.encoder.settings.positions
     length = min(settings.length or network.length or positions, positions)
     alone = replace(network, head=None, kind="encoder")
@@ -255,7 +255,7 @@ def write_sentence_transformers(
 
 
 def sentence_card(card: str, length: int, pooling: Pooling) -> str:
-    """Scores of a head that is not there are no results of this model."""
+    """The card without scores: the head that they belong to is not part of this model."""
     use = f"""```python
 from sentence_transformers import SentenceTransformer
 model = SentenceTransformer(".")   # this folder, or its name on the Hub

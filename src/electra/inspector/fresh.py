@@ -1,6 +1,6 @@
-"""Exports looked at by a process that knows nothing but their folders: what loads because something is still in memory, set by
-an environment or cached does not load there. It reads a folder with all that is installed for it (electra, transformers,
-onnxruntime, sentence-transformers) and compares ids and outputs on the probe with those of the network that was exported.
+"""Checks exports in a process that knows nothing but their folders: what loads only because something is still in memory, in the
+environment or cached does not load there. It reads a folder with every installed library that can (electra, transformers,
+onnxruntime, sentence-transformers) and compares ids and outputs on the probe with those of the exported network.
 """
 
 import json
@@ -39,15 +39,15 @@ from electra.interop.write import (
 
 LONGEST_LOOK = 900
 SENTENCE_MODULES = "modules.json"
-"""What makes a folder one of sentence-transformers."""
+"""The file that marks a folder of sentence-transformers."""
 VECTORS = "vectors"
 VECTOR_PROBE = (*PROBE[:-1], " ".join(PROBE[:-1] * 200))
-"""Without the text in which transformers sees a special token and `embed` a word; the last is longer than any network."""
+"""The probe without the text that transformers reads as a special token and `embed` as words; the last text is longer than any network."""
 
 
 class FreshProcess:
-    """One process for all folders of an export. It starts at once, to import while a network is read and written here, and ends
-    when it is asked nothing more: also where this process is killed, since its input is a pipe from here."""
+    """One process for all folders of an export. It starts at once, to import while a network is read and written here. It ends when
+    its input is closed, even if this process is killed, because the input is a pipe from here."""
 
     def __enter__(self) -> "FreshProcess":
         self.scratch = tempfile.TemporaryDirectory()
@@ -73,7 +73,7 @@ class FreshProcess:
         self.errors.close()
 
     def check(self, folder: Path, architecture: str, tokenizer: Tokenizer, ours: Answers) -> str:
-        """`interop.write.Check`."""
+        """Implements `interop.write.Check`."""
         probe = probe_batch(tokenizer, read_object(folder / "config.json")[POSITIONS])
         expected = {"ids": probe.ids, "segments": probe.segments, "is_real": probe.is_real}
         expected |= {f"output.{name}": tensor.contiguous() for name, tensor in ours(probe).items()}
@@ -105,7 +105,7 @@ class FreshProcess:
 
 
 def look(folder: Path, architecture: str, expected: Mapping[str, Tensor]) -> str:
-    """All readers of a folder, one after the other. Returns who they were."""
+    """Reads a folder with all readers in turn and compares; returns their names."""
     probe = Batch.of_rows(expected["ids"], expected["segments"], expected["is_real"].bool())
     ours = {name.removeprefix("output."): it for name, it in expected.items() if name.startswith("output.")}
     vectors = ours.pop(VECTORS, None)
@@ -152,5 +152,5 @@ def answer_questions(questions: Iterable[str], answers: IO[str]) -> None:
 
 if __name__ == "__main__":
     alone = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever libraries print is no answer
+    os.dup2(2, 1)  # keep what libraries print out of the answers
     answer_questions(sys.stdin, alone)

@@ -1,5 +1,5 @@
 """What a server or a report shows: the models, runs and results in some folders, each known by a number. No path ever comes from
-a request; models are read when they are first asked for, and only so many are kept."""
+a request; models are loaded when they are first asked for, and only the last few are kept."""
 
 import os
 import threading
@@ -24,7 +24,7 @@ from electra.pretraining.load import CONFIG
 from electra.train.checkpoint import checkpoint_folders
 from electra.train.log import METRICS
 
-LEVELS, MOST_FOUND = 4, 500  # levels of folders below what was named; things of each kind
+LEVELS, MOST_FOUND = 4, 500  # levels of folders below those given; most models, runs and results each
 LOADED = 6
 SECONDS_BETWEEN_LOOKS = 3.0
 RESULTS = ("results.json", "speedrun.json")
@@ -33,7 +33,7 @@ Shelf = Literal["models", "runs", "results"]
 
 @dataclass(frozen=True)
 class Found:
-    """`name` tells it from the others, for people."""
+    """A model, run or result. `name` tells it from the others, for people."""
 
     path: Path
     name: str
@@ -41,7 +41,7 @@ class Found:
 
 @dataclass
 class Gallery:
-    """Numbers stay what they are: what appears later is added at the end."""
+    """Models, runs and results by number. Numbers never change: what appears later is added at the end."""
 
     paths: Sequence[Path]
     models: list[Found] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Gallery:
             raise DataError(f"{names}: there is no run, no model and no result in it. Give a folder that has some.")
 
     def look(self) -> None:
-        """Add what is new since the last time, which was a while ago."""
+        """Adds what is new, unless the last look was only moments ago."""
         with self.lock:
             if self.looked and time.monotonic() - self.looked < SECONDS_BETWEEN_LOOKS:
                 return
@@ -109,8 +109,8 @@ def on_device(model: Model) -> Model:
 
 
 def things_in(folder: Path, levels: int) -> Iterator[tuple[Path, list[Shelf]]]:
-    """Every folder that is something, outermost first. What lies in a model is a part of it, and so are the export and the
-    checkpoints of a run."""
+    """Yields every folder with a model, run or result, outermost first. Folders inside a model or a run (its export and its
+    checkpoints) are part of it."""
     kind, shelves = kind_of(folder), list[Shelf]()
     if kind == "run":
         if (folder / METRICS).is_file():
@@ -126,17 +126,17 @@ def things_in(folder: Path, levels: int) -> Iterator[tuple[Path, list[Shelf]]]:
     if kind in ("run", "model", "shards") or not levels:
         return
     children = list[Path]()
-    with suppress(OSError):  # somebody else's, or gone
+    with suppress(OSError):  # not readable, or gone
         children = sorted(it for it in folder.iterdir() if it.is_dir() and not it.is_symlink())
     for child in children:
-        if child.name.startswith(".") or child.name == UNTRAINED:  # a baseline of what is beside it
+        if child.name.startswith(".") or child.name == UNTRAINED:  # baselines of the results beside it
             continue
         if os.access(child, os.R_OK | os.X_OK):
             yield from things_in(child, levels - 1)
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """What a page or a program must know to ask it something. `columns`: what a row of a fine-tuned model has."""
+    """What a page or a program must know to ask the model something. `columns`: those of a row for a fine-tuned model."""
     task = model.finetuned.task if model.finetuned else None
     network = model.network
     has_generator = False

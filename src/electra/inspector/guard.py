@@ -1,8 +1,8 @@
-"""What stands between a network and the application: who may ask, how much, how long. Everything is refused in one line of JSON,
+"""The checks between the network and the application: who may ask, how much, how long. Requests are refused with one line of JSON
 before anything is parsed.
 
-A page of another site cannot use the server of its visitor: names other than ours are refused (DNS rebinding), and so are
-posts that are not JSON or come from another origin. Other addresses than this machine's need a token.
+A page of another site cannot use its visitor's server: requests for other host names than ours are refused (DNS rebinding), and so
+are posts that are not JSON or come from another origin. On any address but this machine's own, a token is needed.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length
 
 
 def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """What a name in digits stands for."""
+    """The IP address that a host name in digits means; None for other names."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -68,7 +68,7 @@ def is_local(host: str) -> bool:
 
 
 def token_for(host: str, token: str | None) -> str:
-    """The token that requests must carry; "" where only this machine can ask and none was wanted."""
+    """The token that requests must have; "" if only this machine can ask and none was given."""
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise SettingsError(f"a token has at least {SHORTEST_TOKEN} characters, so that nobody guesses it.", ("token",))
     if token is not None and not (token.isascii() and token.isprintable() and not set(token) & set(' ;,"\\')):
@@ -78,7 +78,7 @@ def token_for(host: str, token: str | None) -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """The application behind all checks."""
+    """The ASGI application behind all checks."""
 
     application: Application
     host: str
@@ -86,11 +86,11 @@ class Guard:
     origin: str = ""
     """Another site whose pages may ask; "" means none."""
     counted: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Answers by route and status."""
+    """How many answers there were, by route and status."""
 
     @cached_property
     def names(self) -> set[str]:
-        """Hosts that a request may be for."""
+        """The host names that a request may be for."""
         own = [] if is_local(self.host) else [socket.gethostname(), socket.getfqdn()]
         return {*LOCAL_NAMES, *map(str.lower, [self.host, *own])}
 
@@ -118,7 +118,7 @@ class Guard:
             await refuse(send, 401, "a token is needed: open the address that the server printed.")
         elif method == "GET" and self.token and scope["path"] == "/" and scope["query_string"]:
             await self.keep_token(send)
-        elif method != "POST":  # the body of an answer to HEAD is left out below us
+        elif method != "POST":  # the HTTP server drops the body of an answer to HEAD
             await self.application(scope if method == "GET" else scope | {"method": "GET"}, receive, send)
         elif not self.is_own_page(headers):
             await refuse(send, 403, "the request comes from a page of another site.")
@@ -132,12 +132,12 @@ class Guard:
                 await unless_gone(self.application(scope, replayed(body), send), receive)
 
     def is_name(self, host: str) -> bool:
-        """An address in digits too, where the server listens on all: nobody can rebind that."""
+        """Whether a request may name this host. If the server listens on all addresses, any IP address too: DNS cannot rebind it."""
         name = name_of(host)
         return name in self.names or (self.host in ("0.0.0.0", "::") and address_of(name) is not None)
 
     def is_known(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        """By a header, by the cookie that the first visit set, or by the link that was printed."""
+        """Whether a request has the token: in a header, in the cookie that the first visit set, or in the link that was printed."""
         if not self.token or scope["path"] == "/health":
             return True
         tokens = [headers.get("authorization", "").removeprefix("Bearer ")]
@@ -151,12 +151,12 @@ class Guard:
         return any(hmac.compare_digest(it.encode(), self.token.encode()) for it in tokens)
 
     async def keep_token(self, send: Send) -> None:
-        """The token leaves the address bar: it becomes a cookie that only this server is sent."""
+        """Moves the token from the address bar into a cookie that is sent to this server only."""
         cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
         await respond(send, 303, b"", {"location": "/", "set-cookie": cookie})
 
     def is_own_page(self, headers: Mapping[str, str]) -> bool:
-        """Programs send no origin."""
+        """Whether a request comes from our page or from a program, which sends no origin."""
         origin = headers.get("origin")
         if origin is None:
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
@@ -175,7 +175,7 @@ class Guard:
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """One that is sent twice is one list, as HTTP has it: two origins are not our own, whichever comes last."""
+    """The headers of a request. One that is sent twice becomes a list, as in HTTP, so that of two origins none counts as our own."""
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -184,14 +184,14 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def name_of(host: str) -> str:
-    """Without the port; [::1] without its brackets."""
+    """The host without its port; [::1] also without its brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
 
 
 async def read_body(headers: Mapping[str, str], receive: Receive, send: Send) -> bytes | None:
-    """The whole body in time, or None once it was refused."""
+    """The whole body, or None if it was refused for its size or time, or the client has disconnected."""
     length = headers.get("content-length", "0")
     is_small = not length.isdigit() or int(length[:20]) <= MOST_BODY
     body, more = bytearray(), True
@@ -220,7 +220,7 @@ def replayed(body: bytes) -> Receive:
 
 
 async def unless_gone(answer: Coroutine[None, None, None], receive: Receive) -> None:
-    """Nothing is computed for a client that is not there any more."""
+    """Cancels the answer if the client disconnects."""
     work, gone = asyncio.create_task(answer), asyncio.ensure_future(receive())
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -234,7 +234,7 @@ async def unless_gone(answer: Coroutine[None, None, None], receive: Receive) -> 
 
 
 def armoured(send: Send, more: Mapping[str, str], status: list[int]) -> Send:
-    """Every answer with the headers that keep a page from doing anything else; `status` is told which one it has."""
+    """Adds the security headers to every answer, and stores its status code in `status`."""
     extra = [(name.encode(), value.encode()) for name, value in {**HEADERS, **more}.items()]
 
     async def sending(message: Message) -> None:
@@ -260,8 +260,8 @@ async def refuse(send: Send, status: int, reason: str) -> None:
 
 
 class GuardedProtocol(H11Protocol):
-    """HTTP/1.1 with a bound on connections, on the time that a head may take as a whole (byte by byte it would never time out),
-    and on the time for which a client does not read its answer."""
+    """HTTP/1.1 with a limit on connections, on the time for a whole head (sent byte by byte it would never time out), and on the time
+    for which a client may leave its answer unread."""
 
     deadline: asyncio.TimerHandle | None = None
     stalled: asyncio.TimerHandle | None = None
@@ -319,13 +319,13 @@ class GuardedProtocol(H11Protocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bound before anything is said to be there."""
+    """Binds the socket now, so that the port is taken before the address is printed."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     own = socket.socket(family, socket.SOCK_STREAM)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         own.bind((host, port))
-        own.listen(1024)  # who comes before the server runs waits for it
+        own.listen(1024)  # clients that come before the server runs wait for it
     except BaseException:
         own.close()
         raise

@@ -1,4 +1,4 @@
-"""A probe: how much of a labelled table a frozen encoder knows, by a logistic regression on its vectors."""
+"""A probe: how well a logistic regression on the vectors of a frozen encoder learns a labelled table."""
 
 import hashlib
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class LabelledTexts:
     texts: list[str]
     labels: np.ndarray
     train: int
-    """So many from the beginning are to learn from, the others to be judged by."""
+    """The number of rows, from the beginning, to learn from; the others are scored."""
 
     @property
     def digest(self) -> str:
@@ -30,7 +30,7 @@ class LabelledTexts:
 
 
 def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledTexts:
-    """Of more than `limit` rows, `limit` chosen by their hash; a fifth of them is held out."""
+    """Reads at most `limit` rows, chosen by their hash; a fifth of them is held out."""
     records = []
     for number, row in enumerate(read_rows(path), 1):
         for column in (text, label):
@@ -48,12 +48,12 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
             f"{path} has {counted(len(records), 'row')}, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
             f"{label!r}; a probe needs two or more, and a row to be judged by. Give it more rows."
         )
-    # as objects: an array of text has room for the longest in every place
+    # as objects: in an array of strings every element takes the space of the longest
     return LabelledTexts([it for _, it, _ in records], np.array(labels, dtype=object), train)
 
 
 def probe_accuracy(table: LabelledTexts, network: Pretrained, length: int) -> float:
-    """On the mean of the last layer's vectors beside that of [CLS]. Texts are cut at `length` tokens."""
+    """Accuracy from the mean of the last layer's vectors concatenated with that of [CLS]. Texts are cut at `length` tokens."""
     features = np.concatenate(text_vectors(network, table.texts, length), axis=1)
     judge = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
     judge.fit(features[: table.train], table.labels[: table.train])

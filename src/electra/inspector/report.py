@@ -1,5 +1,5 @@
-"""The views of the server as one HTML file that opens from disk: the page's own modules and styles, with what they would ask the
-server for inside. Nothing in it can load anything from anywhere."""
+"""The views of the server as one HTML file that opens from disk: the page's own modules and styles, with the data that they would
+ask the server for. Nothing in it can load anything from elsewhere."""
 
 import base64
 import hashlib
@@ -18,13 +18,13 @@ from electra.inspector.results import result_view, results_view, wrong_rows
 from electra.inspector.watch import run_view, runs_view
 
 MODULES = ("dom", "api", "tokens", "plot", "try", "watch", "compare", "docs", "main")
-"""Each after those that it imports."""
+"""Each module comes after those that it imports."""
 IMPORT = re.compile(r"^import .*\n", re.MULTILINE)
 EXPORT = re.compile(r"^export (?=const|function|async)", re.MULTILINE)
 
 
 def write_html(path: Path, out: Path) -> Path:
-    """`path` is a run, results, or a folder of them. A page that is there is written anew, and nothing else ever."""
+    """Writes the report of `path`, a run, results, or a folder of them. An existing .html file is overwritten, no other ever."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise SettingsError(f"{out}: a report is a .html file. Choose another out.")
     gallery = Gallery([path])
@@ -39,7 +39,7 @@ def write_html(path: Path, out: Path) -> Path:
 
 
 def report_content(gallery: Gallery) -> dict[str, Any]:
-    """What the server would answer, by the path of the question."""
+    """The server's answers by the path of the request."""
     content: dict[str, Any] = {"/api/runs": runs_view(gallery), "/api/results": results_view(gallery)}
     for number, found in enumerate(gallery.runs):
         content[f"/api/runs/{number}"] = {"name": found.name, **run_view(found.path)}
@@ -71,7 +71,7 @@ def report_page(name: str, content: dict[str, Any]) -> str:
 
 
 def bundled() -> str:
-    """The modules one behind the other: their names are all different, which a test sees to."""
+    """The modules concatenated, without imports and exports; a test makes sure that their top-level names are all different."""
     texts = (EXPORT.sub("", IMPORT.sub("", page_text(f"{name}.js"))) for name in MODULES)
     return "\n".join(texts)
 

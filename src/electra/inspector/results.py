@@ -22,7 +22,7 @@ def results_view(gallery: Gallery) -> dict[str, Any]:
 
 def result_view(folder: Path) -> dict[str, Any]:
     """{"kind", "groups": [{"name", "metric", "rows": [{"name", "seeds", "median"}], "levels", …}]}. A group is a task, or a measure
-    of a comparison; its levels are what a score is held against."""
+    of a comparison; its levels are the baselines to compare scores with."""
     if (folder / "speedrun.json").is_file():
         return speedrun_view(read_object(folder / "speedrun.json"))
     content = read_json(folder / "results.json")

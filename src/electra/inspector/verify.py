@@ -1,4 +1,4 @@
-"""What of a folder is not as it was written: runs, prepared shards, exports, fine-tuned folders, and folders of those."""
+"""Finds what was damaged or edited in runs, prepared shards, exports, fine-tuned folders, and folders of those."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from electra.train.log import METRICS, read_records
 
 
 def verify(path: Path) -> list[str]:
-    """Every problem, one line each; none if all of it is whole."""
+    """Every problem, one line each; empty if everything is as it was written."""
     folders = [path, *sorted(it for it in path.rglob("*") if it.is_dir())] if path.is_dir() else []
     known = {folder: kind for folder in folders if (kind := kind_of(folder))}
     if not known:
@@ -44,7 +44,7 @@ def problems_of(folder: Path, kind: str) -> Iterator[str]:
         case "model":
             differing = folder_problems(folder)
             yield from (f"{folder}: {problem}" for problem in differing)
-            # reading a folder that differs says the same; one with a manifest but no weights (ONNX, a pooling) is for others
+            # reading a folder that differs fails alike; one with a manifest but no weights (ONNX, a pooling) is for other libraries
             is_ours = (
                 (folder / WEIGHTS).exists() or (folder / INDEX).exists() or not (folder / FOLDER_MANIFEST).exists()
             )

@@ -1,4 +1,4 @@
-"""A run as it goes on, read from its folder: by another process, on another machine that shares the disk, after its end."""
+"""Follows a run by reading its folder: from another process, from another machine that shares the disk, or after its end."""
 
 import asyncio
 import json
@@ -18,22 +18,22 @@ from electra.pretraining.load import load_settings
 from electra.pretraining.samples import SAMPLES, read_samples
 from electra.train.log import METRICS, RUN_STATE, Record, is_gone, is_record
 
-MOST_RECORDS = 1000  # of each kind: more than a screen has points
+MOST_RECORDS = 1000  # of each kind: more than a screen can show
 MOST_BYTES, LAST_BYTES = 1 << 26, 1 << 15
 SECONDS_BETWEEN_READS, SECONDS_OF_SILENCE = 1.0, 15.0
-RATE_OVER = 10  # records, for the time that is left
+RATE_OVER = 10  # records from which the time left is estimated
 TRAIN_LINE = b'{"kind": "train"'
 
 
 class Tail:
-    """The records of metrics.jsonl as they are added. A run that is resumed writes the file anew, without the steps that it is
-    about to do again."""
+    """Reads the records of metrics.jsonl as they are added. A run that resumes writes a new file, without the steps that it is about
+    to repeat."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES):
         self.path, self.place, self.inode, self.most_bytes = folder / METRICS, 0, 0, most_bytes
 
     def read(self) -> tuple[list[Record], bool]:
-        """What is new, and whether it is everything from the beginning."""
+        """The new records, and whether the file is another one, so that they replace all earlier records."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -51,7 +51,7 @@ class Tail:
 
 
 def records_in(data: bytes) -> Iterable[Record]:
-    """Of a long run not every line of training is parsed: that takes far longer than to read it, and most would be thinned out."""
+    """Parses the lines. Of a long run not every train record is parsed: parsing is far slower than reading, and most would be dropped."""
     lines = data.split(b"\n")
     stride = len(lines) // (4 * MOST_RECORDS)
     if stride > 1:
@@ -69,7 +69,7 @@ def records_in(data: bytes) -> Iterable[Record]:
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
-    """Of each kind as many as can be told apart on a screen, the last among them."""
+    """At most MOST_RECORDS of each kind, always with the last."""
     kinds: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         kinds[record["kind"]].append(record)
@@ -81,13 +81,13 @@ def thinned(records: Sequence[Record]) -> list[Record]:
 
 
 def last_records(folder: Path) -> list[Record]:
-    """The newest few: enough to say how far a run is."""
+    """The newest few records: enough to tell how far a run is."""
     return Tail(folder, LAST_BYTES).read()[0]
 
 
 def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
-    """How far it is and whether it still goes on. A process that was killed cannot say so: where it ran on this machine we look for
-    it; elsewhere people see how old the news are."""
+    """How far a run is and whether it is still running. A killed process cannot report that: if it ran on this machine we look for it;
+    otherwise people see how old the last record is."""
     stored: dict[str, Any] = {}
     with suppress(ElectraError):
         stored = read_object(folder / RUN_STATE)
@@ -108,7 +108,7 @@ def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def horizon(folder: Path, records: Sequence[Record], step: int) -> dict[str, Any]:
-    """The steps that are planned, None where time decides, and the seconds that are left."""
+    """The planned steps (None if the budget is time) and the seconds left."""
     train = [record for record in records if record["kind"] == "train" and record.get("seconds") is not None]
     planned, left = None, None
     with suppress(ElectraError):
@@ -123,7 +123,7 @@ def horizon(folder: Path, records: Sequence[Record], step: int) -> dict[str, Any
 
 
 def run_settings(folder: Path) -> dict[str, str]:
-    """Every setting of a run as text: to compare with those of another."""
+    """Every setting of a run as text, to compare with another run's."""
     try:
         flat = config.flatten(config.dump(load_settings(folder)))
     except ElectraError:
@@ -132,7 +132,7 @@ def run_settings(folder: Path) -> dict[str, str]:
 
 
 def run_view(folder: Path) -> dict[str, Any]:
-    """All that a page shows of a run."""
+    """Everything that a page shows about a run."""
     records = thinned(Tail(folder).read()[0])
     return {
         "state": run_state(folder, records),
@@ -150,7 +150,7 @@ def runs_view(gallery: Gallery) -> dict[str, Any]:
 
 
 class News:
-    """What changed in a run's folder since the last time it was asked, as events for a page."""
+    """Returns what has changed in a run's folder since the last `read`, as events for a page."""
 
     def __init__(self, folder: Path):
         self.folder, self.tail = folder, Tail(folder)
@@ -181,14 +181,14 @@ class News:
 
 
 async def follow(folders: Mapping[int, Path], is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Server-sent events of runs, by number, for as long as somebody listens and the server goes on."""
+    """Yields server-sent events of runs, with their numbers as ids, until the server stops or the client leaves."""
     news, spoken = {number: News(folder) for number, folder in folders.items()}, time.monotonic()
     while not is_over():
         for number, own in news.items():
             for name, content in await asyncio.to_thread(own.read):
                 yield f"event: {name}\nid: {number}\ndata: {json_text(content)}\n\n".encode()
                 spoken = time.monotonic()
-        if time.monotonic() - spoken > SECONDS_OF_SILENCE:  # finds out whether the listener is still there
+        if time.monotonic() - spoken > SECONDS_OF_SILENCE:  # to find out whether the client is still there
             yield b": nothing new\n\n"
             spoken = time.monotonic()
         await asyncio.sleep(SECONDS_BETWEEN_READS)
