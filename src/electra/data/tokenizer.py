@@ -383,7 +383,7 @@ class TokenIds(NamedTuple):
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[str], most: int | None = None) -> list[TokenIds]:
-    """A long text goes in parts, so that memory is bounded and Ctrl-C is answered, and no further than `most` ids."""
+    """Encodes texts. Long ones are encoded in parts, to bound memory and to let Ctrl-C through, and only until `most` ids are exceeded."""
     texts = list(texts)
     for text in texts:
         require_characters(text)
