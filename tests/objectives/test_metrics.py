@@ -166,37 +166,20 @@ def test_a_generator_that_does_not_learn_is_not_blamed_for_standing_still():
         assert alarms(stuck, 0.5, 2000, objective.muted_alarms).keys() == expected
 
 
-def heldout(**columns):
-    return [
-        dict(zip(("step", *columns), values, strict=True))
-        for values in zip((1000, 2000, 3000), *columns.values(), strict=True)
-    ]
-
-
-def test_text_that_is_learned_by_heart_is_called_out_with_the_step_where_that_began():
-    """A network of 13.6 M parameters on 2.3 M tokens: held-out AUC .794 after 71 passes, .780 after 250."""
-    (text,) = by_heart(
-        {"auc": 0.92, "mlm_loss": 2.0}, heldout(auc=[0.76, 0.794, 0.78], mlm_loss=[4.2, 4.1, 4.1])
-    ).values()
-    assert "by heart: AUC 0.92 in training, 0.78 on held-out text, where it was 0.79 at step 2,000" in text
-    assert "train.steps=2000" in text
-    (text,) = by_heart({"mlm_loss": 2.0}, heldout(mlm_loss=[4.2, 4.1, 4.3])).values()
-    assert "MLM loss 2.00 in training, 4.30 on held-out text, where it was 4.10 at step 2,000" in text
-
-
-def test_a_gap_that_large_is_learning_by_heart_whether_or_not_held_out_text_suffers():
-    """modern-tiny on 0.1 M tokens, after 55 passes."""
-    (text,) = by_heart({"auc": 0.874, "temperature": 1.0}, heldout(auc=[0.708, 0.705, 0.711])).values()
-    assert "AUC 0.87 in training, 0.71 on held-out text. Take more text, or start a new run of fewer steps." in text
+def test_text_that_is_learned_by_heart_is_called_out():
+    """modern-tiny on 0.17 M tokens after 43 passes; the generator, which is smaller, lags behind."""
+    (text,) = by_heart({"auc": 0.887, "mlm_loss": 4.14, "temperature": 1.0}, {"auc": 0.774, "mlm_loss": 5.1}).values()
+    assert "by heart (AUC 0.89 in training, 0.77 on held-out text)" in text and "More text" in text
+    (text,) = by_heart({"mlm_loss": 2.0}, {"mlm_loss": 4.1}).values()
+    assert "MLM loss 2.00 in training, 4.10 on held-out text" in text
 
 
 def test_what_is_not_learning_by_heart_is_left_in_peace():
-    ahead = {"auc": 0.87, "mlm_loss": 3.5}
-    assert by_heart(ahead, []) == {}
-    assert by_heart({"loss": 0.1}, heldout(auc=[0.9, 0.8, 0.7])) == {}  # fine-tuning: a score of a task
-    assert by_heart(ahead, heldout(auc=[0.76, 0.78, 0.80], mlm_loss=[4.2, 4.1, 4.0])) == {}  # it still gains
-    level = {"auc": 0.79, "mlm_loss": 4.1}  # a generator that gets better makes detection harder, on all text
-    assert by_heart(level, heldout(auc=[0.85, 0.8, 0.78], mlm_loss=[4.2, 4.1, 4.1])) == {}
-    hot = {"auc": 0.92, "temperature": 1.6}  # samples in training are easier than those on held-out text
-    assert by_heart(hot, heldout(auc=[0.76, 0.8, 0.78])) == {}
-    assert by_heart(ahead, heldout(auc=[math.nan] * 3, mlm_loss=[4.2, 4.1, math.nan])) == {}
+    assert by_heart({"auc": 0.823, "mlm_loss": 4.56}, {"auc": 0.812, "mlm_loss": 4.64}) == {}  # 1.9 M tokens, 4 passes
+    assert (
+        by_heart({"auc": 0.92, "temperature": 1.6}, {"auc": 0.78}) == {}
+    )  # hot samples are easier than those on held-out text
+    assert by_heart({"auc": 0.78, "mlm_loss": 4.1}, {"auc": 0.92, "mlm_loss": 2.0}) == {}  # dropout, in training alone
+    assert by_heart({"loss": 0.1}, {"auc": 0.7}) == {}  # fine-tuning: a score of a task
+    assert by_heart({"auc": 0.9, "mlm_loss": 2.0}, {"auc": math.nan, "mlm_loss": math.nan}) == {}
+    assert by_heart({}, {"auc": 0.7, "mlm_loss": 5.0}) == {}  # no line of training yet

@@ -333,7 +333,7 @@ class RunState:
             if metrics:
                 log.info("%s %s", progress.place, self.evaluation.describe(metrics))
                 self.log.write(kind, self.step, metrics)
-                self.warn(by_heart(self.watch.parts[-1][1], self.log.of_kind(kind)))
+                self.warn(by_heart(self.watch.parts[-1][1], metrics))
                 self.is_enough = self.evaluation.is_enough(self.log.of_kind(kind))
             self.update.objective.train()
 
