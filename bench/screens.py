@@ -26,6 +26,7 @@ from typing import Any
 import machine
 
 Arm = dict[str, Any]
+SHOWN = ("auc", "mlm_loss")
 
 
 class Screens:
@@ -75,10 +76,12 @@ class Screens:
         words = [f"data={arm.get('data', self.data)}", f"run={run}", *arm["overrides"]]
         seconds = self.electra(f"{arm['name']}.log", "pretrain", arm["recipe"], *words)
         records = [json.loads(text) for text in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-        speeds = [r["tokens_per_second"] for r in records if r["kind"] == "train" and r["tokens_per_second"]]
+        lines = [r for r in records if r["kind"] == "train"]
+        speeds = [line["tokens_per_second"] for line in lines if line["tokens_per_second"]]
         return {
             "seconds": round(seconds, 1),
             "tokens_per_second": round(statistics.median(speeds)),
+            "training": {key: statistics.fmean(line[key] for line in lines[-4:]) for key in SHOWN if key in lines[-1]},
             "heldout": [r for r in records if r["kind"] == "heldout"][-1],
             "alarms": [r["text"] for r in records if r["kind"] == "alarm"],
         }
@@ -104,7 +107,7 @@ class Screens:
 
 
 def line(result: dict[str, Any]) -> str:
-    metrics = {key: f"{result['heldout'][key]:.3f}" for key in ("mlm_loss", "auc") if key in result.get("heldout", {})}
+    metrics = {key: f"{result['heldout'][key]:.3f}" for key in reversed(SHOWN) if key in result.get("heldout", {})}
     metrics |= {"yardstick": f"{result['yardstick']['auc']:.3f}"} if "yardstick" in result else {}
     metrics |= {name: f"{100 * statistics.median(by_seed):.1f}" for name, by_seed in result.get("scores", {}).items()}
     metrics |= {key: str(result[key]) for key in ("exit_code", "skipped") if key in result}

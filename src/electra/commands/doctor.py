@@ -98,7 +98,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         notes.append(f"{counted(tokens, 'token')}, {counted(rows, 'row')}, every hash right{passes}")
         if not len(parts.heldout):
             notes.append("Nothing is held out: there will be no held-out metrics.")
-        notes += data_warnings(settings, parts.manifest)
+        notes += data_warnings(settings, parts)
 
     with check("one step at full length") as notes:
         remedy = memory_remedy(train.batch, train.accumulate)

@@ -36,9 +36,6 @@ ENOUGH_HELD_OUT = 5000
 """Tokens. About a tenth of them is replaced, and the standard error of an AUC near 0.8 is 0.27 / sqrt(number of replaced tokens)
 (Hanley and McNeil, 1982): with more tokens, chance (two standard errors) moves it by less than 0.025, which is what recipes differ by."""
 
-MANY_PASSES = 100
-"""Over the training text. modern-small's detection in held-out Korean was best after 71 passes over 2.3 M tokens, worse after 250."""
-
 _SAFETENSORS_NAMES = {"uint16": "U16", "uint32": "U32", "int64": "I64"}
 
 
@@ -140,15 +137,6 @@ def few_held_out(manifest: Manifest) -> str:
     chance = 2 * 0.27 / math.sqrt(tokens / 10)
     what = f"only {counted(tokens, 'token')} held out: chance alone moves their AUC by {chance:.2f}"
     return f"{what}. Hold out a larger share, or prepare more text, for {ENOUGH_HELD_OUT:,} or more."
-
-
-def many_passes(manifest: Manifest, tokens: int) -> str:
-    """A warning about a run over `tokens` tokens if it repeats the text too often; empty if not."""
-    text = manifest.splits["train"].tokens
-    if tokens <= MANY_PASSES * text:
-        return ""
-    what = f"the run passes {tokens / text:,.0f} times over {counted(text, 'token')}, which it may learn by heart"
-    return f"{what}: watch the held-out metrics. Take more text, or fewer steps."
 
 
 def read_manifest(folder: Place) -> Manifest:

@@ -35,7 +35,7 @@ from electra.base.jobs import Signals
 from electra.base.ranks import ALONE, Ranks, join
 from electra.data.batches import HeldOut, Loader, Resident, place_corpus
 from electra.data.rows import Rows, build_rows
-from electra.data.shards import Manifest, few_held_out, manifest_hash, many_passes, open_data, read_manifest
+from electra.data.shards import Manifest, few_held_out, manifest_hash, open_data, read_manifest
 from electra.data.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from electra.objectives import Objective
 from electra.pretraining.card import ENVIRONMENT, described_data
@@ -58,6 +58,9 @@ log = logging.getLogger(__name__)
 
 BEFORE_AFTER = "before-after.md"
 SAVED = "Everything up to the newest checkpoint is saved: run the same command again."
+MANY_PASSES = 100
+"""Over the training text. On 0.17 M tokens three times as many steps, from 43 passes to 129, raised modern-tiny's detection in text of
+others from an AUC of .741 to .749; eleven times as much text, at the same number of steps, to .792."""
 FSDP_ALONE = "train.parallel=fsdp is for several processes: add train.processes, or start with torchrun."
 
 
@@ -164,7 +167,7 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         described = fingerprint | {"settings": config.to_toml(settings)}
         parts = ranks.everyone(lambda: build_parts(settings, device, ranks.local == 0, fresh, ranks))
         log.info(parts.loader_note)
-        for warning in data_warnings(settings, parts.manifest):
+        for warning in data_warnings(settings, parts):
             log.warning(warning)
 
         def describe_folder() -> None:
@@ -215,11 +218,17 @@ def pretrain_together(settings: PretrainSettings, command: str, ranks: Ranks) ->
         return metrics
 
 
-def data_warnings(settings: PretrainSettings, manifest: Manifest) -> list[str]:
-    """Warnings about the data, before training."""
-    train = settings.train
-    seen = 0 if train.minutes else train.steps * train.batch * settings.rows.length
-    return [warning for warning in (few_held_out(manifest), many_passes(manifest, seen)) if warning]
+def data_warnings(settings: PretrainSettings, parts: Parts) -> list[str]:
+    """What to know about the data before training on it. How many steps `train.minutes` has is not known yet."""
+    rows, train, held_out = len(parts.loader.rows), settings.train, few_held_out(parts.manifest)
+    warnings, enough = [held_out] if held_out else [], max(1, MANY_PASSES * rows // train.batch)
+    if not train.minutes and train.steps > enough:
+        what = f"the run passes {train.steps * train.batch / rows:,.0f} times over its text and will learn it by heart"
+        remedy = (
+            f"Most is learned in {MANY_PASSES} passes (train.steps={enough}); more text helps more than more steps."
+        )
+        warnings.append(f"{what}. {remedy}")
+    return warnings
 
 
 def fingerprint_of(data: Path) -> dict[str, str]:
