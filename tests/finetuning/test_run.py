@@ -145,7 +145,7 @@ def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
     process.wait_for("\nmy seed 0 ")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 75
-    assert "everything is saved" in process.said and "to go on: electra finetune" in process.said
+    assert "everything is saved" in process.said and "to resume: electra finetune" in process.said
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_a_text_and_lines_of_standard_input_are_answered_on_standard_output(fini
     assert missing.returncode == 3 and "absent.csv does not exist" in missing.stderr
     for options in (["--out", "a.csv"], ["--force"], ["--escape-formulas"]):
         refused = electra("predict", model, "some text", *options, cwd=tmp_path)
-        assert refused.returncode == 2 and f"{options[0]} is for files, 'some text'" in refused.stderr
+        assert refused.returncode == 2 and f"{options[0]} is for files, not for 'some text'" in refused.stderr
     tab = electra("predict", model, "one\ttwo parts")
     assert tab.returncode == 3 and "has 2 parts, where the model reads one text" in tab.stderr
 

@@ -173,7 +173,11 @@ def test_the_default_recipe_is_one_that_is_shipped():
             2,
             "is an option of the command, not a setting: --minutes 3",
         ),
-        (["data={data}", "glue={glue}", "train.steps=100"], 2, "Here the time ends the run: --minutes 10."),
+        (
+            ["data={data}", "glue={glue}", "train.steps=100"],
+            2,
+            "here the time ends the run. Set it, as in --minutes 10.",
+        ),
         (["data={data}", "glue={glue}", "tokenizer={data}"], 2, "are token shards, which have their tokenizer."),
         (["data={data}", "glue={glue}", "optimiser.lr=1"], 2, "unknown key optimiser. Did you mean optimizer.lr?"),
         (["data={data}", "glue={glue}", "finetune.lrr=1"], 2, "unknown key lrr. Did you mean lr?"),
