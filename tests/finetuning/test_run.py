@@ -210,7 +210,7 @@ def test_predictions_do_not_depend_on_chunks_and_other_columns_can_be_named(fini
 def test_lines_of_text_are_no_table_and_are_sent_to_standard_input(finished, tmp_path):
     (tmp_path / "lines.txt").write_text("one text\nanother text\n")
     done = electra("predict", finished / "my" / "seed-0", "lines.txt", cwd=tmp_path)
-    assert done.returncode == 2 and "lines.txt is no table by its name" in done.stderr
+    assert done.returncode == 2 and "lines.txt does not have the extension of a table" in done.stderr
     assert "standard input" in done.stderr and not list(tmp_path.glob("*predictions*"))
 
 
@@ -506,7 +506,7 @@ def test_problems_that_rows_have_in_common_are_one_line_and_at_most_twenty_are_s
         (("MODEL", "mrpc", "data=nowhere"), 3, "nowhere"),
         (("MODEL", "TABLE", "epoch=3"), 2, "Did you mean epochs?"),
         (("MODEL", "TABLE", "lr=fast"), 2, "lr"),
-        (("MODEL", "TABLE", "kind=poetry"), 2, "no kind of task 'poetry'"),
+        (("MODEL", "TABLE", "kind=poetry"), 2, "unknown kind of task 'poetry'"),
         (("MODEL", "TABLE", "--dev", "gone.csv"), 3, "gone.csv"),
         (("MODEL", "TABLE", "TABLE"), 2, "two tasks are called my"),
         (("nowhere", "TABLE"), 3, "nowhere"),

@@ -125,7 +125,7 @@ def test_text_is_prepared_first_and_tasks_can_be_chosen(recipe, glue, tmp_path):
     refuse_other_tokenizer(SpeedrunSettings(text, glue, out, tokenizer=vocabulary), out / "shards")  # the same
     vocabulary.write_text(vocabulary.read_text() + "walks\n")
     done = electra("speedrun", recipe, *words, *METHOD, "--out", out)
-    assert done.returncode == 2 and "was begun with another tokenizer" in done.stderr
+    assert done.returncode == 2 and "was started with a tokenizer other than" in done.stderr
 
 
 def test_more_tasks_are_looked_for_in_the_corpus_and_the_stored_result_keeps_the_rest(
