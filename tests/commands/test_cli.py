@@ -430,7 +430,7 @@ def test_a_setting_with_two_values_is_refused_by_every_verb_that_takes_settings(
     varied = electra("compare", "tiny", "data=x", "train.batch=3", "--vary", "train.batch=4,5", cwd=tmp_path)
     refused(varied, 2, "train.batch has two values, 3 and 4. Give it once.")
     refused(electra("finetune", "model", "rte", "label=a", "--label", "b", cwd=tmp_path), 2, "label=a and --label")
-    refused(electra("compare", "tiny", "data=x", "seed=4", cwd=tmp_path), 2, "seed is the comparison's own")
+    refused(electra("compare", "tiny", "data=x", "seed=4", cwd=tmp_path), 2, "seed is set by the comparison")
     assert electra("config", "show", "tiny", twice[0], twice[0], cwd=tmp_path).returncode == 0
     assert not list(tmp_path.iterdir())
 

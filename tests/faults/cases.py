@@ -428,7 +428,7 @@ case("byte-order-mark-recipe", "config show recipe.toml data=shards", 0, "layers
 case("utf-16-recipe", "config show recipe.toml data=shards", 2, "byte 0 is not UTF-8", lambda w: put(w / "recipe.toml", (w / "recipe.toml").read_text().encode("utf-16")))
 case("swapped-weights", PREDICT, 4, r"model\.safetensors", lambda w: shutil.copy(w / "export/model.safetensors", w / "tasks/table/seed-0/model.safetensors"))
 case("swapped-manifest", DETECT, 4, "damaged or edited", lambda w: shutil.copy(w / "tasks/table/seed-0/MANIFEST.json", w / "export/MANIFEST.json"))
-case("swapped-comparison", COMPARE, 4, "not of a comparison", lambda w: shutil.copy(w / "tasks/results.json", w / "compared/comparison.json"))
+case("swapped-comparison", COMPARE, 4, "not from a comparison", lambda w: shutil.copy(w / "tasks/results.json", w / "compared/comparison.json"))
 case("swapped-shards", f"{PRETRAIN}2", 4, "damaged", lambda w: shutil.copy(w / "shards/train-00001.safetensors", w / "shards/train-00000.safetensors"))
 case("renamed-checkpoint", PRETRAIN, 0, "damaged and not used.*of step 6", lambda w: shutil.copytree(last_checkpoint(w), w / "run/checkpoints/step-000000009"), fast=True)
 for name in ("step-٠٠٠٠٠٠٠٠٩", "step-0000000006", f"step-{'9' * 200}"):
@@ -505,7 +505,7 @@ case("compared-recipe-formula", "compare '$\\x$.toml' data=shards --seeds 1 --bu
 case("compared-probe-few", f"{COMPARE} --table two.csv", 3, "more rows", lambda w: put(w / "two.csv", "text,label\nthe timak,a\nthe bar,b\n"), fast=True)
 case("compared-probe-long-label", f"{COMPARE.replace('compared', 'new')} --table two.csv", 0, "probe", lambda w: put(w / "two.csv", "text,label\n" + "".join(f"the timak {n},{'a' if n % 2 else long_word(1_000_000) if n == 2 else 'c'}\n" for n in range(600))), alone=True)
 for word in ("seed=1,2", "run=a,b"):
-    case(f"compared-vary-{word[:4]}", f"{COMPARE.replace('compared', 'new')} --vary {word}", 2, "another for each run", fast=word == "run=a,b")
+    case(f"compared-vary-{word[:4]}", f"{COMPARE.replace('compared', 'new')} --vary {word}", 2, "set by the comparison, for each run", fast=word == "run=a,b")
 SPEEDRUN = "speedrun recipe.toml data=shards glue=glue --minutes 0.001 --seeds 1 --out speed finetune.epochs=1 finetune.length=24"
 
 
