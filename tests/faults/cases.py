@@ -337,10 +337,10 @@ def link(name: str, target: str) -> Callable[[Path], None]:
 
 
 case("import-whole", IMPORT, 0, "same ids and same logits", theirs(), fast=True)
-case("import-ours", "import export new", 3, "ours already", fast=True)
+case("import-ours", "import export new", 3, "already a model folder", fast=True)
 case("import-sharded", IMPORT, 0, "same logits", theirs(all_in("part.safetensors")))
 for label, name in {"up": "../export/model.safetensors", "absolute": "/dev/zero", "hidden": ".part", "backslash": "..\\x", "number": 3, "empty": ""}.items():
-    case(f"import-index-{label}", IMPORT, 4, "no file of the folder", theirs(all_in(name)), fast=label == "up")
+    case(f"import-index-{label}", IMPORT, 4, "not a file in that folder", theirs(all_in(name)), fast=label == "up")
 case("import-index-missing", IMPORT, 4, "missing", theirs(all_in("other.safetensors")))
 case("import-index-list", IMPORT, 4, "weight_map", theirs(lambda f: (sharded(f, {}), put(f / f"{WEIGHTS}.index.json", '{"weight_map": [1]}'))))
 case("import-index-lies", IMPORT, 4, "do not name the same tensors", theirs(lambda f: sharded(f, {"electra.x": "part.safetensors"})))
@@ -354,16 +354,16 @@ case("import-zip-as-safetensors", IMPORT, 4, "a pickle under the name", theirs(l
 case("import-bin", IMPORT, 4, "a pickle, which can run code.*--allow-bin", theirs(lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin")), fast=True)
 case("import-bin-evil", f"{IMPORT} --allow-bin", 4, "more than weights", theirs(lambda f: ((f / WEIGHTS).unlink(), put(f / "pytorch_model.bin", pickle.dumps({"x": Evil()})))), fast=True)
 case("import-bin-evil-zip", f"{IMPORT} --allow-bin", 4, "more than weights", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": Evil()}, f / "pytorch_model.bin"))))
-case("import-bin-stretched", f"{IMPORT} --allow-bin", 4, "larger than what is stored", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": torch.zeros(1).expand(1 << 40)}, f / "pytorch_model.bin"))))
+case("import-bin-stretched", f"{IMPORT} --allow-bin", 4, "larger than its stored data", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": torch.zeros(1).expand(1 << 40)}, f / "pytorch_model.bin"))))
 case("import-bin-no-table", f"{IMPORT} --allow-bin", 4, "not a table of tensors", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save([torch.zeros(1)], f / "pytorch_model.bin"))))
 case("import-bin-sparse", f"{IMPORT} --allow-bin", 4, "sparse ones", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": torch.eye(3).to_sparse()}, f / "pytorch_model.bin"))), fast=True)
 case("import-float8", IMPORT, 4, "float8_e4m3fn, not floating point", theirs(lambda f: tensors(f / WEIGHTS, cast("query.weight", torch.float8_e4m3fn))), fast=True)
 case("import-scalar", IMPORT, 4, "does not fit its config.json", theirs(lambda f: tensors(f / WEIGHTS, lambda t: t.update({"electra.encoder.layer.0.attention.self.query.weight": torch.tensor(1.0)}))))
-case("import-pipe-config", IMPORT, 4, "no regular file", theirs(lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json"))))
-case("import-pipe-tokenizer", IMPORT, 4, "no regular file", theirs(lambda f: ((f / "tokenizer.json").unlink(), os.mkfifo(f / "tokenizer.json"))))
+case("import-pipe-config", IMPORT, 4, "not a regular file", theirs(lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json"))))
+case("import-pipe-tokenizer", IMPORT, 4, "not a regular file", theirs(lambda f: ((f / "tokenizer.json").unlink(), os.mkfifo(f / "tokenizer.json"))))
 case("import-code-twice", IMPORT, 4, "there twice", theirs(lambda f: put(f / "config.json", (f / "config.json").read_text().rstrip()[:-1] + ', "auto_map": {"AutoModel": "evil.M"}, "auto_map": null}')))
 case("import-index-itself", IMPORT, 4, "a header of", theirs(all_in(f"{WEIGHTS}.index.json")))
-case("import-index-folder", IMPORT, 4, "no regular file", theirs(lambda f: (all_in("part")(f), (f / "part").mkdir())))
+case("import-index-folder", IMPORT, 4, "not a regular file", theirs(lambda f: (all_in("part")(f), (f / "part").mkdir())))
 case("import-overlap", IMPORT, 4, "invalid offset", theirs(lambda f: put(f / WEIGHTS, header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "b": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}, bytes(24)))))
 case("import-config-utf16", IMPORT, 4, "not UTF-8", theirs(lambda f: put(f / "config.json", (f / "config.json").read_text().encode("utf-16"))))
 case("import-vocabulary-binary", IMPORT, 4, "not UTF-8", theirs(lambda f: ((f / "tokenizer.json").unlink(), put(f / "vocab.txt", bytes(range(128, 256)) * 30))))
@@ -379,7 +379,7 @@ case("import-cut", IMPORT, 4, r"model\.safetensors", theirs(lambda f: cut(f / WE
 case("import-nan", IMPORT, 4, "finite", theirs(lambda f: tensors(f / WEIGHTS, spoil("word_embeddings", float("nan")))))
 case("import-integers", IMPORT, 4, "int8, not floating point", theirs(lambda f: tensors(f / WEIGHTS, cast("query.weight", torch.int8))))
 for key, value in {"auto_map": {"AutoModel": "evil.Model"}, "_attn_implementation_internal": "evil/kernel", "custom_pipelines": {"x": {"impl": "evil.X"}}}.items():
-    case(f"import-code-{key}", IMPORT, 4, f"names code of its own \\({key}", theirs(lambda f, key=key, value=value: (edit(f / "config.json", lambda c: c.update({key: value})), put(f / "evil.py", f"open({NOT_WRITTEN!r}, 'w')"))), fast=key == "auto_map")
+    case(f"import-code-{key}", IMPORT, 4, f"refers to custom code \\({key}", theirs(lambda f, key=key, value=value: (edit(f / "config.json", lambda c: c.update({key: value})), put(f / "evil.py", f"open({NOT_WRITTEN!r}, 'w')"))), fast=key == "auto_map")
 for key, value in {"vocab_size": 10**12, "hidden_size": 10**9, "num_hidden_layers": 10**9, "max_position_embeddings": 10**12, "hidden_act": ["gelu"], "num_attention_heads": "x", "embedding_size": None}.items():
     case(f"import-config-{key}", IMPORT, 0 if key == "vocab_size" else 3 if key == "hidden_act" else 4, "same logits" if key == "vocab_size" else "config|supported", theirs(lambda f, key=key, value=value: edit(f / "config.json", lambda c: c.update({key: value}))), fast=key == "hidden_size", alone=key == "num_hidden_layers", megabytes=1200)
 for label, content in {"deep": DEEP, "cut": '{"model_type"', "list": "[1]", "latin": b'{"model_type": "\xff"}', "empty": ""}.items():

@@ -126,7 +126,7 @@ def test_a_graph_with_other_weights_is_refused_at_every_shape(graph):
     table.raw_data = (np.frombuffer(table.raw_data, np.float32) * 1.1).astype(np.float32).tobytes()
     session = graphs.OnnxSession(model.SerializeToString())
     for batch in graphs.other_shapes(source):
-        with pytest.raises(CorruptError, match=r"onnxruntime at \(\d, \d+\) gets other logits"):
+        with pytest.raises(CorruptError, match=r"onnxruntime at \(\d, \d+\) gets different logits"):
             graphs.check_shape(batch, answers_of(source.network), session)
 
 
@@ -273,7 +273,7 @@ def test_other_logits_in_a_fresh_process_name_who_and_how_much(toy_model, tmp_pa
         process = fresh.process.pid
         with torch.no_grad():
             trained.model.head.label.output.bias.add_(1.0)
-        with pytest.raises(CorruptError, match=r"process of its own: electra gets other logits .*1 in logits"):
+        with pytest.raises(CorruptError, match=r"process of its own: electra gets different logits .*1 in logits"):
             fresh.check(*words, answers_of(trained.model))
         fresh.process.kill()
         with pytest.raises(CorruptError, match="it ended with exit code -9"):
