@@ -179,15 +179,15 @@ def test_config_show_says_where_each_value_came_from():
 def test_doctor_tries_a_step_and_a_checkpoint(recipe, prepared, tmp_path):
     done = electra("doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}")
     assert done.returncode == 0, done.stdout + done.stderr
-    for part in ("machine", "settings", "every hash right", "the whole run takes about", "one checkpoint"):
+    for part in ("machine", "settings", "all hashes match", "the whole run takes about", "one checkpoint"):
         assert part in done.stdout
-    assert not list(tmp_path.iterdir()) and "of one process" not in done.stdout
+    assert not list(tmp_path.iterdir()) and "one process with all rows" not in done.stdout
 
 
 def test_doctor_says_that_it_examines_one_process_of_several(recipe, prepared, tmp_path):
     done = electra("doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.processes=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "of one process with all rows, not of 2: torchrun --standalone --nproc-per-node 2 -m" in done.stdout
+    assert "run one process with all rows, not 2: torchrun --standalone --nproc-per-node 2 -m" in done.stdout
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
@@ -234,7 +234,7 @@ def test_doctor_does_not_need_the_start_of_a_run_that_goes_on(recipe, prepared, 
 
 def test_doctor_writes_the_passes_over_the_text_as_people_write_numbers(recipe, prepared, tmp_path):
     done = electra("doctor", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.steps=200000")
-    (rows,) = re.findall(r"([\d,]+) rows, every hash right", done.stdout)
+    (rows,) = re.findall(r"([\d,]+) rows, all hashes match", done.stdout)
     passes = 200_000 * 8 / int(rows.replace(",", ""))
     assert passes > 1000 and f"the run passes over them {passes:,.1f} times" in done.stdout, done.stdout
 
@@ -430,7 +430,7 @@ def test_a_setting_with_two_values_is_refused_by_every_verb_that_takes_settings(
     varied = electra("compare", "tiny", "data=x", "train.batch=3", "--vary", "train.batch=4,5", cwd=tmp_path)
     refused(varied, 2, "train.batch has two values, 3 and 4. Give it once.")
     refused(electra("finetune", "model", "rte", "label=a", "--label", "b", cwd=tmp_path), 2, "label=a and --label")
-    refused(electra("compare", "tiny", "data=x", "seed=4", cwd=tmp_path), 2, "seed is the comparison's own")
+    refused(electra("compare", "tiny", "data=x", "seed=4", cwd=tmp_path), 2, "seed is set by the comparison")
     assert electra("config", "show", "tiny", twice[0], twice[0], cwd=tmp_path).returncode == 0
     assert not list(tmp_path.iterdir())
 

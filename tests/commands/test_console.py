@@ -63,7 +63,7 @@ def test_messages_of_the_library_are_plain_lines_on_standard_error(capsys):
 def test_the_command_that_goes_on_is_named_where_it_can(error, begun, hint, capsys):
     with pytest.raises(type(error)), resume_hint(["pretrain", "tiny", "data=my text"], lambda: begun):
         raise error
-    assert ("to go on: electra pretrain tiny 'data=my text'" in capsys.readouterr().err) == hint
+    assert ("to resume: electra pretrain tiny 'data=my text'" in capsys.readouterr().err) == hint
 
 
 def test_the_command_to_go_on_with_is_the_one_that_was_called(monkeypatch):
@@ -74,4 +74,4 @@ def test_the_command_to_go_on_with_is_the_one_that_was_called(monkeypatch):
 
     monkeypatch.setattr("electra.finetune", fail)
     words = ("finetune", "my-run", "my-table.csv", "--seeds", 2)
-    assert "to go on: electra finetune my-run my-table.csv --seeds 2\n" in electra(*words).stderr
+    assert "to resume: electra finetune my-run my-table.csv --seeds 2\n" in electra(*words).stderr

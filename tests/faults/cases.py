@@ -337,10 +337,10 @@ def link(name: str, target: str) -> Callable[[Path], None]:
 
 
 case("import-whole", IMPORT, 0, "same ids and same logits", theirs(), fast=True)
-case("import-ours", "import export new", 3, "ours already", fast=True)
+case("import-ours", "import export new", 3, "already a model folder", fast=True)
 case("import-sharded", IMPORT, 0, "same logits", theirs(all_in("part.safetensors")))
 for label, name in {"up": "../export/model.safetensors", "absolute": "/dev/zero", "hidden": ".part", "backslash": "..\\x", "number": 3, "empty": ""}.items():
-    case(f"import-index-{label}", IMPORT, 4, "no file of the folder", theirs(all_in(name)), fast=label == "up")
+    case(f"import-index-{label}", IMPORT, 4, "not a file in that folder", theirs(all_in(name)), fast=label == "up")
 case("import-index-missing", IMPORT, 4, "missing", theirs(all_in("other.safetensors")))
 case("import-index-list", IMPORT, 4, "weight_map", theirs(lambda f: (sharded(f, {}), put(f / f"{WEIGHTS}.index.json", '{"weight_map": [1]}'))))
 case("import-index-lies", IMPORT, 4, "do not name the same tensors", theirs(lambda f: sharded(f, {"electra.x": "part.safetensors"})))
@@ -354,16 +354,16 @@ case("import-zip-as-safetensors", IMPORT, 4, "a pickle under the name", theirs(l
 case("import-bin", IMPORT, 4, "a pickle, which can run code.*--allow-bin", theirs(lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin")), fast=True)
 case("import-bin-evil", f"{IMPORT} --allow-bin", 4, "more than weights", theirs(lambda f: ((f / WEIGHTS).unlink(), put(f / "pytorch_model.bin", pickle.dumps({"x": Evil()})))), fast=True)
 case("import-bin-evil-zip", f"{IMPORT} --allow-bin", 4, "more than weights", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": Evil()}, f / "pytorch_model.bin"))))
-case("import-bin-stretched", f"{IMPORT} --allow-bin", 4, "larger than what is stored", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": torch.zeros(1).expand(1 << 40)}, f / "pytorch_model.bin"))))
+case("import-bin-stretched", f"{IMPORT} --allow-bin", 4, "larger than its stored data", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": torch.zeros(1).expand(1 << 40)}, f / "pytorch_model.bin"))))
 case("import-bin-no-table", f"{IMPORT} --allow-bin", 4, "not a table of tensors", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save([torch.zeros(1)], f / "pytorch_model.bin"))))
 case("import-bin-sparse", f"{IMPORT} --allow-bin", 4, "sparse ones", theirs(lambda f: ((f / WEIGHTS).unlink(), torch.save({"x": torch.eye(3).to_sparse()}, f / "pytorch_model.bin"))), fast=True)
 case("import-float8", IMPORT, 4, "float8_e4m3fn, not floating point", theirs(lambda f: tensors(f / WEIGHTS, cast("query.weight", torch.float8_e4m3fn))), fast=True)
 case("import-scalar", IMPORT, 4, "does not fit its config.json", theirs(lambda f: tensors(f / WEIGHTS, lambda t: t.update({"electra.encoder.layer.0.attention.self.query.weight": torch.tensor(1.0)}))))
-case("import-pipe-config", IMPORT, 4, "no regular file", theirs(lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json"))))
-case("import-pipe-tokenizer", IMPORT, 4, "no regular file", theirs(lambda f: ((f / "tokenizer.json").unlink(), os.mkfifo(f / "tokenizer.json"))))
+case("import-pipe-config", IMPORT, 4, "not a regular file", theirs(lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json"))))
+case("import-pipe-tokenizer", IMPORT, 4, "not a regular file", theirs(lambda f: ((f / "tokenizer.json").unlink(), os.mkfifo(f / "tokenizer.json"))))
 case("import-code-twice", IMPORT, 4, "there twice", theirs(lambda f: put(f / "config.json", (f / "config.json").read_text().rstrip()[:-1] + ', "auto_map": {"AutoModel": "evil.M"}, "auto_map": null}')))
 case("import-index-itself", IMPORT, 4, "a header of", theirs(all_in(f"{WEIGHTS}.index.json")))
-case("import-index-folder", IMPORT, 4, "no regular file", theirs(lambda f: (all_in("part")(f), (f / "part").mkdir())))
+case("import-index-folder", IMPORT, 4, "not a regular file", theirs(lambda f: (all_in("part")(f), (f / "part").mkdir())))
 case("import-overlap", IMPORT, 4, "invalid offset", theirs(lambda f: put(f / WEIGHTS, header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "b": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}, bytes(24)))))
 case("import-config-utf16", IMPORT, 4, "not UTF-8", theirs(lambda f: put(f / "config.json", (f / "config.json").read_text().encode("utf-16"))))
 case("import-vocabulary-binary", IMPORT, 4, "not UTF-8", theirs(lambda f: ((f / "tokenizer.json").unlink(), put(f / "vocab.txt", bytes(range(128, 256)) * 30))))
@@ -379,7 +379,7 @@ case("import-cut", IMPORT, 4, r"model\.safetensors", theirs(lambda f: cut(f / WE
 case("import-nan", IMPORT, 4, "finite", theirs(lambda f: tensors(f / WEIGHTS, spoil("word_embeddings", float("nan")))))
 case("import-integers", IMPORT, 4, "int8, not floating point", theirs(lambda f: tensors(f / WEIGHTS, cast("query.weight", torch.int8))))
 for key, value in {"auto_map": {"AutoModel": "evil.Model"}, "_attn_implementation_internal": "evil/kernel", "custom_pipelines": {"x": {"impl": "evil.X"}}}.items():
-    case(f"import-code-{key}", IMPORT, 4, f"names code of its own \\({key}", theirs(lambda f, key=key, value=value: (edit(f / "config.json", lambda c: c.update({key: value})), put(f / "evil.py", f"open({NOT_WRITTEN!r}, 'w')"))), fast=key == "auto_map")
+    case(f"import-code-{key}", IMPORT, 4, f"refers to custom code \\({key}", theirs(lambda f, key=key, value=value: (edit(f / "config.json", lambda c: c.update({key: value})), put(f / "evil.py", f"open({NOT_WRITTEN!r}, 'w')"))), fast=key == "auto_map")
 for key, value in {"vocab_size": 10**12, "hidden_size": 10**9, "num_hidden_layers": 10**9, "max_position_embeddings": 10**12, "hidden_act": ["gelu"], "num_attention_heads": "x", "embedding_size": None}.items():
     case(f"import-config-{key}", IMPORT, 0 if key == "vocab_size" else 3 if key == "hidden_act" else 4, "same logits" if key == "vocab_size" else "config|supported", theirs(lambda f, key=key, value=value: edit(f / "config.json", lambda c: c.update({key: value}))), fast=key == "hidden_size", alone=key == "num_hidden_layers", megabytes=1200)
 for label, content in {"deep": DEEP, "cut": '{"model_type"', "list": "[1]", "latin": b'{"model_type": "\xff"}', "empty": ""}.items():
@@ -428,7 +428,7 @@ case("byte-order-mark-recipe", "config show recipe.toml data=shards", 0, "layers
 case("utf-16-recipe", "config show recipe.toml data=shards", 2, "byte 0 is not UTF-8", lambda w: put(w / "recipe.toml", (w / "recipe.toml").read_text().encode("utf-16")))
 case("swapped-weights", PREDICT, 4, r"model\.safetensors", lambda w: shutil.copy(w / "export/model.safetensors", w / "tasks/table/seed-0/model.safetensors"))
 case("swapped-manifest", DETECT, 4, "damaged or edited", lambda w: shutil.copy(w / "tasks/table/seed-0/MANIFEST.json", w / "export/MANIFEST.json"))
-case("swapped-comparison", COMPARE, 4, "not of a comparison", lambda w: shutil.copy(w / "tasks/results.json", w / "compared/comparison.json"))
+case("swapped-comparison", COMPARE, 4, "not from a comparison", lambda w: shutil.copy(w / "tasks/results.json", w / "compared/comparison.json"))
 case("swapped-shards", f"{PRETRAIN}2", 4, "damaged", lambda w: shutil.copy(w / "shards/train-00001.safetensors", w / "shards/train-00000.safetensors"))
 case("renamed-checkpoint", PRETRAIN, 0, "damaged and not used.*of step 6", lambda w: shutil.copytree(last_checkpoint(w), w / "run/checkpoints/step-000000009"), fast=True)
 for name in ("step-٠٠٠٠٠٠٠٠٩", "step-0000000006", f"step-{'9' * 200}"):
@@ -505,7 +505,7 @@ case("compared-recipe-formula", "compare '$\\x$.toml' data=shards --seeds 1 --bu
 case("compared-probe-few", f"{COMPARE} --table two.csv", 3, "more rows", lambda w: put(w / "two.csv", "text,label\nthe timak,a\nthe bar,b\n"), fast=True)
 case("compared-probe-long-label", f"{COMPARE.replace('compared', 'new')} --table two.csv", 0, "probe", lambda w: put(w / "two.csv", "text,label\n" + "".join(f"the timak {n},{'a' if n % 2 else long_word(1_000_000) if n == 2 else 'c'}\n" for n in range(600))), alone=True)
 for word in ("seed=1,2", "run=a,b"):
-    case(f"compared-vary-{word[:4]}", f"{COMPARE.replace('compared', 'new')} --vary {word}", 2, "another for each run", fast=word == "run=a,b")
+    case(f"compared-vary-{word[:4]}", f"{COMPARE.replace('compared', 'new')} --vary {word}", 2, "set by the comparison, for each run", fast=word == "run=a,b")
 SPEEDRUN = "speedrun recipe.toml data=shards glue=glue --minutes 0.001 --seeds 1 --out speed finetune.epochs=1 finetune.length=24"
 
 

@@ -54,7 +54,7 @@ def test_a_fault_ends_as_the_table_says(case: Case, world: Path, tmp_path: Path)
         code, output = done.returncode, done.stdout + done.stderr
     assert code == case.code, output
     assert re.search(case.says, output), output
-    assert "Traceback" not in output and "A bug of ours" not in output
+    assert "Traceback" not in output and "A bug in electra" not in output
     assert not set("\x1b\x9b\u202e") & set(output), "an escape sequence reached the terminal"
     assert len(output) < (20_000 if code else 2_000_000)  # a text that was asked about is shown whole
     assert {path: path.read_bytes() for path in before} == before

@@ -171,7 +171,7 @@ def test_a_process_that_hangs_is_named_and_one_that_is_killed_is_noticed_at_once
     state = json.loads((run / "run_state.json").read_text())
     assert state["state"] == "failed" and f"process {victim} did not answer" in state["reason"]
     go_on = f"torchrun --standalone --nproc-per-node 2 -m electra pretrain {recipe} data={prepared} run={run} train.timeout=4"
-    assert f"to go on: {go_on}\n" in processes.said(survivor) and state["resume"] == go_on
+    assert f"to resume: {go_on}\n" in processes.said(survivor) and state["resume"] == go_on
 
     processes = together(2, recipe, prepared, run)
     wait_for_step(run, 20)

@@ -61,7 +61,7 @@ def test_texts_with_several_answers_in_train_are_counted(tokenizer):
     twice = [{**row, "label": "ab"[row["label"] == "a"]} for row in once]
     task = ClassificationSettings().build(tokenizer, 24, {"train": once})
     (text,) = label_alarms(task, {"train": [*once, *twice[:5]]})
-    assert "5 texts of train have several answers" in text and "'the barak walks 0'" in text
+    assert "5 texts of train, such as 'the barak walks 0', have several answers" in text
     assert not label_alarms(task, {"train": [*once, *twice[:1]]})  # a slip
     assert not label_alarms(task, {"train": [*once, *once]})
     several = ClassificationSettings(kind="multilabel").build(tokenizer, 24, {"train": once})
@@ -131,8 +131,8 @@ def result(median, sd=None, cut=0, metric="accuracy", of=100, losses=(math.nan, 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (result(0.40, majority=0.5, words=0.3), ["worse than majority 0.5000: as good as nothing"]),
-        (result(0.40, losses=(0.6, 0.5), majority=0.5, words=0.3), ["worse than majority 0.5000: as good as nothing"]),
+        (result(0.40, majority=0.5, words=0.3), ["worse than majority 0.5000: next to nothing"]),
+        (result(0.40, losses=(0.6, 0.5), majority=0.5, words=0.3), ["worse than majority 0.5000: next to nothing"]),
         (
             result(0.40, losses=(0.6, 0.1), majority=0.5, words=0.7),
             ["majority 0.5000 and words 0.7000, though the loss fell from 0.600"],
@@ -141,16 +141,13 @@ def result(median, sd=None, cut=0, metric="accuracy", of=100, losses=(math.nan, 
         (result(0.60, 0.02, majority=0.5, words=0.7, untrained=0.65), ["words 0.7000 and untrained 0.6500: pre-train"]),
         (result(0.60, 0.10, majority=0.5, words=0.5, untrained=0.65), []),  # within one spread
         (result(0.80, majority=0.5, words=0.7), []),
-        (
-            result(0.995, majority=0.5, words=0.99),
-            ["words 0.9900: it looks as if dev were in train, or as if one word"],
-        ),
-        (result(0.80, majority=0.5, words=0.995), ["a count of words does better", "as if one word gave"]),
+        (result(0.995, majority=0.5, words=0.99), ["words 0.9900: dev rows seem to be in train, or one word"]),
+        (result(0.80, majority=0.5, words=0.995), ["a count of words does better", "or one word gives"]),
         (result(0.995, majority=0.99, words=0.99), []),  # nearly all rows have one answer
         (result(0.2, metric="mse", majority=3.0, words=1.2), []),
         (result(0.80, cut=1), []),
         (result(0.80, cut=2), ["2 of 100 dev rows cut. Raise length."]),
-        (result(0.80, of=99), ["dev has 99 rows only"]),
+        (result(0.80, of=99), ["dev has only 99 rows"]),
         (result(0.40, metric="mse", majority=0.5, words=0.45), []),  # of errors the lower is the better
         (result(0.60, metric="mse", majority=0.5, words=0.7), ["worse than majority 0.5000"]),
     ],
@@ -171,13 +168,13 @@ def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
     done = electra("finetune", toy_model, table, "epochs=1", "lr=1e-6", "length=16", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     texts = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]["my"]["alarms"]
-    for word in ("'P' and 'p' look like one", "seed 0: the answer to every row is", "rows longer than 16 tokens"):
+    for word in ("'P' and 'p' look alike", "seed 0: the answer to every row is", "rows longer than 16 tokens"):
         (text,) = (text for text in texts if word in text)
         assert (
             f"look out: my: {text}" in done.stdout
             and f"**look out**: {literal(text)}" in (tmp_path / "out" / "results.md").read_text()
         )
-    assert "look like one" in done.stderr and "my seed 0: the answer" in done.stderr
+    assert "look alike" in done.stderr and "my seed 0: the answer" in done.stderr
     others = tmp_path / "others.jsonl"
     others.write_text(table.read_text().replace("walks", "wal"))
     for words in ((), ("--json",)):

@@ -68,6 +68,6 @@ def test_what_was_begun_with_other_settings_begins_again(toy_model, table, tmp_p
     kill_after(3, words(toy_model, table, tmp_path), training)
     again = electra(*words(toy_model, table, tmp_path, "lr=0.001"))
     assert again.returncode == 0 and "resuming" not in again.stderr
-    assert "my seed 0 was begun with other settings, so it begins again" in again.stderr
+    assert "my seed 0 was started with other settings, so it starts over" in again.stderr
     assert electra(*words(toy_model, table, tmp_path / "other", "lr=0.001")).returncode == 0
     assert outcome(tmp_path) == outcome(tmp_path / "other")

@@ -154,7 +154,7 @@ def test_tasks_with_other_methods_are_not_trained_together(toy_model, tables, tm
     toml = tmp_path / "slow.toml"
     toml.write_text(f'data = "{tables[1]}"\nkind = "regression"\ntext = ["text"]\nlr = 1e-5\n')
     done = electra("finetune", toy_model, f"{tables[0]}+{toml}", "--out", tmp_path / "out")
-    assert done.returncode == 2 and "one and slow are trained together, but by other methods (lr: " in done.stderr
+    assert done.returncode == 2 and "one and slow are trained together, but with different methods (lr: " in done.stderr
     twice = electra("finetune", toy_model, f"{tables[0]}+{tables[0]}", "--out", tmp_path / "out")
     assert twice.returncode == 2 and "twice" in twice.stderr
     half = electra("finetune", toy_model, f"{tables[0]}+", "--out", tmp_path / "out")

@@ -55,10 +55,10 @@ def test_settings_win_over_a_method_and_a_task_s_file_may_name_one(planned):
     assert (plan.method.lr, plan.method.layer_decay, plan.task.pooling) == (1e-5, 0.7, "cls")
 
 
-def test_scores_of_weights_that_dev_chose_are_said_to_flatter(planned):
+def test_scores_of_weights_that_dev_chose_are_said_to_be_optimistic(planned):
     chosen = {"keep": "best"}, {"patience": 2}, {}
     plans = [planned(modern_of(64), **settings) for settings in chosen]
-    assert [any("flatter" in note for note in plan.notes) for plan in plans] == [True, True, False]
+    assert [any("optimistic" in note for note in plan.notes) for plan in plans] == [True, True, False]
 
 
 def test_epochs_that_people_set_mean_so_many_and_no_more(planned):

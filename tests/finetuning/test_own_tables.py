@@ -118,8 +118,10 @@ def test_a_label_that_train_does_not_have_is_called_that_whether_labels_are_numb
         (problem,) = task.problems(splits)
         return problem.text
 
-    assert told("12345", "0").startswith("label '0' was not seen in train (known: 1, 2, 3, 4, 5). Give train rows")
-    assert told("ab", "c").startswith("label 'c' was not seen in train (known: a, b). Give train rows")
+    assert told("12345", "0").startswith(
+        "label '0' was not seen in train (known: 1, 2, 3, 4, 5). Add rows with it to train"
+    )
+    assert told("ab", "c").startswith("label 'c' was not seen in train (known: a, b). Add rows with it to train")
     assert told("ab", "0").startswith("label '0' is a number where a name was expected (known: a, b)")
     assert told("123", "0", labels=("1", "2", "3")) == "label '0' is unknown (known: 1, 2, 3)."
 
@@ -168,4 +170,4 @@ def test_the_terminal_has_the_alarms_of_this_command_and_the_results_all(toy_mod
         done = electra("finetune", toy_model, f"{name}.jsonl", "epochs=1", "length=24", "--out", "out", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert "look out: two: " in done.stdout and "look out: one: " not in done.stdout
-    assert (tmp_path / "out" / "results.md").read_text().count("dev has 2 rows only") == 2
+    assert (tmp_path / "out" / "results.md").read_text().count("dev has only 2 rows") == 2

@@ -70,7 +70,7 @@ def test_only_files_that_were_named_are_looked_for_in_the_current_folder(tmp_pat
 
 def test_a_folder_of_column_files_says_what_is_missing(tmp_path):
     (tmp_path / "train.conll").write_text("a O\n")
-    with pytest.raises(DataError, match="A file with a word a line needs kind=tagging"):
+    with pytest.raises(DataError, match="A file with one word per line needs kind=tagging"):
         find_files("x", str(tmp_path), {}, any_file=False)
 
 

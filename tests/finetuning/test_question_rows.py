@@ -125,7 +125,7 @@ def test_good_rows_have_no_problems(problems):
             {"answers": [{"text": "Rome", "answer_start": 13}]},
             "answer 'Rome' is not at answer_start 13, where the context has ' Rom'. Set answer_start to 14 or 20.",
         ),
-        ({"answers": [{"text": "Oslo", "answer_start": 14}]}, "It is nowhere in it"),
+        ({"answers": [{"text": "Oslo", "answer_start": 14}]}, "The context lacks it"),
         (
             {"answers": [{"text": "ol", "answer_start": -4}]},
             "not at answer_start -4, where the context has nothing. Set",

@@ -145,7 +145,7 @@ def test_a_signal_stops_with_its_exit_code(toy_model, table, tmp_path):
     process.wait_for("\nmy seed 0 ")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 75
-    assert "everything is saved" in process.said and "to go on: electra finetune" in process.said
+    assert "everything is saved" in process.said and "to resume: electra finetune" in process.said
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_predictions_do_not_depend_on_chunks_and_other_columns_can_be_named(fini
 def test_lines_of_text_are_no_table_and_are_sent_to_standard_input(finished, tmp_path):
     (tmp_path / "lines.txt").write_text("one text\nanother text\n")
     done = electra("predict", finished / "my" / "seed-0", "lines.txt", cwd=tmp_path)
-    assert done.returncode == 2 and "lines.txt is no table by its name" in done.stderr
+    assert done.returncode == 2 and "lines.txt does not have the extension of a table" in done.stderr
     assert "standard input" in done.stderr and not list(tmp_path.glob("*predictions*"))
 
 
@@ -254,7 +254,7 @@ def test_a_text_and_lines_of_standard_input_are_answered_on_standard_output(fini
     assert missing.returncode == 3 and "absent.csv does not exist" in missing.stderr
     for options in (["--out", "a.csv"], ["--force"], ["--escape-formulas"]):
         refused = electra("predict", model, "some text", *options, cwd=tmp_path)
-        assert refused.returncode == 2 and f"{options[0]} is for files, 'some text'" in refused.stderr
+        assert refused.returncode == 2 and f"{options[0]} is for files, not for 'some text'" in refused.stderr
     tab = electra("predict", model, "one\ttwo parts")
     assert tab.returncode == 3 and "has 2 parts, where the model reads one text" in tab.stderr
 
@@ -506,7 +506,7 @@ def test_problems_that_rows_have_in_common_are_one_line_and_at_most_twenty_are_s
         (("MODEL", "mrpc", "data=nowhere"), 3, "nowhere"),
         (("MODEL", "TABLE", "epoch=3"), 2, "Did you mean epochs?"),
         (("MODEL", "TABLE", "lr=fast"), 2, "lr"),
-        (("MODEL", "TABLE", "kind=poetry"), 2, "no kind of task 'poetry'"),
+        (("MODEL", "TABLE", "kind=poetry"), 2, "unknown kind of task 'poetry'"),
         (("MODEL", "TABLE", "--dev", "gone.csv"), 3, "gone.csv"),
         (("MODEL", "TABLE", "TABLE"), 2, "two tasks are called my"),
         (("nowhere", "TABLE"), 3, "nowhere"),

@@ -64,11 +64,12 @@ def test_the_winner_is_trained_over_seeds_and_only_it_meets_the_test_set(searche
     assert len(trials) >= 8 and not any("test" in path.read_text() for path in trials)
     assert not list(searched.glob("*/search/**/model.safetensors"))
     page = (searched / "results.md").read_text()
-    assert "chosen on dev by a search, so that dev scores flatter" in page and "| trial | lr | epochs |" in page
+    assert "chosen on dev by a search, so dev scores are optimistic" in page and "| trial | lr | epochs |" in page
     for card in searched.glob("*/seed-*/README.md"):
         text = card.read_text()
         assert (
-            "chosen on dev by a search, so that dev scores flatter" in text and "Text beyond 24 tokens is cut." in text
+            "chosen on dev by a search, so dev scores are optimistic" in text
+            and "Text beyond 24 tokens is cut." in text
         )
     # the last round is what the winner's first seed is
     assert result["search"]["trials"][0]["scores"][-1] == result["scores"]["dev"]["seed 0"]["accuracy"]

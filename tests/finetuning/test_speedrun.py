@@ -125,7 +125,7 @@ def test_text_is_prepared_first_and_tasks_can_be_chosen(recipe, glue, tmp_path):
     refuse_other_tokenizer(SpeedrunSettings(text, glue, out, tokenizer=vocabulary), out / "shards")  # the same
     vocabulary.write_text(vocabulary.read_text() + "walks\n")
     done = electra("speedrun", recipe, *words, *METHOD, "--out", out)
-    assert done.returncode == 2 and "was begun with another tokenizer" in done.stderr
+    assert done.returncode == 2 and "was started with a tokenizer other than" in done.stderr
 
 
 def test_more_tasks_are_looked_for_in_the_corpus_and_the_stored_result_keeps_the_rest(
@@ -173,7 +173,11 @@ def test_the_default_recipe_is_one_that_is_shipped():
             2,
             "is an option of the command, not a setting: --minutes 3",
         ),
-        (["data={data}", "glue={glue}", "train.steps=100"], 2, "Here the time ends the run: --minutes 10."),
+        (
+            ["data={data}", "glue={glue}", "train.steps=100"],
+            2,
+            "here the time ends the run. Set it, as in --minutes 10.",
+        ),
         (["data={data}", "glue={glue}", "tokenizer={data}"], 2, "are token shards, which have their tokenizer."),
         (["data={data}", "glue={glue}", "optimiser.lr=1"], 2, "unknown key optimiser. Did you mean optimizer.lr?"),
         (["data={data}", "glue={glue}", "finetune.lrr=1"], 2, "unknown key lrr. Did you mean lr?"),

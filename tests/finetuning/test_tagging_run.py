@@ -199,7 +199,7 @@ def test_a_tenth_of_the_sentences_is_split_off(toy_model, tmp_path):
 def test_a_column_file_is_a_task_when_its_kind_is_said(toy_model, data, tmp_path):
     words = ("finetune", toy_model, data / "eng.train", "--dev", data / "eng.testa", "--out", tmp_path / "out")
     unsaid = electra(*words)
-    assert unsaid.returncode == 2 and "say kind=tagging" in unsaid.stderr
+    assert unsaid.returncode == 2 and "set kind=tagging" in unsaid.stderr
     done = electra(*words, "kind=tagging", "epochs=1", "train_scheme=bioes")
     assert done.returncode == 0, done.stderr
 

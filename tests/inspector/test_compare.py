@@ -218,7 +218,7 @@ def test_a_recipe_of_a_run_that_was_made_longer_is_compared(recipe, prepared, tm
 
 @pytest.mark.parametrize("word", ["train.steps=40", "train.minutes=1", "train.save_every=3", "train={log_every=7}"])
 def test_what_the_budget_decides_is_not_given_too(word):
-    with pytest.raises(SettingsError, match=r"^train\.\w+ is the comparison's own: it follows from the budget"):
+    with pytest.raises(SettingsError, match=r"^train\.\w+ is set by the comparison, from the budget"):
         variants(["a"], [word], "1s")
 
 

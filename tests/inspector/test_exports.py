@@ -126,7 +126,7 @@ def test_a_graph_with_other_weights_is_refused_at_every_shape(graph):
     table.raw_data = (np.frombuffer(table.raw_data, np.float32) * 1.1).astype(np.float32).tobytes()
     session = graphs.OnnxSession(model.SerializeToString())
     for batch in graphs.other_shapes(source):
-        with pytest.raises(CorruptError, match=r"onnxruntime at \(\d, \d+\) gets other logits"):
+        with pytest.raises(CorruptError, match=r"onnxruntime at \(\d, \d+\) gets different logits"):
             graphs.check_shape(batch, answers_of(source.network), session)
 
 
@@ -158,7 +158,7 @@ def test_a_classifier_keeps_its_answers_and_int8_says_what_it_costs(
         f"accuracy on 40 dev rows {dev['float32']['accuracy']:.4f}, int8 {dev['int8']['accuracy']:.4f}" in done.stdout
     )
     whole, quantized = (dev[name]["accuracy"] for name in ("float32", "int8"))
-    assert ("int8 costs much" in done.stderr) == (whole - quantized > 0.03 * whole)
+    assert ("int8 costs a lot" in done.stderr) == (whole - quantized > 0.03 * whole)
     assert (tmp_path / "out" / "task.json").is_file() and notes["outputs"] == ["logits"]
     card = ModelCard.load(tmp_path / "out" / "README.md", ignore_metadata_errors=False)
     assert (card.data.library_name, card.data.license, len(card.data.eval_results)) == ("onnx", "mit", 5)
@@ -246,7 +246,7 @@ def test_what_a_fresh_process_reads_otherwise_is_said_and_nothing_is_kept(finish
 
     monkeypatch.setattr(exporting, "FreshProcess", Spoiling)
     done = electra("export", finished_run, tmp_path / "out", afresh=True)
-    assert done.returncode == 4 and "in a process of its own: tokenizer.json gives other ids" in done.stderr
+    assert done.returncode == 4 and "in a process of its own: tokenizer.json gives different ids" in done.stderr
     assert len(asked) == 2 and len(set(asked)) == 1, "one process for all folders"
     assert list(tmp_path.iterdir()) == []
 
@@ -258,7 +258,7 @@ def test_an_int8_that_costs_much_is_a_warning(toy_model, tmp_path, believing, mo
     monkeypatch.setattr("electra.finetuning.classification.Classification.scores", lambda *_: next(scores))
     done = electra("export", model, tmp_path / "out", "--format", "onnx", "--int8", "--dev", table)
     assert done.returncode == 0, done.stderr
-    assert "int8 costs much: accuracy 0.8000 where float32 has 0.9000. Use the graph in float32." in done.stderr
+    assert "int8 costs a lot: accuracy 0.8000 where float32 has 0.9000. Use the float32 graph." in done.stderr
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_other_logits_in_a_fresh_process_name_who_and_how_much(toy_model, tmp_pa
         process = fresh.process.pid
         with torch.no_grad():
             trained.model.head.label.output.bias.add_(1.0)
-        with pytest.raises(CorruptError, match=r"process of its own: electra gets other logits .*1 in logits"):
+        with pytest.raises(CorruptError, match=r"process of its own: electra gets different logits .*1 in logits"):
             fresh.check(*words, answers_of(trained.model))
         fresh.process.kill()
         with pytest.raises(CorruptError, match="it ended with exit code -9"):
@@ -285,9 +285,9 @@ def test_other_logits_in_a_fresh_process_name_who_and_how_much(toy_model, tmp_pa
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--int8"], "int8 and dev are of ONNX"),
+        (["--int8"], "int8 and dev are for ONNX"),
         (["--format", "onnx", "--dev", "x"], "set int8 too"),
-        (["--format", "onnx", "--length", "9"], "pooling and length are of sentence-transformers"),
+        (["--format", "onnx", "--length", "9"], "pooling and length are for sentence-transformers"),
     ],
 )
 def test_settings_of_another_format_are_refused(toy_model, tmp_path, words, says):

@@ -62,7 +62,7 @@ def test_places_tokens_and_shares_that_do_not_exist_are_refused(finished_run, to
     model = load(finished_run)
     with pytest.raises(DataError, match="no token 99"):
         model.fill("The barak", [99])
-    with pytest.raises(DataError, match="'qwertz' is no token"):
+    with pytest.raises(DataError, match="'qwertz' is not in the vocabulary"):
         model.replace("The barak", {0: "qwertz"})
     with pytest.raises(SettingsError, match="share=2"):
         model.corrupt("The barak", 2)

@@ -209,9 +209,9 @@ def test_another_site_is_let_in_only_by_name(finished_run):
 
 
 def test_a_folder_without_anything_and_a_port_that_is_taken_are_said(tmp_path, finished_run, served):
-    with pytest.raises(DataError, match="no run, no model and no result"):
+    with pytest.raises(DataError, match="no run, model or result"):
         Gallery([tmp_path])
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         Gallery([tmp_path / "absent"])
     done = electra("serve", finished_run, "--port", served.port)
     assert done.returncode == 5 and "--port" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -142,7 +142,7 @@ def test_a_pair_becomes_a_folder_of_two_with_a_recipe(vocabulary, tmp_path):
     assert (our_logits(again.encoder, again.head, batch) - expected).abs().max() <= 1e-5
     text = (tmp_path / "out" / "recipe.toml").read_text()
     assert "width = 0.5" in text and 'sharing = "none"' in text and "hidden = 32" in text
-    with pytest.raises(DataError, match="is no generator"):
+    with pytest.raises(DataError, match="is not a generator"):
         package.import_model(main, tmp_path / "other", main)
 
 
@@ -267,7 +267,7 @@ def test_an_untied_output_is_not_taken_for_the_word_table(name, matrix, vocabula
         ({"num_hidden_layers": 2}, CorruptError, "does not fit"),
         ({"num_hidden_layers": 4}, CorruptError, "has no layers.3"),
         ({"hidden_size": 64}, CorruptError, "which config.json asks for"),
-        ({"pretraining_objective": "electra"}, DataError, "ours already"),
+        ({"pretraining_objective": "electra"}, DataError, "already a model folder of electra"),
     ],
 )
 def test_what_our_blocks_cannot_hold_is_named(change, error, says, vocabulary, tmp_path):
@@ -283,7 +283,7 @@ def test_a_part_of_the_encoder_without_a_place_is_refused(vocabulary, tmp_path):
     folder, _ = their_folder(tmp_path, vocabulary, "BertModel")
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"encoder.layer.0.attention.self.distance_embedding.weight": torch.ones(9, 8)}, folder / "model.safetensors")  # fmt: skip
-    with pytest.raises(DataError, match=r"no block here has a place for: encoder\.layer\.N"):
+    with pytest.raises(DataError, match=r"no layer here uses: encoder\.layer\.N"):
         package.import_model(folder, tmp_path / "out")
 
 

@@ -200,7 +200,7 @@ def test_an_export_with_other_numbers_is_not_kept(tokenizer, tmp_path, monkeypat
         return tensors | {"final_norm.weight": tensors["embeddings.norm.weight"].clone()}
 
     monkeypatch.setattr(formats, "encoder_to_transformers", harmed)
-    with pytest.raises(CorruptError, match="other logits"):
+    with pytest.raises(CorruptError, match="different logits"):
         write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     assert not list(tmp_path.iterdir())
 
@@ -210,7 +210,7 @@ def test_an_export_that_transformers_would_read_otherwise_is_not_kept(tokenizer,
     honest, described = writing.config_json, writing.tokenizer_config
     monkeypatch.setattr(read, "settings_from_config", lambda config: SETTINGS)
     monkeypatch.setattr(writing, "config_json", lambda *a: honest(*a) | {"norm_eps": 0.1})
-    with pytest.raises(CorruptError, match="transformers gets other"):
+    with pytest.raises(CorruptError, match="transformers gets different"):
         write(tmp_path / "out", SETTINGS, tokenizer, with_head=False)
     monkeypatch.setattr(writing, "config_json", honest)
     other = {"padding_side": "left"}

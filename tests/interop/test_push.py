@@ -225,7 +225,7 @@ LFS, COMMIT = "PUT /lfs/", "POST /api/models/me/my-model/commit"
     [
         ({"GET /api/whoami-v2": 401}, 5, "answered 401.*may write"),
         ({"POST /api/repos/create": 403}, 5, "answered 403.*may write"),
-        ({COMMIT: 400}, 3, "answered 400.*does not take"),
+        ({COMMIT: 400}, 3, "answered 400.*does not accept"),
         ({COMMIT: 500}, 5, "answered 500.*Nothing was committed"),
         ({LFS: 500}, 5, "answered 500.*Nothing was committed"),
         ({LFS: 0}, 5, "127.0.0.1.*Nothing was committed"),

@@ -255,7 +255,7 @@ HOSTILE = {
     "no-header": ({GOOD: entry()}, "data files"),
     "byte-order": ({b"": HEADER + b"\x10\x01", GOOD: entry()}, "byte order"),
     "type-unknown": ({b"": HEADER, GOOD: entry(type=77)}, "type 77"),
-    "checksum-wrong": ({b"": HEADER, GOOD: entry(checksum=5)}, "another checksum"),
+    "checksum-wrong": ({b"": HEADER, GOOD: entry(checksum=5)}, "the checksum of .* does not match"),
     "not-a-buffer": ({b"": HEADER, GOOD: b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"}, "damaged"),
     "number-for-text": ({b"": HEADER, GOOD: b"\x10\x05"}, "number where text"),
     "name-no-utf-8": ({b"": HEADER, b"\xfe\xff": entry()}, "damaged"),

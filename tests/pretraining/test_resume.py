@@ -99,7 +99,7 @@ def test_a_signal_saves_and_the_same_command_ends_with_the_same_weights(
     wait_for_step(run, 5)
     process.send_signal(number)
     assert process.wait(60) == code, process.said
-    assert "everything is saved" in process.said and f"to go on: electra pretrain {recipe}" in process.said
+    assert "everything is saved" in process.said and f"to resume: electra pretrain {recipe}" in process.said
     told = json.loads((run / "run_state.json").read_text())
     assert told["state"] == state and told["step"] == newest_checkpoint(run / "checkpoints").step
     assert electra("pretrain", recipe, f"data={prepared}", f"run={run}").returncode == 0

@@ -222,7 +222,7 @@ def run(words: list[str]) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
         reason = next(iter(str(error).splitlines()), "")
-        fail(words, f"{type(error).__name__} at {place}: {reason} A bug of ours: electra --debug … shows all of it.", 1)
+        fail(words, f"{type(error).__name__} at {place}: {reason} A bug in electra: electra --debug … shows more.", 1)
 
 
 def open_closed_streams() -> None:

@@ -161,7 +161,7 @@ def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
         raise DataError(f"{where} {NUL}.")
     if lines := [line for line in content.splitlines() if line.strip()]:
         return content.splitlines() if keep_blank else lines
-    raise DataError("there is no text to look at. Give some as an argument, a file or on standard input.")
+    raise DataError("no text given. Give some as an argument, a file or on standard input.")
 
 
 def refuse_swapped(out: str | Path, verb: str) -> None:
@@ -191,5 +191,5 @@ def resume_hint(
         speaks = (is_first_process() or isinstance(error, PeerError)) and not is_said(error)
         if speaks and code not in NEEDS_ANOTHER_COMMAND and has_begun():
             with suppress(BrokenPipeError):
-                print(visible(f"to go on: {shlex.join([*launcher, *words])}"), file=sys.stderr, flush=True)
+                print(visible(f"to resume: {shlex.join([*launcher, *words])}"), file=sys.stderr, flush=True)
         raise

@@ -81,7 +81,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         notes.append(f"{recipe}, {length} of {counted(train.batch, 'row')} of {settings.rows.length} tokens")
         if processes > 1 and not ranks.together:
             how = f"torchrun --standalone --nproc-per-node {processes} -m electra doctor"
-            notes.append(f"what follows is of one process with all rows, not of {processes}: {how} … examines those")
+            notes.append(f"the checks below run one process with all rows, not {processes}: {how} … checks those")
         if not train.minutes and (warning := schedule_warning(settings.schedule, train.steps)):
             notes.append(f"WARNING: {warning}")
 
@@ -95,7 +95,7 @@ def examine(recipe: str | None, overrides: list[str] | None, ranks: "Ranks") -> 
         passes = (
             f"; the run passes over them {train.steps * train.batch / rows:,.1f} times" if not train.minutes else ""
         )
-        notes.append(f"{counted(tokens, 'token')}, {counted(rows, 'row')}, every hash right{passes}")
+        notes.append(f"{counted(tokens, 'token')}, {counted(rows, 'row')}, all hashes match{passes}")
         if not len(parts.heldout):
             notes.append("Nothing is held out: there will be no held-out metrics.")
         notes += data_warnings(settings, parts)
@@ -140,7 +140,7 @@ def look_at_folder(settings: "PretrainSettings") -> str:
         refuse_other_kind(folder, CONFIG)
         return f"{folder} is new"
     settings_to_resume(folder, settings, fingerprint_of(Path(settings.data)))
-    return f"{folder} has step {newest_state(folder / 'checkpoints').get('step')} of this run, which goes on from there"
+    return f"{folder} has step {newest_state(folder / 'checkpoints').get('step')} of this run, which resumes from there"
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def predict_command(
         for_files = {"--out": out, "--force": force, "--escape-formulas": escape_formulas}
         if option := next((name for name, value in for_files.items() if value), None):
             what = "standard input" if file is None else short(file)
-            raise SettingsError(f"{option} is for files, {what} is none: answers go to standard output. Redirect it.")
+            raise SettingsError(f"{option} is for files, not for {what}: answers go to standard output. Redirect it.")
         options = {"text": columns(text, text2), "long": long}
         print_answers(
             model, read_lines(file, keep_blank=True), probabilities, {key: it for key, it in options.items() if it}

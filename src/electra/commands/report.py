@@ -16,4 +16,4 @@ def report_command(
     import electra
 
     written = electra.report(run, out)
-    say(f"{written}: {written.stat().st_size / 1e6:.1f} MB, complete in itself")
+    say(f"{written}: {written.stat().st_size / 1e6:.1f} MB, self-contained")

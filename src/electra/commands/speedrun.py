@@ -56,7 +56,7 @@ def read_items(items: list[str], **options: Any) -> "SpeedrunSettings":
         option = name.removeprefix("train.")
         raise SettingsError(f"{name} is an option of the command, not a setting: --{option} {values[name]}")
     if "train.steps" in config.flatten(values):
-        raise SettingsError("train.steps is for runs that end by it. Here the time ends the run: --minutes 10.")
+        raise SettingsError("train.steps does not apply: here the time ends the run. Set it, as in --minutes 10.")
     paths: dict[str, Any] = {
         name: Path(str(values.pop(name))) for name in ("data", "glue", "tokenizer") if name in values
     }

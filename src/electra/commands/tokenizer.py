@@ -46,7 +46,7 @@ def tokenizer_command(
             f"next: {prepare}   and   {command('pretrain', recipe, f'start={extend}', 'data=SHARDS', 'run=RUN')}"
         )
     if sum(map(bool, (inputs, from_vocab, from_json))) != 1 or extend:
-        raise SettingsError("give either text to train on, or --from-vocab, or --from-json; with --extend text.")
+        raise SettingsError("give one of text to train on, --from-vocab and --from-json; --extend needs text.")
     if from_vocab:
         path = save_tokenizer(adopt_vocabulary(from_vocab, lowercase, strip_accents, split_cjk), out)
     elif from_json:

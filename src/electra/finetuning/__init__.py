@@ -116,7 +116,7 @@ class TaskSettings(Settings):
     @classmethod
     def name_stays_in_its_folder(cls, name: str) -> str:
         if name and not is_plain_name(name):
-            raise ValueError("a task needs a name that can be a folder's")
+            raise ValueError("a task needs a name that is valid as a folder name")
         return name
 
     guesses_columns: ClassVar[bool] = False
@@ -162,7 +162,7 @@ class TaskSettings(Settings):
 
     @property
     def shared_rows_remedy(self) -> str:
-        return "Remove them from one of both."
+        return "Remove them from one of the two."
 
     def row_classes(self, row: Row) -> set[str]:
         """The classes of a row: those that train must have before the row can be scored."""

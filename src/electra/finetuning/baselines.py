@@ -154,8 +154,8 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
     for label in task.labels:
         alike.setdefault(normalised(label), []).append(label)
     texts = [
-        f"the labels {' and '.join(map(repr, names))} look like one: they are learned as {len(names)} classes. If they are "
-        "the same, spell them alike in the table."
+        f"the labels {' and '.join(map(repr, names))} look alike but are learned as {len(names)} classes. If they are "
+        "the same, spell them the same way in the table."
         for names in alike.values()
         if len(names) > 1
     ]
@@ -163,7 +163,7 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
     if absent := [label for label in task.unlearnable(shown) if shown]:
         names = ", ".join(map(repr, absent[:8])) + " …" * (len(absent) > 8)
         texts.append(
-            f"train has no row of {names}: it will never be answered. Add such rows, or leave it out of labels."
+            f"train has no row of {names}: it will never be predicted. Add such rows, or leave it out of labels."
         )
     texts += several_answers(task, splits["train"]) if task.settings.kind in ("classification", "multilabel") else []
     for split in splits if task.settings.kind == "classification" else ():
@@ -186,7 +186,7 @@ def several_answers(task: Task, train: Rows) -> list[str]:
         return []
     first = short(texts[0].split("\x1f")[0])
     remedy = "Decide on one for each, or join those that hold together in one row (kind=multilabel)."
-    return [f"{len(texts):,} texts of train have several answers, {first} among them: not all can be learned. {remedy}"]
+    return [f"{len(texts):,} texts of train, such as {first}, have several answers: not all can be learned. {remedy}"]
 
 
 def run_alarms(
@@ -213,7 +213,7 @@ def majority_alarms(scores: Mapping[str, float], majority: Mapping[str, float]) 
     if is_perfect(metric, score) or merit(metric, score) > merit(metric, majority[metric]):
         return []
     levels = f"{metric} {score:.4f}, {MAJORITY} {majority[metric]:.4f}"
-    return [f"not better than the most frequent answer of this file for every row ({levels}). {TRY}"]
+    return [f"no better than always giving the most frequent answer of this file ({levels}). {TRY}"]
 
 
 def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
@@ -233,11 +233,11 @@ def result_alarms(result: Mapping[str, Any]) -> list[str]:
     better = [f"{name} {levels[name]:.4f}" for name, by in ahead.items() if by > 0]
     if ahead.get(MAJORITY, 0) > 0 and last < BY_HEART * first:
         texts.append(
-            f"worse than {' and '.join(better)}, though the loss fell from {first:.3f} to {last:.3f}: the rows of train were learned "
-            f"by heart, and nothing that holds for others. {MEMORISED}"
+            f"worse than {' and '.join(better)}, though the loss fell from {first:.3f} to {last:.3f}: the rows of train were "
+            f"memorised, and nothing was learned that generalises. {MEMORISED}"
         )
     elif ahead.get(MAJORITY, 0) > 0:
-        texts.append(f"worse than {' and '.join(better)}: as good as nothing was learned. {TRY}")
+        texts.append(f"worse than {' and '.join(better)}: next to nothing was learned. {TRY}")
     elif ahead.get(UNTRAINED, 0) > (result["sd"] or 0):
         texts.append(
             f"worse than {' and '.join(better)}: pre-training does not help here. Pre-train longer, on text like that of "
@@ -247,12 +247,12 @@ def result_alarms(result: Mapping[str, Any]) -> list[str]:
         texts.append(f"worse than {' and '.join(better)}: a count of words does better. {TRY} Or pre-train longer.")
     if metric not in LOWER_IS_BETTER and levels.get(MAJORITY, 0) < TOO_GOOD <= levels.get(WORDS, 0):
         texts.append(
-            f"{WORDS} {levels[WORDS]:.4f}: it looks as if dev were in train, or as if one word gave the answer away. Look at rows of both."
+            f"{WORDS} {levels[WORDS]:.4f}: dev rows seem to be in train, or one word gives the answer away. Look at rows of both."
         )
     cut, of = result["cut"].get("dev", (0, 0))
     if 0 < of < ENOUGH_ROWS:
         texts.append(
-            f"dev has {counted(of, 'row')} only: differences of a few points are chance. Score it on more rows."
+            f"dev has only {counted(of, 'row')}: differences of a few points are chance. Score it on more rows."
         )
     if cut > CUT_SHARE * of:
         texts.append(f"{cut:,} of {of:,} dev rows {result['cut_words']}. {result['cut_remedy']}")

@@ -241,7 +241,7 @@ class Classification(Task):
                     if number(name) is not None and all(number(label) is None for label in self.labels):
                         what = "is a number where a name was expected"
                     known = ", ".join([*self.labels[:8], "…"][: len(self.labels)])
-                    remedy = " Give train rows of it, or remove such rows." * self.guessed
+                    remedy = " Add rows with it to train, or remove such rows." * self.guessed
                     yield f"label {name!r} {what} (known: {known}).{remedy}"
 
     def overall_problems(self, splits: Splits, clean: bool) -> Iterator[Problem]:
@@ -255,7 +255,7 @@ class Classification(Task):
             yield Problem("train", 0, text)
         is_doubtful = self.guessed and self.settings.kind == "classification" and classes > max(20, rows // 2)
         if is_doubtful and not self.comma_problem(splits["train"]):
-            remedy = "use kind=regression for quantities, labels=[…] for classes all the same, or another label column"
+            remedy = "use kind=regression for quantities, labels=[…] if these are classes, or another label column"
             yield Problem("train", 0, f"{classes} different labels in {rows} rows: {remedy}")
         if self.settings.metric == "f1" and classes > 2:
             yield Problem("", 0, f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")

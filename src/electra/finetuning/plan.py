@@ -65,7 +65,7 @@ def settings_class(kind: object) -> type[TaskSettings]:
             return TaggingSettings
         case "span":
             return SpanSettings
-    raise SettingsError(f"kind: there is no kind of task {kind!r}, only {', '.join(KINDS)}.")
+    raise SettingsError(f"kind: unknown kind of task {kind!r}. Use one of {', '.join(KINDS)}.")
 
 
 class SourceSettings(config.Settings):
@@ -267,7 +267,7 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
     else:
         raise SettingsError(
             f"{item!r} is neither a task ({', '.join(shipped)}), a TOML file, a table (.csv, .tsv, "
-            ".jsonl, .json, .parquet, also compressed), a file with a word a line (say kind=tagging) nor a folder."
+            ".jsonl, .json, .parquet, also compressed), a file with one word per line (set kind=tagging) nor a folder."
         )
     tree = config.nest(config.flatten(tree))
 
@@ -316,7 +316,7 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
         splits, numbers = split_dev(task, splits)
     notes += task.notes
     if method.keep == "best" or method.patience:
-        notes.append("weights chosen by their dev scores, which flatter: expect less elsewhere")
+        notes.append("weights chosen by their dev scores, which are therefore optimistic: expect less elsewhere")
     refuse_names(task.name or name, source)
     return Plan(item, task.name or name, task, method, source, files, splits, tuple(notes), malformed, numbers)
 
@@ -324,10 +324,10 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
 def refuse_names(name: str, source: SourceSettings) -> None:
     """Refuses a task's name or a submission's file that is not a plain name: it must not lead out of the results' folder."""
     if not is_plain_name(name) or name in ("submission", "results.md", "results.json"):
-        raise SettingsError(f"name: a task cannot be called {name[:60]!r}, which is no name of a folder. Say name=….")
+        raise SettingsError(f"name: a task cannot be called {name[:60]!r}: not a valid folder name. Set name=….")
     for file in source.submission.values():
         if not is_plain_name(file):
-            raise SettingsError(f"submission: {file[:60]!r} is no name of a file. Give one without a folder.")
+            raise SettingsError(f"submission: {file[:60]!r} is not a file name. Give one without a folder.")
 
 
 def guess_shape(tree: dict[str, Any], file: Path) -> list[str]:
@@ -442,7 +442,7 @@ def find_files(
                 raise DataError(f"{names[split]} does not exist.")
     if "train" not in files:
         listed = ", ".join(path.name for path in tables) or "no table at all"
-        others = "" if any_file else " A file with a word a line needs kind=tagging."
+        others = "" if any_file else " A file with one word per line needs kind=tagging."
         raise DataError(
             f"{data} has no train file for {name} (it has {listed}). Name one with files.train=NAME.{others}"
         )

@@ -103,7 +103,7 @@ def predict_file(
     layout = predictor.task.settings.layout(file)
     if layout == "table" and out is None and file.is_file() and not tables.is_table(file):
         raise SettingsError(
-            f"{file} is no table by its name (.csv, .tsv, .jsonl, .json, .parquet). Lines of text go to standard input."
+            f"{file} does not have the extension of a table (.csv, .tsv, .jsonl, .json, .parquet). Send lines of text to standard input."
         )
     target = out or default_name(file)
     if layout == "mrqa" and out is None:

@@ -125,7 +125,7 @@ class SpanSettings(TaskSettings):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        note = "dev scores are with the null_threshold that is best for dev: they flatter"
+        note = "dev scores use the null_threshold that is best for dev: they are optimistic"
         return (note,) if self.null_threshold == "dev" else ()
 
     def row_key(self, row: Row) -> str:
@@ -184,7 +184,7 @@ class SpanTask(Task):
                 there = repr(row["context"][start : start + len(text)]) if start >= 0 else "nothing"
                 places = [str(place.start()) for place in re.finditer(f"(?={re.escape(text)})", row["context"])]
                 remedy = (
-                    f"Set answer_start to {' or '.join(places[:3])}." if places else "It is nowhere in it: remove it."
+                    f"Set answer_start to {' or '.join(places[:3])}." if places else "The context lacks it: remove it."
                 )
                 yield f"answer {text!r} is not at answer_start {start}, where the context has {there}. {remedy}"
 

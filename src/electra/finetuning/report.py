@@ -63,7 +63,7 @@ def refuse_other_runs(folder: Path, settings: Mapping[str, Any]) -> None:
         raise CorruptError(f"{path} is damaged ({error}): {remedy}.") from None
     if clauses := other_runs(folder.name, stored, settings):
         raise SettingsError(
-            f"{folder} holds runs {', '.join(clauses)}. Train as those, or choose another out.", ("out",)
+            f"{folder} holds runs {', '.join(clauses)}. Train in the same way, or choose another out.", ("out",)
         )
 
 
@@ -322,7 +322,7 @@ def write_results(
         if name in earlier:
             results[name] = earlier[name]
         else:
-            log.info("%s: its finished runs are not in the results yet. Repeat its command to the end.", name)
+            log.info("%s: its finished runs are not in the results yet. Run its command again until it finishes.", name)
     for name, result in results.items():
         plot_task(out / name, result)
     whole = {"model": model, "tasks": results, "glue": glue_mean(results)}

@@ -67,9 +67,9 @@ def refuse_tables(tables: Sequence[tuple[Plan, Task]]) -> None:
     for plan, task in tables:
         own = plan_problems(plan, task)
         if any(problem.text == IS_ALSO for problem in own):
-            remedies[f"Rows of dev that are in train too (case and blanks aside): {plan.task.shared_rows_remedy}"] = (
-                None
-            )
+            remedies[
+                f"Rows of dev that are also in train (ignoring case and spacing): {plan.task.shared_rows_remedy}"
+            ] = None
         if len(tables) > 1:
             own = [replace(it, split=f"{plan.name}: {it.split}".removesuffix(": ")) for it in own]
         problems += own

@@ -106,7 +106,7 @@ def altered(planned: PlannedTask, changes: Mapping[str, Any]) -> PlannedTask:
 
     task, method = changed(planned.plan.task), changed(planned.plan.method)
     searched = ", ".join(key for key in changes if key in report.SEARCHED)
-    note = f"{searched} chosen on dev by a search, so that dev scores flatter"
+    note = f"{searched} chosen on dev by a search, so dev scores are optimistic"
     plan = replace(planned.plan, task=task, method=method, notes=(*planned.plan.notes, note))
     built = task.build(planned.start.network.tokenizer, planned.task.length, plan.splits)
     return replace(planned, plan=plan, task=built, overrides={**planned.overrides, **changes})

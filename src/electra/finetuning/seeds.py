@@ -68,10 +68,10 @@ def plan_item(item: str, overrides: Mapping[str, Any], start: Start) -> list[Pla
         methods = config.dump(first.plan.method), config.dump(it.plan.method)
         if unlike := config.differences(*methods, ("min_steps",)):
             names = f"{first.plan.name} and {it.plan.name} are trained together"
-            raise SettingsError(f"{names}, but by other methods ({'; '.join(unlike)}). Set these alike.")
+            raise SettingsError(f"{names}, but with different methods ({'; '.join(unlike)}). Make these equal.")
     together = {it.plan.name: it.data_sha256 for it in planned}
     if len(together) < len(planned):
-        raise SettingsError(f"{item}: a task is there twice. Give every one of them once.")
+        raise SettingsError(f"{item}: a task is named twice. Name each task once.")
     return [trained_together(it, together) for it in planned]
 
 
@@ -173,7 +173,7 @@ def seed_run(task_folder: Path, name: str, seed: int, fingerprint: str) -> Run:
     begun, content = folder / report.SETTINGS, {"settings_sha256": fingerprint}
     if (read_or_set_aside(begun) or newest_begun(folder)) != content:
         if checkpoint_folders(folder / "checkpoints"):
-            log.warning("%s was begun with other settings, so it begins again; its checkpoints are removed.", title)
+            log.warning("%s was started with other settings, so it starts over; its checkpoints are removed.", title)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_json(begun, content)

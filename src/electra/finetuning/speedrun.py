@@ -184,7 +184,7 @@ def refuse_other_tokenizer(settings: SpeedrunSettings, shards: Path) -> None:
     wanted, folder = read_vocabulary(settings.tokenizer), settings.out / "tokenizer"
     if (folder / TOKENIZER).is_file() and not is_same_tokenizer(wanted, load_tokenizer(folder)):
         raise SettingsError(
-            f"{settings.out} was begun with another tokenizer than {settings.tokenizer}. Use another folder (out)."
+            f"{settings.out} was started with a tokenizer other than {settings.tokenizer}. Use another folder (out)."
         )
 
 
@@ -307,7 +307,7 @@ def page(result: Mapping[str, Any]) -> str:
     method = ", ".join(f"{key} {result['method'][key]}" for key in keys)
     weights = "those of the last step of each run; nothing was selected on dev"
     if result["method"]["keep"] == "best" or result["method"]["patience"]:
-        weights = "chosen on dev, so that scores flatter"
+        weights = "chosen on dev, so scores are optimistic"
     paragraphs = [
         f"# {result['minutes']:g} minutes on {device}",
         f"Mean of CoLA, SST-2, MRPC, STS-B and RTE, dev, median of {result['seeds']} fine-tuning seeds: {headline}.",

@@ -142,7 +142,7 @@ class TaggingSettings(TaskSettings):
         if not is_table(path) or table_format(path) == "tsv":
             return "columns"
         if table_format(path) == "csv":
-            raise DataError(f"{path}: csv has no lists. Give .jsonl, .parquet or a file with a word a line.")
+            raise DataError(f"{path}: csv has no lists. Give .jsonl, .parquet or a file with one word per line.")
         return "table"
 
     @property

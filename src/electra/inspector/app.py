@@ -274,7 +274,7 @@ def build_app(desk: Desk) -> FastAPI:
         """Follows runs: server-sent events history, records, state, samples, each with the number of its run as id."""
         folders = {number: gallery.at("runs", number).path for number in run}
         if desk.listeners >= MOST_LISTENERS:
-            return failure(503, f"{MOST_LISTENERS} pages listen already.", {"retry-after": "30"})
+            return failure(503, f"{MOST_LISTENERS} pages are already following runs, the limit.", {"retry-after": "30"})
 
         async def listened() -> AsyncIterator[bytes]:
             desk.listeners += 1
@@ -336,7 +336,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
             return failure(422, validation_line(error))
         case HTTPException():
             return failure(error.status_code, error.detail)
-    return failure(500, f"{type(error).__name__}: a bug of ours.")
+    return failure(500, f"{type(error).__name__}: a bug in electra.")
 
 
 def validation_line(error: RequestValidationError) -> str:
@@ -391,9 +391,9 @@ class Running:
 def build_server(paths: Sequence[Path], address: Address) -> Running:
     """Builds a server that is bound to its port and has found everything that it shows."""
     if not address.host:
-        raise SettingsError("an empty host is every address there is: say 0.0.0.0, or 127.0.0.1.", ("host",))
+        raise SettingsError("an empty host means every address: write 0.0.0.0 for that, or 127.0.0.1.", ("host",))
     if address.origin and not re.fullmatch(r"https?://[^/\s]+", address.origin):
-        raise SettingsError(f"{address.origin!r} is no origin, which is https://NAME and no more.", ("allow_origin",))
+        raise SettingsError(f"{address.origin!r} is not an origin. Give https://NAME and no more.", ("allow_origin",))
     desk, token = Desk(Gallery(paths)), token_for(address.host, address.token)
     application: Any = Guard(build_app(desk), address.host, token, address.origin, desk.statuses)  # type: ignore[arg-type]
     try:
@@ -401,7 +401,7 @@ def build_server(paths: Sequence[Path], address: Address) -> Running:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise MachineError(
-            f"nothing can listen on {address.host} port {address.port}: {reason}. Choose another one; 0 is any that is free.",
+            f"cannot listen on {address.host} port {address.port}: {reason}. Choose another one; 0 picks a free one.",
             ("port",),
         ) from None
     server = uvicorn.Server(

@@ -138,9 +138,9 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
         raise SettingsError(f"vary {vary!r} is not of the form key=value,value,…")
     keys = {*config.flatten(config.parse_overrides(overrides)), key.strip()}
     for name in keys.intersection(OF_RUNS):
-        raise SettingsError(f"{name} is the comparison's own, another for each run: seeds from 0 on, folders in out.")
+        raise SettingsError(f"{name} is set by the comparison, for each run: seeds count from 0, folders are in out.")
     for name in keys.intersection(OF_BUDGET):
-        raise SettingsError(f"{name} is the comparison's own: it follows from the budget. Take it out.")
+        raise SettingsError(f"{name} is set by the comparison, from the budget. Leave it out.")
     outside_brackets = r",(?![^\[]*\])"
     added = [(f"{key}={value}",) for value in re.split(outside_brackets, values)] if vary else [()]
     texts = [text.strip() for text in budgets.split(",")]
@@ -150,9 +150,7 @@ def variants(recipes: Sequence[str], overrides: Sequence[str], budgets: str, var
         name = series if len(texts) == 1 else f"{series}, {text}"
         made.append(Variant(name, recipe, (*overrides, *words), parse_budget(text), series))
     if len({(it.series, it.budget) for it in made}) < len(made):
-        raise SettingsError(
-            "a recipe, a value or a budget is named twice. More seeds train each of them several times."
-        )
+        raise SettingsError("a recipe, a value or a budget is named twice. To repeat runs, use more seeds.")
     return made
 
 
@@ -277,7 +275,7 @@ def refuse_other_plan(path: Path, plan: dict[str, Any]) -> None:
     variants = (value for name, value in before.items() if name not in ("table", "tasks", "budget"))
     tasks = before.get("tasks", {})
     if not isinstance(tasks, dict) or not all(isinstance(value, str) and len(value) == 64 for value in variants):
-        raise CorruptError(f"{path} is not of a comparison: {remedy}.")
+        raise CorruptError(f"{path} is not from a comparison: {remedy}.")
     if isinstance(names := tasks.get("names"), list):  # as earlier versions wrote it
         tasks = dict.fromkeys(names, tasks.get("overrides"))
     plan = plan | ({"tasks": tasks | plan.get("tasks", {})} if tasks else {})
@@ -298,7 +296,7 @@ def finished(queue: Sequence[Job], jobs: int, devices: Sequence[str] = ()) -> It
         return
     if queue:
         where = queue[0].folder.parent
-        log.info("%d runs, %d at a time: output.txt in each folder of %s goes on", len(queue), workers, where)
+        log.info("%d runs, %d at a time: follow output.txt in each folder of %s", len(queue), workers, where)
     with Signals() as signals:
         start = thread_share(workers)
         yield from run_jobs(run_job_quietly, [(job,) for job in queue], workers, signals, start, devices=devices)

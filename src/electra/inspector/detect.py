@@ -227,7 +227,7 @@ def replaced_ids(tokenizer: Tokenizer, encoding: TokenIds, replacements: Mapping
     ids, vocabulary = list(encoding.ids), tokenizer.get_vocab()
     for place, token in replacements.items():
         if token not in vocabulary:
-            raise DataError(f"{token[:60]!r} is no token of the vocabulary.")
+            raise DataError(f"{token[:60]!r} is not in the vocabulary.")
         ids[checked_place(place, len(ids))] = vocabulary[token]
     return ids
 

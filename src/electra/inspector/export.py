@@ -74,11 +74,11 @@ class ExportSettings(Settings):
     @model_validator(mode="after")
     def belongs_to_its_format(self) -> "ExportSettings":
         if self.format != "onnx" and (self.int8 or self.dev):
-            raise ValueError(f"int8 and dev are of ONNX, not of {self.format}: set format to onnx")
+            raise ValueError(f"int8 and dev are for ONNX, not {self.format}: set format to onnx")
         if self.dev and not self.int8:
             raise ValueError("dev rows say what int8 costs: set int8 too")
         if self.format != "sentence-transformers" and (self.length or self.pooling != "mean"):
-            raise ValueError(f"pooling and length are of sentence-transformers, not of {self.format}")
+            raise ValueError(f"pooling and length are for sentence-transformers, not {self.format}")
         return self
 
 
@@ -163,7 +163,7 @@ def scores_of_graphs(trained: TaskModel, graphs: OnnxGraphs, file: Path, shortes
     quantized = scores["int8"][metric]
     if merit(metric, whole) - merit(metric, quantized) > INT8_LOSS * abs(whole):
         log.warning(
-            "int8 costs much: %s %.4f where float32 has %.4f. Use the graph in float32.", metric, quantized, whole
+            "int8 costs a lot: %s %.4f where float32 has %.4f. Use the float32 graph.", metric, quantized, whole
         )
     return {"rows": len(rows), **scores}
 

@@ -112,7 +112,7 @@ def look(folder: Path, architecture: str, expected: Mapping[str, Tensor]) -> str
     positions = read_object(folder / "config.json")[POSITIONS]
     read = probe_batch(Tokenizer.from_file(str(folder / "tokenizer.json")), positions)
     if not read.ids.equal(probe.ids):
-        raise CorruptError("tokenizer.json gives other ids than the network's tokenizer. The folder was not kept.")
+        raise CorruptError("tokenizer.json gives different ids from the network's tokenizer. The folder was not kept.")
     if (folder / GRAPH).is_file():
         compared = floating({name: it for name, it in ours.items() if name != "allowed"})
         session = OnnxSession((folder / GRAPH).read_bytes(), read_object(folder / "onnx.json")["shortest"])
@@ -134,7 +134,7 @@ def look_with_sentence_transformers(folder: Path, vectors: Tensor) -> None:
     theirs = model.encode(list(VECTOR_PROBE), show_progress_bar=False)
     difference = float(np.abs(theirs - vectors.numpy()).max())
     if not difference <= TOLERANCE:
-        raise CorruptError(f"sentence-transformers gets other vectors (largest difference {difference:.2g}).")
+        raise CorruptError(f"sentence-transformers gets different vectors (largest difference {difference:.2g}).")
 
 
 def answer_questions(questions: Iterable[str], answers: IO[str]) -> None:

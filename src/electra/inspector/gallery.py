@@ -53,11 +53,11 @@ class Gallery:
         self.lock, self.reading, self.looked = threading.Lock(), threading.Lock(), 0.0
         for path in self.paths:
             if not path.is_dir():
-                raise DataError(f"{path} is no folder. Give runs, exports, fine-tuned folders, or folders of them.")
+                raise DataError(f"{path} is not a folder. Give runs, exports, fine-tuned folders, or folders of them.")
         self.look()
         if not (self.models or self.runs or self.results):
             names = ", ".join(map(str, self.paths))
-            raise DataError(f"{names}: there is no run, no model and no result in it. Give a folder that has some.")
+            raise DataError(f"{names}: no run, model or result there. Give a folder that has some.")
 
     def look(self) -> None:
         """Adds what is new, unless the last look was only moments ago."""

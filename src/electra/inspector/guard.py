@@ -70,9 +70,9 @@ def is_local(host: str) -> bool:
 def token_for(host: str, token: str | None) -> str:
     """The token that requests must have; "" if only this machine can ask and none was given."""
     if token is not None and len(token) < SHORTEST_TOKEN:
-        raise SettingsError(f"a token has at least {SHORTEST_TOKEN} characters, so that nobody guesses it.", ("token",))
+        raise SettingsError(f"a token needs at least {SHORTEST_TOKEN} characters, so nobody guesses it.", ("token",))
     if token is not None and not (token.isascii() and token.isprintable() and not set(token) & set(' ;,"\\')):
-        raise SettingsError("a token is of ASCII characters without spaces, quotes, commas and semicolons.", ("token",))
+        raise SettingsError("a token must be ASCII, without spaces, quotes, commas or semicolons.", ("token",))
     return token or ("" if is_local(host) else secrets.token_urlsafe(24))
 
 
@@ -107,13 +107,13 @@ class Guard:
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, method = headers_of(scope), scope["method"]
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD:
-            await refuse(send, 431, f"a head has at most {MOST_HEAD:,} bytes.")
+            await refuse(send, 431, f"request headers may have at most {MOST_HEAD:,} bytes.")
         elif not self.is_name(headers.get("host", "")):
-            await refuse(send, 421, "the server is not called that. Use the address that it printed.")
+            await refuse(send, 421, "that is not this server's host name. Use the address that it printed.")
         elif method == "OPTIONS" and self.origin and headers.get("origin") == self.origin:
             await respond(send, 204, b"")
         elif method not in ("GET", "HEAD", "POST"):
-            await refuse(send, 405, f"{method[:20]} is not answered. Use GET or POST.")
+            await refuse(send, 405, f"{method[:20]} is not allowed. Use GET or POST.")
         elif not self.is_known(scope, headers):
             await refuse(send, 401, "a token is needed: open the address that the server printed.")
         elif method == "GET" and self.token and scope["path"] == "/" and scope["query_string"]:
@@ -207,7 +207,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, send: Send) ->
         await refuse(send, 408, f"the body did not arrive within {BODY_SECONDS:.0f} s.")
         return None
     if more or len(body) > MOST_BODY:
-        await refuse(send, 413, f"a body has at most {MOST_BODY:,} bytes. Send less text at once.")
+        await refuse(send, 413, f"a request body may have at most {MOST_BODY:,} bytes. Send less text at once.")
         return None
     return bytes(body)
 

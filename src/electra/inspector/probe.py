@@ -45,8 +45,8 @@ def read_labelled(path: Path, text: str, label: str, limit: int) -> LabelledText
     train = round(0.8 * len(records))
     if len(set(labels[:train])) < 2 or train == len(records):
         raise DataError(
-            f"{path} has {counted(len(records), 'row')}, of which {train:,} to learn from have {len(set(labels[:train]))} label in column "
-            f"{label!r}; a probe needs two or more, and a row to be judged by. Give it more rows."
+            f"{path} has {counted(len(records), 'row')}, of which the {train:,} to learn from have {len(set(labels[:train]))} label in column "
+            f"{label!r}; a probe needs two or more, and a row to be evaluated on. Give it more rows."
         )
     # as objects: in an array of strings every element takes the space of the longest
     return LabelledTexts([it for _, it, _ in records], np.array(labels, dtype=object), train)

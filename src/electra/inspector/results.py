@@ -30,7 +30,7 @@ def result_view(folder: Path) -> dict[str, Any]:
         return comparison_view(content)
     if isinstance(content, dict) and isinstance(content.get("tasks"), dict):
         return finetuning_view(folder, content)
-    raise CorruptError(f"{folder / 'results.json'} is not of finetune, compare or speedrun.")
+    raise CorruptError(f"{folder / 'results.json'} was not written by finetune, compare or speedrun.")
 
 
 def finetuning_view(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def run_state(folder: Path, records: Sequence[Record]) -> dict[str, Any]:
     if state["state"] == "running" and is_gone(stored):
         state |= {
             "state": "killed",
-            "reason": "its process is gone; the same command goes on from the newest checkpoint",
+            "reason": "its process is gone; the same command resumes from the newest checkpoint",
         }
     step = max([record["step"] for record in records], default=0)
     with suppress(OSError):

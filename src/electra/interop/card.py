@@ -37,7 +37,7 @@ class Publication:
         for text in (*self.language, *([self.license] if self.license else ()), *self.datasets):
             if not re.fullmatch(r"[\w.+-]+(/[\w.+-]+)?", text):
                 example = "en, apache-2.0, wikipedia"
-                raise SettingsError(f"{text!r} is no code of a language, licence or data set: {example}.")
+                raise SettingsError(f"{text!r} is not the code of a language, licence or dataset, such as {example}.")
 
     def entries(self) -> dict[str, Any]:
         return {"language": list(self.language), "license": self.license, "datasets": list(self.datasets)}

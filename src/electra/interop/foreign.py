@@ -53,16 +53,16 @@ class Weights:
 def inside(folder: Path, name: object) -> Path:
     """A file of the folder. Links may lead only to the blobs of the Hub's cache, and only if the folder is a snapshot in it."""
     if not isinstance(name, str) or not is_plain_name(name):
-        raise CorruptError(f"{folder} names {str(name)[:60]!r}, which is no file of the folder.")
+        raise CorruptError(f"{folder} names {str(name)[:60]!r}, which is not a file in that folder.")
     try:
         home, target = folder.resolve(), (folder / name).resolve()
     except (RuntimeError, OSError) as error:
-        raise CorruptError(f"{folder / name} is a link in a circle ({error}).") from None
+        raise CorruptError(f"{folder / name} is a circular link ({error}).") from None
     homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
     if target.parent not in homes:
         raise CorruptError(f"{folder / name} is a link that leads out of its folder. Copy the file there.")
     if not target.is_file():
-        raise CorruptError(f"{folder / name} is missing, or no regular file. Restore it.")
+        raise CorruptError(f"{folder / name} is missing, or not a regular file. Restore it.")
     return folder / name
 
 
@@ -75,7 +75,7 @@ def folder_weights(folder: Path, allow_bin: bool = False) -> Weights:
         if name == BIN and not allow_bin:
             raise CorruptError(
                 f"{folder} has its weights as {name} only, a pickle, which can run code. Convert them to safetensors, or allow "
-                "them: they are then read as weights alone.", ("allow_bin",)
+                "the pickle: only weights are then read from it.", ("allow_bin",)
             )  # fmt: skip
         return opened(inside(folder, name)) if is_one_file else joined(folder, index, opened)
     other = next((it for it in OTHER_WEIGHTS if (folder / it).exists()), "")
@@ -125,7 +125,7 @@ def open_bin(path: Path) -> Weights:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > path.stat().st_size:
-            raise CorruptError(f"{path} is packed: it would be {unpacked:,} bytes. torch does not write such files.")
+            raise CorruptError(f"{path} is compressed: {unpacked:,} bytes unpacked. torch does not write such files.")
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise nothing more specific
@@ -136,7 +136,7 @@ def open_bin(path: Path) -> Weights:
         raise CorruptError(f"{path} is not a table of tensors, or has sparse ones.")
     for name, tensor in tensors.items():
         if tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise CorruptError(f"{path}: {str(name)[:60]} is {tuple(tensor.shape)}, larger than what is stored of it.")
+            raise CorruptError(f"{path}: {str(name)[:60]} is {tuple(tensor.shape)}, larger than its stored data.")
     return Weights(path, {str(it): tuple(tensor.shape) for it, tensor in tensors.items()}, tensors.__getitem__)
 
 
@@ -189,10 +189,10 @@ def adopted(path: Path, lowercase: bool | None, strip: bool | None, split_cjk: b
     pieces = [piece for piece in tokenizer.get_vocab() if not (piece.startswith("[") and piece.endswith("]"))]
     if any(piece != piece.lower() for piece in pieces):
         notes.append(
-            f"{path.name} has capitals and nothing says do_lower_case: text keeps its case. Say so if it should not."
+            f"{path.name} has capitals and do_lower_case is not set: text keeps its case. Set lowercase if it should not."
         )
         return adopt_vocabulary(path, False, strip, split_cjk)
-    notes.append(f"{path.name} has no capitals and nothing says do_lower_case: text is lowered, accents are stripped.")
+    notes.append(f"{path.name} has no capitals and do_lower_case is not set: text is lowercased, accents are stripped.")
     return tokenizer
 
 
@@ -223,6 +223,6 @@ def refuse_code(path: Path, content: Mapping[str, Any]) -> None:
     for key in ("auto_map", "custom_pipelines", "_attn_implementation_internal"):
         if content.get(key):
             raise CorruptError(
-                f"{path} names code of its own ({key}: {str(content[key])[:80]}), which is never run here. If the weights are plain "
+                f"{path} refers to custom code ({key}: {str(content[key])[:80]}), which is never run here. If the weights are plain "
                 f"ones, remove {key} from a copy."
             )

@@ -326,7 +326,7 @@ def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
         other.append(f"rope_scaling={scaling}")
     if other:
         raise DataError(
-            f"{form.title} with {', '.join(other)} is not supported: read as ours it would be another network. Its tokenizer can be used for "
+            f"{form.title} with {', '.join(other)} is not supported: loaded here it would be a different network. Its tokenizer can be used for "
             "a new one."
         )
     values = {ours: config[theirs] for ours, theirs in SIZES.items()}

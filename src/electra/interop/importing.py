@@ -88,7 +88,7 @@ LACKING = {
     "albert": "ALBERT, whose layers share one set of weights",
     "deberta": "DeBERTa, whose attention knows relative positions",
     "deberta-v2": "DeBERTa, whose attention knows relative positions",
-    "distilbert": "DistilBERT, which has no segments and other names",
+    "distilbert": "DistilBERT, which has no segments and other tensor names",
     "mpnet": "MPNet, whose attention knows relative positions",
     "t5": "T5, an encoder with a decoder",
     "bart": "BART, an encoder with a decoder",
@@ -165,7 +165,7 @@ def import_network(source: Path, out: Path, generator: Path | None, options: Imp
         raise DataError(f"{source} has neither tokenizer.json nor vocab.txt. Give one.", ("tokenizer",))
     tokenizer, *others = tokenizers
     if not all(is_same_tokenizer(it, tokenizer) for it in others):
-        raise DataError(f"{source} and {generator} have different tokenizers: they are no pair.")
+        raise DataError(f"{source} and {generator} have different tokenizers, so they are not a pair.")
 
     networks: list[Pretrained] = []
     left_out: dict[str, str] = {}
@@ -180,7 +180,7 @@ def import_network(source: Path, out: Path, generator: Path | None, options: Imp
     refuse_strange(source, left_out)
     notes[:] = dict.fromkeys(notes)  # two networks may have the same notes
     if generator is not None and networks[1].kind != "generator":
-        raise DataError(f"{generator} is no generator: it has no head for masked language modelling.")
+        raise DataError(f"{generator} is not a generator: it has no head for masked language modelling.")
     return write_import(source, out, networks, candidates, notes, left_out)
 
 
@@ -227,12 +227,12 @@ def read_candidates(source: Path, options: ImportOptions, notes: list[str]) -> l
 def transformers_candidate(folder: Path, options: ImportOptions, notes: list[str]) -> Candidate:
     if not (folder / "config.json").exists():
         raise DataError(
-            f"{folder} is no model folder: it has neither config.json nor a TensorFlow checkpoint (NAME.index)."
+            f"{folder} is not a model folder: it has neither config.json nor a TensorFlow checkpoint (NAME.index)."
         )
     config = read_object(inside(folder, "config.json"))
     refuse_code(folder / "config.json", config)
     if OBJECTIVE in config:
-        raise DataError(f"{folder} is a model folder of ours already, or made from one. Use it as it is.")
+        raise DataError(f"{folder} is already a model folder of electra, or made from one. Use it as it is.")
     family = family_of(folder, config.get("model_type"))
     weights = folder_weights(folder, options.allow_bin)
     claims: dict[str, Claim] = {}
@@ -249,8 +249,8 @@ def family_of(folder: Path, name: object) -> Family:
         return FAMILIES[name]
     what = LACKING.get(str(name), f"a model of type {str(name)[:60]!r}")
     raise DataError(
-        f"{folder} is {what}: no block here computes that. ELECTRA, BERT, RoBERTa and ModernBERT can be imported; with the tokenizer of this one a network "
-        "can be pre-trained from the beginning."
+        f"{folder} is {what}: such a network is not supported. ELECTRA, BERT, RoBERTa and ModernBERT can be imported; with the tokenizer of this one a network "
+        "can be pre-trained from scratch."
     )
 
 
@@ -347,7 +347,7 @@ def inferred_config(
             "max_position_embeddings": shapes[POSITION_TABLE][0],
         }
     except (KeyError, ValueError, IndexError) as error:
-        raise CorruptError(f"{prefix}: {error} is missing, or no matrix.") from None
+        raise CorruptError(f"{prefix}: {error} is missing, or not a matrix.") from None
     for key, value in sizes.items():
         if config.get(key, value) != value:
             raise CorruptError(f"{prefix}: {key} is {config[key]} in its config and {value} in its tensors.")
@@ -495,7 +495,7 @@ def refuse_strange(source: Path, left_out: Mapping[str, str]) -> None:
     """Raises an error if an unknown tensor belongs to the encoder: then the network computes something else."""
     if strange := [name for name, why in left_out.items() if why == "a part that our blocks lack"]:
         raise DataError(
-            f"{source} has tensors that no block here has a place for: {listed(strange)}. Without them it would be another network."
+            f"{source} has tensors that no layer here uses: {listed(strange)}. Without them it would be a different network."
         )
 
 

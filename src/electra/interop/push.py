@@ -38,7 +38,7 @@ def push(folder: Path, repository: str, send: bool = False, public: bool = False
     """Says what would be uploaded and, with `send`, uploads it. A new repository is private unless `public`."""
     if not REPOSITORY.fullmatch(repository):
         raise SettingsError(
-            f"{repository!r} is no name of a repository. Use OWNER/NAME with letters, digits, - _ and dots."
+            f"{repository!r} is not a repository name. Use OWNER/NAME with letters, digits, - _ and dots."
         )
     files = checked_files(folder)
     try:
@@ -105,7 +105,7 @@ def upload(folder: Path, repository: str, files: Mapping[str, int], public: bool
         else:
             if not is_private and not public:
                 raise SettingsError(
-                    f"{repository} exists already and everybody can read it. Say that it is to be public.", ("public",)
+                    f"{repository} already exists and is public. Set public to confirm that.", ("public",)
                 )
         log.info("%s: %d files, %s bytes to %s", folder, len(files), f"{sum(files.values()):,}", repository)
         operations = [CommitOperationAdd(name, str(folder / name)) for name in files]
@@ -128,14 +128,14 @@ def answers(endpoint: str) -> Iterator[None]:
         if not isinstance(answer, HfHubHTTPError):
             reason = first_line(error) or type(error).__name__
             if "xet-write-token" in reason:
-                again = "Nothing was committed. Where the server knows no Xet, set HF_HUB_DISABLE_XET=1."
+                again = "Nothing was committed. If the server does not support Xet, set HF_HUB_DISABLE_XET=1."
             raise MachineError(f"{endpoint}: {reason.rstrip('.')}. {again}") from None
         code = answer.response.status_code
         reason = first_line(answer.server_message or answer.response.reason_phrase or "")
         status = f"{endpoint} answered {code}" + (f" ({reason.rstrip('.')})" if reason else "")
         if code in (401, 403):
-            remedy = f"the token may not do this. Log in with one that may write ({TOKEN_PAGE})"
+            remedy = f"the token lacks permission. Log in with one that may write ({TOKEN_PAGE})"
             raise MachineError(f"{status}: {remedy}.") from None
         if code == 400:
-            raise DataError(f"{status}: it does not take these files. Nothing was committed.") from None
+            raise DataError(f"{status}: it does not accept these files. Nothing was committed.") from None
         raise MachineError(f"{status}. {again}") from None

@@ -212,7 +212,7 @@ def build_network(stored: Stored, kind: NetworkKind | None = None) -> Pretrained
             encoder, objective = stored.build(head, architecture), stored.config.get(OBJECTIVE, "electra")
             return Pretrained(encoder, head, wanted, stored.tokenizer, objective, stored.length)
     raise DataError(
-        f"{stored.folder} holds no {kind}: its network has another head, or none. Give one that has, or the run it is from."
+        f"{stored.folder} holds no {kind}: its network has another head, or none. Give one that has it, or the run it came from."
     )
 
 

@@ -85,7 +85,7 @@ class Bundle:
                 raise CorruptError(f"{self.prefix}: a slice of {name} is missing.")
             self.check_bytes(name, self.entries[key])
             if list(self.entries[key].shape) != [len(range(*it)) for it in bounds(name, entry, part)]:
-                raise CorruptError(f"{self.prefix}: a slice of {name} is not of the shape that it is said to have.")
+                raise CorruptError(f"{self.prefix}: a slice of {name} does not have its declared shape.")
         sizes = [math.prod(self.entries[key].shape) for key in slice_keys(name, entry)]
         if sizes and sum(sizes) != math.prod(entry.shape):
             raise CorruptError(f"{self.prefix}: the slices of {name} do not make up the whole.")
@@ -119,7 +119,7 @@ class Bundle:
             file.seek(entry.offset)
             data = file.read(entry.size)
         if len(data) != entry.size or (entry.checksum is not None and masked(crc32c(data)) != entry.checksum):
-            raise CorruptError(f"{path}: {name} has another checksum than was written. Restore the file.")
+            raise CorruptError(f"{path}: the checksum of {name} does not match. Restore the file.")
         values = np.frombuffer(data, NUMPY_TYPES[entry.type]).reshape(entry.shape)
         return (values.astype("<u4") << 16).view("<f4") if entry.type == BFLOAT16 else values.copy()
 
@@ -140,7 +140,7 @@ def bounds(name: str, entry: BundleEntry, part: list[tuple[int, int]]) -> list[t
 
 def table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < FOOTER or struct.unpack("<Q", data[-8:])[0] != MAGIC:
-        raise ValueError("it has not the last bytes of a TensorFlow index. It was cut, or is another file")
+        raise ValueError("it does not end like a TensorFlow index. It was truncated, or is another file")
     footer, at = data[-FOOTER:], 0
     for _ in range(2):  # the metaindex block is not read
         _, at = varint(footer, at)
@@ -167,7 +167,7 @@ def block_entries(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, b
         raise ValueError(f"a block of {size:,} bytes at {start:,} is beyond its end")
     content, packing, checksum = raw[:size], raw[size], struct.unpack("<I", raw[size + 1 :])[0]
     if masked(crc32c(raw[: size + 1])) != checksum:
-        raise ValueError(f"the block at byte {start:,} has another checksum than was written")
+        raise ValueError(f"the checksum of the block at byte {start:,} does not match")
     if packing:
         raise ValueError(
             f"the block at byte {start:,} is packed (kind {packing}); save the checkpoint with a newer TensorFlow"
@@ -196,7 +196,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         value, at = value | (byte & 127) << shift, at + 1
         if byte < 128:
             return value & (1 << 64) - 1, at
-    raise ValueError("a number without an end")
+    raise ValueError("an unterminated number")
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

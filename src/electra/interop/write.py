@@ -235,7 +235,7 @@ def check_by_transformers(folder: Path, architecture: str, probe: Batch, ours: M
         inputs = tokenizer(*pairs, padding=True, truncation=True, max_length=most, return_tensors="pt")
         segments = inputs.get("token_type_ids", probe.segments)  # ModernBERT has none
         if not inputs["input_ids"].equal(probe.ids) or not segments.equal(probe.segments):
-            raise CorruptError("transformers' tokenizer reads the probe otherwise than ours. The folder was not kept.")
+            raise CorruptError("transformers' tokenizer and ours read the probe differently. The folder was not kept.")
         if not architecture:
             return "electra"
         outputs = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()(**inputs)
@@ -250,7 +250,7 @@ def require_equal(probe: Batch, ours: Mapping[str, Tensor], others: Mapping[str,
     for name, difference in largest_differences(probe, ours, others).items():
         if not difference <= TOLERANCE * max(1.0, ours[name].abs().max().item()):
             raise CorruptError(
-                f"{who} gets other logits from the export (largest difference {difference:.2g} in {name}). It was not kept."
+                f"{who} gets different logits from the export (largest difference {difference:.2g} in {name}). It was not kept."
             )
 
 
