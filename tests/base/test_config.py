@@ -164,7 +164,7 @@ def test_recipes_have_the_papers_hyper_parameters(name):
             "encoder.window is for encoder.kind=modernbert: add that, or drop encoder.window or the recipe that sets it.",
         ),
         ("encoder.heads=3", "encoder: hidden (256) must be a multiple of heads (3)."),
-        ("encoder.kind=bert", "encoder.kind: 'bert' is none of electra, modernbert."),
+        ("encoder.kind=bert", "encoder.kind: 'bert' is not one of electra, modernbert."),
     ],
 )
 def test_choices_between_kinds_are_explained_in_the_words_of_the_command_line(word, line):

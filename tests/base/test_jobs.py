@@ -65,7 +65,7 @@ def test_a_script_that_workers_cannot_read_is_told_of_its_guard(tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text("from electra.base.jobs import run_jobs\nprint(list(run_jobs(abs, [(-1,)], 1)))\n")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment(), timeout=120)
-    assert 'do its work under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
+    assert 'starts workers must do so under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
     guarded = script.read_text().replace("print", 'if __name__ == "__main__":\n    print')
     script.write_text(guarded)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment(), timeout=120)

@@ -51,7 +51,7 @@ def test_processes_that_were_started_for_another_number_are_named_in_one_line(wo
 @pytest.mark.parametrize(
     ("worlds", "reasons"),
     [
-        ((3, 4, 3), ["process 1 was started with WORLD_SIZE=4", "process 1 was", "did not come"]),
+        ((3, 4, 3), ["process 1 was started with WORLD_SIZE=4", "process 1 was", "did not connect"]),
         ((2, 2, 3), ["", "", "one has WORLD_SIZE=2"]),
         ((2, 2), ["", ""]),
     ],
@@ -85,7 +85,7 @@ def test_a_port_of_somebody_else_has_a_remedy_in_every_process(recipe, prepared,
 
 def test_a_variable_that_was_left_over_is_one_to_unset(monkeypatch):
     monkeypatch.setenv("RANK", "0")
-    message = "^WORLD_SIZE, MASTER_ADDR, MASTER_PORT must be set beside RANK. Start with torchrun, or unset RANK.$"
+    message = "^WORLD_SIZE, MASTER_ADDR, MASTER_PORT must be set with RANK. Start with torchrun, or unset RANK.$"
     with pytest.raises(MachineError, match=message), join():
         pass
 

@@ -194,15 +194,15 @@ def test_doctor_says_that_it_examines_one_process_of_several(recipe, prepared, t
 def test_processes_that_torchrun_did_not_start_are_said_to_be_without_effect(processes, recipe, tmp_path):
     started = Together(2, tmp_path, "pretrain", recipe, "data=nowhere", f"train.processes={processes}")
     assert started.codes() == [3, 3]
-    warning = "WARNING: train.processes=4 without effect: these are 2, as torchrun started them."
-    lines = [line for line in started.said(0).splitlines() if "without effect" in line]
+    warning = "WARNING: train.processes=4 has no effect: torchrun started 2 processes."
+    lines = [line for line in started.said(0).splitlines() if "has no effect" in line]
     assert lines == ([warning] if processes == 4 else []) and started.said(1) == ""
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("train.processes=3", "train.parallel=fsdp"), "train.batch=8 into 3 processes"),
+        (("train.processes=3", "train.parallel=fsdp"), "train.batch=8 over 3 processes"),
         (("train.parallel=fsdp",), "is for several processes"),
         (("run={run}", "optimizer.lr=1e-2"), "optimizer.lr: 0.001 -> 0.01"),
         (("run={data}",), "holds prepared shards"),
@@ -527,7 +527,7 @@ def test_prepare_names_its_options_and_hints_at_text_without_documents(tmp_path,
     no_row = "no row has text for 'text' (the first has 'body')"
     refused(electra(*words, tmp_path / "a.jsonl", "--on-bad", "skip"), 3, no_row, "Here that is --text-key.")
     nothing = electra(*words, tmp_path / "a.jsonl", "--on-bad", "skip", "--heldout", 0)
-    assert nothing.returncode == 3 and "nothing left of 1 document, all" in nothing.stderr, nothing.stderr
+    assert nothing.returncode == 3 and "no text left, 1 document skipped as unusable" in nothing.stderr, nothing.stderr
     assert nothing.stderr.endswith("Here that is --text-key.\n")
     done = electra(*words, tmp_path / "lines.txt")
     assert done.returncode == 0 and "--documents line" in done.stdout and "this text is 1 document. " in done.stdout

@@ -281,7 +281,7 @@ def test_missing_and_empty_inputs_are_refused(tmp_path: Path) -> None:
     assert "b.txt: no text" in refused(write(tmp_path / "b.txt", " \n\t\n"))
     assert "c.gz: no text" in refused(write(tmp_path / "c.gz", gzip.compress(b"")))
     message = refused(write(tmp_path / "d.txt", b"\xff\n\n\xfe\n"), on_bad="skip")
-    assert "nothing left of 2 documents, all skipped as unusable" in message
+    assert "no text left, 2 documents skipped as unusable" in message
 
 
 def test_empty_files_among_others_are_counted(tmp_path: Path) -> None:
@@ -322,4 +322,4 @@ def test_the_splits_of_a_datasets_folder_are_named(tmp_path: Path, caplog: pytes
         (tmp_path / split / "state.json").write_text('{"_data_files": [{"filename": "data-0.arrow"}]}')
     with caplog.at_level("INFO"):
         assert read(tmp_path) == ["test", "train"]
-    assert "all its splits are read (test, train)" in caplog.text
+    assert "reading all of its splits (test, train)" in caplog.text

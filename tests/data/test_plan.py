@@ -215,12 +215,12 @@ def test_finish_names_units_that_are_damaged_or_of_another_plan(corpus: Path, to
     (out / "units" / "00001.json").write_text("{")
     shutil.copy(out / "units" / "00004.json", out / "units" / "00005.json")
     with pytest.raises(
-        DataError, match=r"units are not done: 1, 2, 5 \(unit 1 has a damaged entry\)\. Do their shares again"
+        DataError, match=r"units are not done: 1, 2, 5 \(unit 1 has a damaged entry\)\. Run their shares again"
     ):
         finish_units(out)
     for number in (1, 2):
         run_unit(plan.unit(number, out))
-    with pytest.raises(DataError, match=r"not done: 5 \(unit 5 is of another plan\)"):
+    with pytest.raises(DataError, match=r"not done: 5 \(unit 5 belongs to another plan\)"):
         finish_units(out)
 
 
@@ -297,8 +297,8 @@ def test_storage_without_locks_or_renames(
 
     monkeypatch.setattr(base_files.fcntl, "flock", no_locks)
     plan_units([corpus], tmp_path / "out", tokenizer, SMALL)
-    assert "cannot be locked (No locks available): let nobody else write there" in caplog.text
-    with pytest.raises(MachineError, match=r"cannot be locked: No locks available. Choose one on a local disk"):
+    assert "cannot be locked (No locks available): make sure that nothing else writes there" in caplog.text
+    with pytest.raises(MachineError, match=r"cannot be locked: No locks available. Choose a folder on a local disk"):
         prepare([corpus], tmp_path / "other", tokenizer, SMALL)
 
     def no_rename(*_: object) -> None:

@@ -32,9 +32,9 @@ def together(world: int, recipe: Path, prepared: Path, run: Path, *more: object,
 @pytest.mark.parametrize(
     ("world", "word", "reason"),
     [
-        (3, "train.batch=8", "train.batch=8 into 3 processes: every process must have equally many rows. Use train.batch=6 or 9"),
-        (2, "train.batch=1", "train.batch=1 into 2 processes: every process must have equally many rows. Use train.batch=2,"),
-        (2, "train.accumulate=8", "into 2 processes x train.accumulate=8: every process must have equally many rows. Use train.batch=16,"),
+        (3, "train.batch=8", "train.batch=8 over 3 processes: every process must get the same number of rows. Use train.batch=6 or 9"),
+        (2, "train.batch=1", "train.batch=1 over 2 processes: every process must get the same number of rows. Use train.batch=2,"),
+        (2, "train.accumulate=8", "over 2 processes x train.accumulate=8: every process must get the same number of rows. Use train.batch=16,"),
         (2, "encoder.heads=3", "hidden (32) must be a multiple of heads (3)"),
     ],
     ids=["batch", "fewer rows than processes", "accumulate", "heads"],
@@ -55,7 +55,7 @@ def refused_line(recipe: Path, tmp_path: Path, *changes: Sequence[str]) -> str:
     processes = Together(2, tmp_path / "said", *words, changes=dict(enumerate(changes)))
     assert processes.codes(60) == [2, 2]
     (line,) = processes.lines()
-    assert "process 1 of 2 has not what process 0 has" in line and not (tmp_path / "run").exists()
+    assert "process 1 of 2 differs from process 0" in line and not (tmp_path / "run").exists()
     return line
 
 
@@ -114,7 +114,7 @@ def test_processes_that_never_come_are_named_in_one_line(there, missing, recipe,
     processes = together(world, recipe, prepared, tmp_path / "run", f"train.timeout={world}", missing=missing)
     assert processes.codes(60) == [5] * len(there)
     (line,) = processes.lines()
-    assert f"process {missing[0]} of {world} did not come to 127.0.0.1:" in line and f"within {world} s" in line
+    assert f"process {missing[0]} of {world} did not connect to 127.0.0.1:" in line and f"within {world} s" in line
     assert "frame #" not in processes.said(there[0]) and not (tmp_path / "run").exists()
 
 

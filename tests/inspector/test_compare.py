@@ -231,7 +231,7 @@ def test_a_value_without_effect_is_said_before_training(recipe, prepared, tmp_pa
     monkeypatch.setattr("electra.inspector.compare.pretrain", lambda *_: {})
     words = {"vary": "generator.width=0.25,0.5", "seeds": 1, "budget": "1 steps", "out": tmp_path / "out"}
     compare([f"{recipe}+masked-lm"], [f"data={prepared}"], **words)
-    assert caplog.text.count("generator.width without effect") == 2
+    assert caplog.text.count("generator.width will have no effect") == 2
 
 
 def test_a_file_is_a_recipe_whatever_its_name(recipe, prepared, tmp_path):

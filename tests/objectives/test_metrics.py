@@ -54,7 +54,7 @@ def test_a_cautious_but_ranking_discriminator_is_not_called_out():
 
 def test_a_generator_that_stands_still_is_called_out_with_both_losses():
     (text,) = alarms(history(mlm_loss=5.7, mlm_accuracy=0.15), 0.5, 2000).values()
-    assert "generator stands still" in text and "5.70" in text and "generator.width" in text
+    assert "generator has stalled" in text and "5.70" in text and "generator.width" in text
 
 
 def test_a_small_generator_that_goes_on_learning_is_not_called_out():
@@ -119,7 +119,7 @@ def test_sampling_one_token_everywhere_is_called_out():
 def test_an_adversarial_generator_that_knows_less_than_the_most_frequent_token_gets_one_remedy():
     failed = {"mlm_accuracy": 0.02, "mlm_baseline": 0.05, "auc": 0.55, "flagged_share": 0.0, "recall": 0.0}
     (text,) = alarms(history(reward=1.8, **failed), 0.5, 2000).values()
-    assert "0.020, of that token 0.050" in text and "objective.likelihood_weight=1" in text
+    assert "0.020, of that guess 0.050" in text and "objective.likelihood_weight=1" in text
     assert alarms(history(reward=1.8, mlm_baseline=0.05), 0.5, 2000) == {}
     assert "objective.likelihood_weight" not in str(alarms(history(**failed), 0.5, 2000))
 

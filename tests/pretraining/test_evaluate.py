@@ -99,5 +99,5 @@ def test_a_masked_language_model_can_be_the_yardstick_and_not_be_measured(train,
     assert len([*run.glob("evaluation-by-evaluate-masked-lm-*.json")]) == 2
     with pytest.raises(DataError, match="has no discriminator"):
         evaluate_run(masked_lm, generator=run)
-    with pytest.raises(DataError, match="no generator that could be used again"):
+    with pytest.raises(DataError, match="no generator that can be reused"):
         evaluate_run(run, generator=train("generator-unigram"))

@@ -260,7 +260,7 @@ def test_keys_and_kinds_that_do_not_go_together_are_refused():
         resolve("electra-small", ["data=x", "encoder.window=64"])
     with pytest.raises(SettingsError, match=r"encoder.initialisation is for encoder.kind=electra"):
         resolve("modernbert-small", ["data=x", "encoder.initialisation=normal"])
-    with pytest.raises(SettingsError, match=r"encoder.kind: 'bert' is none of electra, modernbert"):
+    with pytest.raises(SettingsError, match=r"encoder.kind: 'bert' is not one of electra, modernbert"):
         resolve("electra-small", ["data=x", "encoder.kind=bert"])
 
 

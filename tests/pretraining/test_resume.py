@@ -139,8 +139,8 @@ def locks_do_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("storage", "problem"),
     [
-        (no_folder_is_renamed, r"no folder can be renamed \(Operation not supported\)"),
-        (locks_do_nothing, "locks do nothing"),
+        (no_folder_is_renamed, r"folders cannot be renamed \(Operation not supported\)"),
+        (locks_do_nothing, "where locks have no effect"),
     ],
 )
 def test_storage_that_is_not_fit_for_a_run_is_refused_before_its_first_step(
@@ -149,7 +149,7 @@ def test_storage_that_is_not_fit_for_a_run_is_refused_before_its_first_step(
     storage(monkeypatch)
     refused = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}")
     assert refused.returncode == 5 and re.fullmatch(
-        rf"electra: .*{problem}.* Choose one on a local disk\.\n", refused.stderr
+        rf"electra: .*{problem}.* Choose a folder on a local disk\.\n", refused.stderr
     )
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
     with pytest.raises(MachineError, match=problem):
@@ -189,7 +189,7 @@ def test_a_finished_run_is_made_longer_with_a_schedule_of_its_own_and_its_config
     for steps in (8, 16, 20):
         done = electra("pretrain", recipe, f"data={prepared}", f"run={run}", f"train.steps={steps}", *every)
         assert done.returncode == 0, done.stderr
-        assert ("made longer" in done.stderr) == (steps > 8)
+        assert ("extending the finished run" in done.stderr) == (steps > 8)
     rates = [record["lr"] / 1e-3 for record in read_metrics(run) if record["kind"] == "train"]
     warmed = [(n + 1) / 4 if n < 4 else 1 for n in range(8)]
     expected = [warmed[n] * (1 - n / 8) for n in range(8)] * 2 + [(n + 1) / 2 * (1 - n / 4) for n in range(2)]
@@ -270,7 +270,7 @@ def test_other_settings_for_a_finished_run_are_refused_without_a_word_that_is_no
     words = ("pretrain", recipe, f"data={prepared}", f"run={finished_run}", "seed=9", "train.steps=50")
     refused = electra(*words)
     assert refused.returncode == 2 and "seed: 3 -> 9" in refused.stderr
-    assert "made longer" not in refused.stderr and "finish this one" not in refused.stderr
+    assert "extending the finished run" not in refused.stderr and "finish this one" not in refused.stderr
 
 
 def test_a_run_without_its_settings_is_told_to_restore_them(finished_run, recipe, prepared, tmp_path):

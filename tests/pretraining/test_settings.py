@@ -60,7 +60,7 @@ def test_what_is_given_for_a_generator_that_is_not_there_is_said_to_be_without_e
     words = ["generator.width=0.5", "sampling.temperature=2.0"]
     warn_without_effect(*resolve("tiny+masked-lm", [DATA, *words]))
     assert caplog.messages == [
-        "generator.width, sampling.temperature without effect: a masked language model has no generator."
+        "generator.width, sampling.temperature will have no effect: a masked language model has no generator."
     ]
     caplog.clear()
     warn_without_effect(
@@ -79,8 +79,8 @@ def test_what_the_kind_of_optimizer_or_schedule_does_not_read_is_said_to_be_with
         caplog.clear()
         warn_without_effect(*resolve("tiny", [*words, f"schedule.kind={kind}"]))
         assert caplog.messages == [
-            "optimizer.generator.lr without effect: without optimizer.decoupled the generator has no optimizer of its own.",
-            f"schedule.power without effect: schedule.kind={kind} has none.",
+            "optimizer.generator.lr will have no effect: without optimizer.decoupled the generator has no optimizer of its own.",
+            f"schedule.power will have no effect: schedule.kind={kind} does not use it.",
         ]
 
 
@@ -103,7 +103,7 @@ def test_a_url_is_no_folder_to_train_in_or_from(key, url):
 
 
 def test_an_unknown_objective_is_answered_with_those_there_are():
-    with pytest.raises(SettingsError, match=r"objective.kind: 'electrik' is none of electra, masked_lm"):
+    with pytest.raises(SettingsError, match=r"objective.kind: 'electrik' is not one of electra, masked_lm"):
         resolve("electra-small", [DATA, "objective.kind=electrik"])
 
 

@@ -231,7 +231,7 @@ def test_doctor_examines_the_processes_too(recipe, prepared, tmp_path):
     assert processes.codes(100) == [0, 0], processes.said(0)
     assert "2 processes: clocks are 0.0" in processes.said(
         0
-    ) and "renames and locks; all processes see it" in processes.said(0)
+    ) and "supports renames and locks; all processes see it" in processes.said(0)
     assert processes.said(1) == "" and sorted(tmp_path.iterdir()) == [tmp_path / "said"]
 
 

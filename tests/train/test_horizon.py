@@ -91,7 +91,7 @@ def test_without_a_budget_nothing_is_planned():
 def test_warm_up_is_a_share_or_a_number_of_steps():
     share, steps = ScheduleSettings(kind="linear", warmup=0.1), ScheduleSettings(kind="linear", warmup=20)
     assert [rate_fraction(share, n, 200) for n in range(200)] == [rate_fraction(steps, n, 200) for n in range(200)]
-    with pytest.raises(SettingsError, match=r"warmup: is a share of the run below 1.*got 1.5"):
+    with pytest.raises(SettingsError, match=r"warmup: must be a fraction of the run below 1.*got 1.5"):
         validate(ScheduleSettings, {"warmup": 1.5})
     assert ScheduleSettings(warmup=1000.0).warmup == 1000
 

@@ -41,7 +41,7 @@ def test_a_batch_that_cannot_be_cut_is_refused_before_any_process_is_started(rec
     monkeypatch.setattr("electra.train.distributed.launch", lambda *_: pytest.fail("started"))
     refused = electra("pretrain", recipe, f"data={prepared}", f"run={tmp_path / 'run'}", "train.processes=3")
     assert (
-        refused.returncode == 2 and "into 3 processes" in refused.stderr and ", or train.processes=2." in refused.stderr
+        refused.returncode == 2 and "over 3 processes" in refused.stderr and ", or train.processes=2." in refused.stderr
     )
 
 

@@ -121,7 +121,7 @@ def test_the_highest_fraction_of_the_rate_is_found_without_walking_all_steps(kin
 def test_a_warm_up_that_is_too_long_for_the_run_is_told_with_one_that_is_not():
     warning = schedule_warning(ScheduleSettings(warmup=10_000), 20_000)
     assert warning is not None and "never gets above 50% of optimizer.lr" in warning
-    assert "warm-up takes 10,000 of 20,000 steps. Use schedule.warmup=0.05, a share of them." in warning
+    assert "warm-up takes 10,000 of 20,000 steps. Use schedule.warmup=0.05, a fraction of them." in warning
     assert schedule_warning(ScheduleSettings(warmup=1_000), 20_000) is None
     assert schedule_warning(ScheduleSettings(), 1_000_000) is None
 

@@ -204,7 +204,7 @@ def test_a_kernel_that_cannot_run_is_done_without_and_said_once(lines):
     without, _ = weights_after(NeedsAKernel(dropout=0.3))
     assert same(plain, without)
     (line,) = lines()
-    assert line.startswith("custom kernels failed, so the step goes on in plain torch and is slower: ")
+    assert line.startswith("custom kernels failed, so the step continues in plain torch and is slower: ")
     with pytest.raises(MachineError, match="train.fast=on, but .*train.fast=auto"):
         make_refusing(NeedsAKernel())(batch_at(0), 0, 1.0)
 
@@ -220,7 +220,7 @@ def test_why_there_can_be_no_kernels_is_found_by_building_one(monkeypatch):
         assert switch.trouble(torch.device("cuda")) == ""
         return
     switch.trouble.cache_clear()
-    assert switch.trouble(torch.device("cuda")).startswith("Triton cannot build kernels, for which it needs")
+    assert switch.trouble(torch.device("cuda")).startswith("Triton cannot build kernels, which requires")
     assert not switch.wanted(torch.device("cuda")) and not switch.wanted(torch.device("cpu"))
     switch.trouble.cache_clear()
     monkeypatch.setattr(switch, "HAS_TRITON", False)

@@ -187,7 +187,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(tmp_path, monkeypatch
             log.write("train", step, {"loss": 0.5})
         log.close()
     (warning,) = caplog.messages
-    assert warning.startswith("mlflow is told nothing more") and "no route to host)" in warning
+    assert warning.startswith("mlflow receives nothing more") and "no route to host)" in warning
     assert len(read_metrics(tmp_path)) == 3 == len(told_to_tensorboard(tmp_path))
 
 
@@ -205,7 +205,7 @@ def test_a_tracker_that_cannot_begin_does_not_stop_a_run(tmp_path, alone, caplog
         log.close()
     assert time.monotonic() - began < 30
     (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("electra")]
-    assert warning.startswith("mlflow is told nothing more") and len(read_metrics(tmp_path)) == 1
+    assert warning.startswith("mlflow receives nothing more") and len(read_metrics(tmp_path)) == 1
     assert not (tmp_path / "tracking.json").exists()
 
 

@@ -55,7 +55,7 @@ class Settings(BaseModel):
             value = getattr(self, name)
             for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str) and _UNWRITABLE.search(text):
-                    raise ValueError(f"{name}={short(text)} has a character that no file can hold")
+                    raise ValueError(f"{name}={short(text)} has a character that cannot be written to a file")
             has_bound = any(isinstance(it, annotated_types.Le | annotated_types.Lt) for it in field.metadata)
             if isinstance(value, int) and abs(value) > LARGEST and not has_bound:
                 raise ValueError(f"{name}={short(value)} is beyond {LARGEST:,}")
@@ -117,7 +117,7 @@ def parse_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except ValueError as error:  # a list in a list in a list, a number of 5,000 digits
-        raise SettingsError(f"{text[:20]}… is no value of a setting: {error}.") from None
+        raise SettingsError(f"{text[:20]}… is not a valid value for a setting: {error}.") from None
     return text if isinstance(value, date | time) else value
 
 
@@ -203,7 +203,7 @@ def describe(problem: Any, kind: type[BaseModel]) -> str:
         return f"{path} is not set. Give it in the recipe or as {path}=… on the command line."
     if problem["type"] == "union_tag_invalid":
         expected = problem["ctx"]["expected_tags"].replace("'", "")
-        return f"{path}.kind: {short(problem['ctx']['tag'])} is none of {expected}."
+        return f"{path}.kind: {short(problem['ctx']['tag'])} is not one of {expected}."
     inside = sorted(key for key in known if key.startswith(f"{path}."))
     if inside and problem["type"] in ("model_type", "model_attributes_type"):
         is_kind = isinstance(problem["input"], str) and f"{path}.kind" in known

@@ -189,7 +189,7 @@ def read_bytes(path: Place, most: int = MOST_JSON) -> bytes:
                 raise CorruptError(f"{path} is not a regular file. Put the right one there.")
             size = status.st_size
         if size > most:
-            raise CorruptError(f"{path} has {size:,} bytes, at most {most:,} are read.")
+            raise CorruptError(f"{path} has {size:,} bytes, more than the limit of {most:,}.")
         return path.read_bytes()
     except FileNotFoundError:
         raise CorruptError(f"{path} is missing. Restore it.") from None
@@ -223,7 +223,7 @@ def parse_json(data: bytes | str, lone_surrogates: bool = False) -> Any:
             json.dumps(content, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
-            raise ValueError(f"half a character (\\u{ord(half):04x})") from None
+            raise ValueError(f"a lone surrogate (\\u{ord(half):04x})") from None
     return content
 
 
@@ -231,17 +231,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse two values under one key, of which every reader would choose its own."""
     if len(content := dict(pairs)) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {twice[:60]!r} is there twice")
+        raise ValueError(f"the key {twice[:60]!r} appears twice")
     return content
 
 
 def _refuse(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
-        raise ValueError(f"the number {digits[:20]} is beyond what a float holds")
+        raise ValueError(f"the number {digits[:20]} is too large for a float")
     return value
 
 
@@ -431,7 +431,7 @@ def refuse_other_kind(folder: Path, own: str) -> None:
 def distrust(problem: str, remedy: str) -> None:
     if not os.environ.get(TRUST):
         raise CorruptError(f"{problem}. {remedy}.")
-    log.warning("%s. It is trusted all the same.", problem)
+    log.warning("%s. Using it anyway, as requested.", problem)
 
 
 @contextmanager
@@ -468,9 +468,9 @@ def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator
         except OSError as error:
             if required:
                 raise MachineError(
-                    f"{folder} cannot be locked: {error.strerror}. Choose one on a local disk."
+                    f"{folder} cannot be locked: {error.strerror}. Choose a folder on a local disk."
                 ) from None
-            log.warning("%s cannot be locked (%s): let nobody else write there.", folder, error.strerror)
+            log.warning("%s cannot be locked (%s): make sure that nothing else writes there.", folder, error.strerror)
         with suppress(OSError):  # the pid is for people; the lock holds without it, also on a full disk
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -492,16 +492,16 @@ def check_storage(folder: Path) -> None:
         written.mkdir()
         written.rename(renamed)
     except OSError as error:
-        problem = f"where no folder can be renamed ({error.strerror or error})"
+        problem = f"where folders cannot be renamed ({error.strerror or error})"
     else:
-        problem = "" if is_locked else "whose locks do nothing"
+        problem = "" if is_locked else "where locks have no effect"
     finally:
         for trial in (written, renamed):
             with suppress(OSError):
                 trial.rmdir()
     if problem:
         raise MachineError(
-            f"{folder} is on storage {problem}: a run would not be safe there. Choose one on a local disk."
+            f"{folder} is on storage {problem}: a run would not be safe there. Choose a folder on a local disk."
         )
 
 

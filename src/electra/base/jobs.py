@@ -200,10 +200,10 @@ def _receive(connection: Any, process: Any, has_begun: bool) -> Any:
         if process.exitcode == -signal.SIGTERM:  # a scheduler sends it to all processes of a job, in any order
             raise PreemptedError(STOPPED) from None
         if process.exitcode == 1 and not has_begun:
-            why = "a worker process ended before it began. A script that starts some has to do its work under"
+            why = "a worker process exited before it started working. A script that starts workers must do so under"
             raise MachineError(f'{why} `if __name__ == "__main__":`.') from None
         raise MachineError(
-            f"a worker process died (exit code {process.exitcode}; -9 is mostly for lack of memory). What is finished "
+            f"a worker process died (exit code {process.exitcode}; -9 usually means that memory ran out). What is finished "
             "is kept: run the same command again, with fewer processes."
         ) from None
 

@@ -137,8 +137,8 @@ class Ranks:
             return chosen
         if self.local >= (count := torch.cuda.device_count()):
             raise MachineError(
-                f"process {self.local + 1} of this machine has no GPU: torch sees {count}. Start as many processes as there "
-                "are GPUs, or use train.device=cpu."
+                f"process {self.local + 1} on this machine has no GPU: torch sees {count}. Start one process per "
+                "GPU, or use train.device=cpu."
             )
         torch.cuda.set_device(self.local)
         return torch.device("cuda", self.local)
@@ -231,7 +231,7 @@ def abort_nccl() -> None:
 def meet(patience: float) -> Ranks:
     if missing := [name for name in NAMES if not os.environ.get(name)]:
         names = " and ".join(name for name in NAMES[:2] if name in os.environ)
-        raise MachineError(f"{', '.join(missing)} must be set beside {names}. Start with torchrun, or unset {names}.")
+        raise MachineError(f"{', '.join(missing)} must be set with {names}. Start with torchrun, or unset {names}.")
     rank, world = variable("RANK"), variable("WORLD_SIZE")
     if rank >= world:
         raise MachineError(f"RANK={rank}, but WORLD_SIZE={world}: ranks count from 0. Start with torchrun.")
@@ -239,7 +239,7 @@ def meet(patience: float) -> Ranks:
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     meeting = Meeting(rank, world, os.environ["MASTER_ADDR"], variable("MASTER_PORT", 65535), patience)
     try:
-        with ending_at_signals(lambda _: PreemptedError("stopped before all processes were there.")):
+        with ending_at_signals(lambda _: PreemptedError("stopped before all processes had connected.")):
             store, board = interruptible(find_others, meeting, seconds=patience + QUIET)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
@@ -251,12 +251,12 @@ def meet(patience: float) -> Ranks:
     except ElectraError:
         raise
     except (RuntimeError, ValueError, TimeoutError) as error:
-        reason = next(iter(str(error).splitlines()), "it does not answer")
+        reason = next(iter(str(error).splitlines()), "no answer")
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise MachineError(f"port {meeting.where} is in use. Choose another MASTER_PORT.") from None
         raise MachineError(
-            f"process {rank} of {world} did not meet the others at {meeting.where}: {reason.rstrip('.')}. Start all of them again, "
-            "with another MASTER_PORT if something else listens at this one."
+            f"process {rank} of {world} could not connect to the others at {meeting.where}: {reason.rstrip('.')}. Start all processes again, "
+            "with another MASTER_PORT if something else is listening on this one."
         ) from None
     ranks = Ranks(rank, world, local, together=True, board=board)
     ranks.wait_at_most(patience)
@@ -302,8 +302,8 @@ class Meeting:
         names, waited = ", ".join(map(str, missing)), time.monotonic() - self.begun
         if waited > self.seconds:
             late = MachineError(
-                f"process {names} of {self.world} did not come to {self.where} within {self.seconds:g} s (train.timeout)"
-                f"{f': {reason}' if reason else ''}. Start all of them, where they reach that address."
+                f"process {names} of {self.world} did not connect to {self.where} within {self.seconds:g} s (train.timeout)"
+                f"{f': {reason}' if reason else ''}. Start all processes, on machines that can reach that address."
             )
             raise late if missing else already_said(late)
         if waited > QUIET and missing and not self.is_told:
@@ -392,7 +392,7 @@ def meeting_place(store: dist.Store, meeting: Meeting) -> dist.Store:
 
 def other_world(rank: int, its: str, of_first: str) -> MachineError:
     what = f"process {rank} was started with WORLD_SIZE={its}, process 0 with WORLD_SIZE={of_first}"
-    return MachineError(f"{what}. Start all of them with the same.")
+    return MachineError(f"{what}. Start all processes with the same WORLD_SIZE.")
 
 
 @contextmanager
@@ -407,7 +407,7 @@ def explain_peers(ranks: Ranks) -> Iterator[None]:
         others, speaks = those_that_notice(ranks)
         silent = ", ".join(f"process {rank}" for rank in range(ranks.world) if rank not in others)
         peer = PeerError(
-            "another process of this run ended. Its own message says why; what is saved is whole: run the same command again."
+            "another process of this run ended. Its own message says why; what was saved is intact: run the same command again."
             if is_gone
             else f"{silent or 'another process'} did not answer in time: it hangs, or its machine is gone."
         )

@@ -272,7 +272,7 @@ def no_documents(inputs: Sequence[object], skipped: int, key: str, other_keys: S
         has = ", ".join(map(repr, other_keys))
         return DataError(f"{names}: no row has text for {key!r} (the first has {has}). Set text_key.", ("text_key",))
     if skipped:
-        what = f"nothing left of {counted(skipped, 'document')}, all skipped as unusable"
+        what = f"no text left, {counted(skipped, 'document')} skipped as unusable"
         return DataError(
             f"{names}: {what}. Repair the text, or set text_key if it is under another key.", ("text_key",)
         )

@@ -139,7 +139,7 @@ def _join_or_start(workers: int) -> None:
     except ConnectionError:
         if address := os.environ.get("RAY_ADDRESS"):
             raise MachineError(f"no Ray cluster answers at {address} (RAY_ADDRESS). Start it, or unset that.") from None
-        log.info("No Ray cluster is running: starting one of %d workers here.", workers)
+        log.info("No Ray cluster is running: starting one with %d workers on this machine.", workers)
         ray.init(
             address="local",
             num_cpus=workers,

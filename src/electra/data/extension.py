@@ -44,9 +44,9 @@ def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> 
         case other:
             raise DataError(f"a tokenizer of kind {other} cannot be extended. WordPiece, BPE and Unigram can.")
     if len(chosen) < count:
-        most = "no more words of the texts occur twice, are cut into pieces and have known characters only"
+        most = "no more words in the texts occur twice, are split into pieces and have only known characters"
         remedy = f"Ask for {len(chosen):,}, or give more text" if chosen else "Give more text"
-        raise DataError(f"{count:,} new tokens were asked for, {len(chosen):,} are worth it: {most}. {remedy}.")
+        raise DataError(f"{count:,} new tokens were requested, {len(chosen):,} can be added: {most}. {remedy}.")
     return read_tokenizer(PLACE, json.dumps(content))
 
 

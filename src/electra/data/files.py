@@ -94,9 +94,7 @@ def find_sources(inputs: Sequence[Place]) -> list[Source]:
                 raise DataError(f"{path} has no file to read. Give a folder of .txt, .jsonl, .parquet or .arrow files.")
             if (path / "dataset_dict.json").is_file():
                 splits = ", ".join(dict.fromkeys(file.relative_to(path).parts[0] for file in files))
-                log.info(
-                    "%s: all its splits are read (%s). Give the folder of one to leave the others out.", path, splits
-                )
+                log.info("%s: reading all of its splits (%s). To read only one, give its folder.", path, splits)
             sources += [Source(file, str(file.relative_to(path)), *status(file)) for file in files]
         elif not path.exists():
             raise DataError(f"{path} does not exist. Check the path.")

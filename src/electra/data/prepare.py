@@ -73,7 +73,7 @@ def prepare(
     """Prepares token shards in `out` and returns their manifest. After an interruption, call it again: it does only what is missing."""
     workers = cpu_count() if workers is None else workers
     if not 1 <= workers <= MOST_WORKERS:
-        raise SettingsError(f"{workers} workers cannot work. Give at least 1 and at most {MOST_WORKERS:,}.")
+        raise SettingsError(f"cannot run {workers} workers. Give at least 1 and at most {MOST_WORKERS:,}.")
     if engine not in get_args(Engine):
         arrays = "arrays of jobs: prepare-plan, prepare-unit, prepare-finish"
         raise SettingsError(f"engine {engine!r} is unknown. There are local and ray; for {arrays}.", ("engine",))
@@ -109,7 +109,7 @@ def plan_units(
 def run_share(out: Place, index: int, count: int) -> int:
     """Runs every `count`-th unit of the plan in `out`, starting at `index`; returns how many. Two processes may run the same share."""
     if not 0 <= index < count:
-        raise SettingsError(f"{index}/{count} is no share of the work: of 4 they are 0/4, 1/4, 2/4 and 3/4.")
+        raise SettingsError(f"{index}/{count} is not a share of the work: of four they are 0/4, 1/4, 2/4 and 3/4.")
     if _is_finished(out):
         return 0
     read_plan(out)  # raises an error before a folder without a plan is locked
@@ -172,7 +172,7 @@ class _Preparation:
         log.info("%s is already prepared: nothing to do.", self.out)
         made, local = status(self.out / MANIFEST)[1], [it for it in self.corpus.sources if isinstance(it.path, Path)]
         if newer := [it.path for it in local if isinstance(self.out, Path) and int(it.stamp) > int(made)]:
-            text = "%s was changed after %s was prepared, and is not read again. If its text is another, delete %s."
+            text = "%s was changed after %s was prepared, and is not read again. If its text has changed, delete %s."
             log.warning(text, newer[0], self.out, self.out)
         _tidy(self.out, manifest)
         return manifest
@@ -208,7 +208,7 @@ class _Preparation:
             before = read_plan(self.out)
             if (before.settings, before.files) != (plan.settings, plan.files) or before.units == plan.units:
                 return
-            what = f"the same text in {counted(len(before.units), 'unit')}, which an earlier version divided otherwise"
+            what = f"the same text in {counted(len(before.units), 'unit')}, which an earlier version split differently"
             if not replace:
                 remedy = "Finish it (prepare-unit, prepare-finish), choose another folder, or delete it"
                 raise SettingsError(f"{self.out} holds {what}: now it would be {len(plan.units):,}. {remedy}.")
@@ -365,7 +365,7 @@ def _incomplete(out: Place, plan: PreparePlan, problems: dict[int, str]) -> Data
     number, problem = next(iter(problems.items()))
     return DataError(
         f"{out}: {len(problems)} of {len(plan.units)} units are not done: {names} (unit {number} {problem}). "
-        "Do their shares again, then finish."
+        "Run their shares again, then finish."
     )
 
 

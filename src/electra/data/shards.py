@@ -136,7 +136,7 @@ def few_held_out(manifest: Manifest) -> str:
         return ""
     chance = 2 * 0.27 / math.sqrt(tokens / 10)
     what = f"only {counted(tokens, 'token')} held out: chance alone moves their AUC by {chance:.2f}"
-    return f"{what}. Hold out a larger share, or prepare more text, for {ENOUGH_HELD_OUT:,} or more."
+    return f"{what}. Hold out a larger fraction, or prepare more text, to reach {ENOUGH_HELD_OUT:,} or more."
 
 
 def read_manifest(folder: Place) -> Manifest:
@@ -161,7 +161,7 @@ def open_data(folder: Path, split: Split = "train", verify: bool = True) -> Toke
     _check_tokenizer(folder, manifest)
     entries = manifest.splits[split].shards if split in manifest.splits else ()
     if not entries:
-        raise DataError(f"{folder} has no {split} documents. Prepare more text, or another share to hold out.")
+        raise DataError(f"{folder} has no {split} documents. Prepare more text, or hold out another fraction.")
     _allow_open_files(len(entries))
     return TokenData(tuple(_open_shard(folder, entry, manifest, verify) for entry in entries), manifest)
 
@@ -257,6 +257,6 @@ def _check_arrays(path: Path, shard: Shard, vocab_size: int) -> None:
         raise CorruptError(f"{path}: {where} is beyond the vocabulary of {vocab_size}. {remedy}.")
     for name, ends in (("documents", shard.documents), ("lines", shard.lines)):
         if not len(ends) or ends[0] <= 0 or ends[-1] != len(shard.tokens) or (np.diff(ends) <= 0).any():
-            raise _damaged(path, f"the ends of {name} do not rise to {len(shard.tokens)}")
+            raise _damaged(path, f"the ends of {name} do not increase up to {len(shard.tokens)}")
     if not np.isin(shard.documents, shard.lines, assume_unique=True).all():
         raise _damaged(path, "a document ends inside a line")

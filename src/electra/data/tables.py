@@ -64,7 +64,7 @@ def table_format(path: Place) -> Format:
     match = _NAME.search(path.name)
     if not match:
         names = ".csv, .tsv, .jsonl, .json or .parquet (then .gz, .bz2, .xz or .zst)"
-        raise SettingsError(f"{path.name}: its name does not say what it is. Use {names}.")
+        raise SettingsError(f"{path.name}: its name does not show its format. Use {names}.")
     return match[1].lower().replace("ndjson", "jsonl")  # type: ignore[return-value]
 
 
@@ -232,7 +232,7 @@ def _json_list(source: OpenSource, refuse: Refuse) -> Iterator[dict[str, Any]]:
             raise DataError(f"{source.path}: neither a comma nor the end of the list follows row {number}. Repair it.")
         buffer = buffer.removeprefix(",")
     if from_next(buffer[1:]):
-        raise DataError(f"{source.path} goes on after the end of its list, behind row {number}. Make it one list.")
+        raise DataError(f"{source.path} continues after the end of its list, after row {number}. Make it one list.")
 
 
 # Writing
@@ -266,7 +266,7 @@ class TableWriter:
             names = dict.fromkeys(name for row in rows for name in row)
             self.columns = self.columns or list(names)
             if late := [name for name in names if name not in self.columns]:
-                where = f"appears first after row {self.rows}, too late for a {self.format} file"
+                where = f"first appears after row {self.rows}, too late for a {self.format} file"
                 raise self._refusal(f"column {late[0]!r} {where}")
         match self.format:
             case "csv" | "tsv":

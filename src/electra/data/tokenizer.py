@@ -358,7 +358,7 @@ def _ready(path: Place, tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.encode_special_tokens = True
     for framed in (tokenizer.encode("a"), tokenizer.encode("a", "a")):
         if max(framed.type_ids, default=0) > 1 or max(framed.ids, default=0) > largest:
-            what = f"ids up to {max(framed.ids):,} and segments up to {max(framed.type_ids)}, which no network here has"
+            what = f"ids up to {max(framed.ids):,} and segments up to {max(framed.type_ids)}, which no network here supports"
             raise CorruptError(f"{path}: its post-processor gives {what}. Use another tokenizer.")
     return tokenizer
 
@@ -433,7 +433,7 @@ def require_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise DataError(f"a text has half a character ({half}) at {error.start}. Write it again as UTF-8.") from None
+        raise DataError(f"a text has a lone surrogate ({half}) at {error.start}. Save it as valid UTF-8.") from None
 
 
 def learn_pieces(counts: Counter[str], size: int, alphabet: Sequence[str]) -> list[tuple[str, float]]:

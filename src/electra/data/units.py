@@ -176,13 +176,13 @@ def fingerprints(unit: Unit, entry: UnitEntry, split: Split) -> Iterator[np.ndar
     for number in range(entry.parts):
         part = _entry(PartEntry, part_path(unit, number), unit.key)
         if isinstance(part, str):
-            raise CorruptError(f"{part_path(unit, number)} {part}. Remove it, and do the unit again.")
+            raise CorruptError(f"{part_path(unit, number)} {part}. Remove it, and run the unit again.")
         if split in part.shards:
             documents, rows = part.shards[split].documents, np.frombuffer(b"")
             with suppress(ValueError):
                 rows = np.frombuffer(b64decode(part.fingerprints.get(split, ""), validate=True), "<u8")
             if not len(rows) or len(rows) % documents:
-                raise CorruptError(f"{part_path(unit, number)} is damaged. Remove it, and do the unit again.")
+                raise CorruptError(f"{part_path(unit, number)} is damaged. Remove it, and run the unit again.")
             yield rows.reshape(documents, -1)
 
 
@@ -224,7 +224,7 @@ def _entry(kind: type[AnEntry], path: Place, key: str) -> AnEntry | str:
         raise
     except ValueError:
         return "has a damaged entry" if path.exists() else "is missing"
-    return entry if entry.key == key else "is of another plan"
+    return entry if entry.key == key else "belongs to another plan"
 
 
 def _encode(unit: Unit, texts: list[str]) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -57,7 +57,7 @@ def trouble(device: torch.device) -> str:
         sum_columns(torch.zeros(1, 1, device=device))
     except Exception as error:  # compilers and drivers raise all kinds of errors
         reason = f"{type(error).__name__}: {first_line(str(error).strip())}"
-        return f"Triton cannot build kernels, for which it needs a C compiler and Python's headers ({reason})"
+        return f"Triton cannot build kernels, which requires a C compiler and Python's headers ({reason})"
     return ""
 
 

@@ -57,7 +57,7 @@ class GeneratorSettings(Settings):
                 yield 'generator.sharing = "all" needs generator.width=1 and generator.depth=1'
             if self.kind not in ("transformer", "frozen"):  # of a frozen one, below
                 one = "makes generator and discriminator one network"
-                yield f'generator.sharing = "all" {one}: generator.kind={self.kind} cannot. Use generator.sharing=tied'
+                yield f'generator.sharing = "all" {one}, which generator.kind={self.kind} cannot be. Use generator.sharing=tied'
         if self.kind == "frozen":
             if not self.source:
                 first = "Train it first (electra pretrain masked-lm data=… run=runs/masked-lm)"

@@ -51,10 +51,10 @@ class ModernEncoderSettings(Settings):
     @model_validator(mode="after")
     def sizes_divide(self) -> "ModernEncoderSettings":
         if self.hidden % (2 * self.heads):
-            why = f"must be an even multiple of heads ({self.heads}): positions turn pairs of units"
+            why = f"must be an even multiple of heads ({self.heads}): rotary positions rotate pairs of units"
             raise ValueError(f"hidden ({self.hidden}) {why}")
         if self.window % 2:
-            why = f"half of it is on either side. {self.window - 1} would see the same"
+            why = f"half of it lies on either side. Use {self.window - 1}, which has the same effect"
             raise ValueError(f"window ({self.window}) must be an even number: {why}")
         return self
 

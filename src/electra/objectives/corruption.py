@@ -63,7 +63,7 @@ class SamplingSettings(Settings):
     def choices_agree(self) -> "SamplingSettings":
         if self.greedy and (self.disallow_correct or self.top_k):
             raise ValueError(
-                "greedy takes the most likely token, so disallow_correct and top_k have no meaning. Drop one of them"
+                "greedy takes the most likely token, so disallow_correct and top_k have no effect. Drop one or the other"
             )
         return self
 

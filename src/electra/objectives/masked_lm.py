@@ -37,7 +37,7 @@ class MaskedLMSettings(ObjectiveBase):
 
     def contradictions(self, noise: NoiseSettings) -> Iterator[str]:
         if noise.generator.kind == "frozen":
-            yield 'objective.kind = "masked_lm" has no generator, so generator.kind = "frozen" has no meaning. Drop one'
+            yield 'objective.kind = "masked_lm" has no generator, so generator.kind = "frozen" has no effect. Drop one of the two'
         if noise.masking.mask_token_share + self.random_share > 1:
             yield (
                 f"masking.mask_token_share ({noise.masking.mask_token_share}) and objective.random_share ({self.random_share}) are "

@@ -177,14 +177,14 @@ def alarms(watch: Watch, progress: float, muted: Container[str] = (), sounded: C
     before = earlier.get("mlm_loss", math.nan)
     if progress < 0.8 and now.get("mlm_accuracy", 1) < 0.3 and now["mlm_loss"] > 0.99 * before:
         warnings[GENERATOR_STALLS] = (
-            f"the generator stands still: MLM loss {now['mlm_loss']:.2f}, {before:.2f} a fifth of the run "
-            "ago. Raise optimizer.lr, use a wider or shallower generator (generator.width, generator.depth) or a "
+            f"the generator has stalled: MLM loss {now['mlm_loss']:.2f}, was {before:.2f} a fifth of the run "
+            "earlier. Raise optimizer.lr, use a wider or shallower generator (generator.width, generator.depth) or a "
             "smaller batch."
         )
     if now.get("sampled_variety", 1) < 0.1 * now.get("target_variety", 0):
         warnings[DEGENERATE_SAMPLING] = (
-            f"sampling is degenerate: the generator's samples are as varied as {now['sampled_variety']:.0f} tokens, the "
-            f"text as {now['target_variety']:.0f}. Check sampling.temperature; lower optimizer.lr."
+            f"sampling is degenerate: the generator's samples have the variety of {now['sampled_variety']:.0f} "
+            f"tokens, the text that of {now['target_variety']:.0f}. Check sampling.temperature; lower optimizer.lr."
         )
     if now.get("energy_variance", 1) < LEAST_VARIANCE:
         warnings[ONE_SCORE] = (
@@ -193,8 +193,8 @@ def alarms(watch: Watch, progress: float, muted: Container[str] = (), sounded: C
         )
     if "reward" in now and now["mlm_accuracy"] < now["mlm_baseline"]:  # whatever else is wrong follows from it
         warnings = {
-            FORGETS: f"the generator knows less than which token is the most frequent (MLM accuracy {now['mlm_accuracy']:.3f}, of "
-            f"that token {now['mlm_baseline']:.3f}): a discriminator that misses most replacements rewards wrong tokens, not "
+            FORGETS: f"the generator is worse than always guessing the most frequent token (MLM accuracy {now['mlm_accuracy']:.3f}, of "
+            f"that guess {now['mlm_baseline']:.3f}): a discriminator that misses most replacements rewards wrong tokens, not "
             "likely ones. Start a new run with objective.likelihood_weight=1."
         }
     warnings = {name: text for name, text in warnings.items() if name not in muted}

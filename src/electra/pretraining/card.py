@@ -115,9 +115,9 @@ def limits(settings: PretrainSettings, tokens: float) -> str:
     lines = [
         f"- No row was longer than {settings.rows.length} tokens; positions beyond were never trained.",
         LIMITS,
-        "- The held-out metrics say how well it tells its own generator's replacements from the text, or fills masks; what it is worth for a"
-        "\n  task only fine-tuning shows.",
+        "- The held-out metrics say how well it tells its own generator's replacements from the text, or fills masks; only fine-tuning"
+        "\n  shows what it is worth for a task.",
     ]
     if tokens and tokens < 1e9:
-        lines.append(f"- {tokens:,.0f} tokens are few: ELECTRA-Small saw 16 thousand million.")
+        lines.append(f"- {tokens:,.0f} tokens are few: ELECTRA-Small saw 16 billion.")
     return "\n".join(lines)

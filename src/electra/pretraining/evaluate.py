@@ -97,7 +97,7 @@ def evaluate_run(
 def missing_shards(run: Path, folder: Path) -> str:
     """The error message if a run's shards do not exist. A run keeps their path as it was given."""
     if folder.is_absolute():
-        return f"{folder}, the shards of {run}, does not exist. Give the place where they are now as data."
+        return f"{folder}, the shards of {run}, does not exist. Give their current path as data."
     where = f"which is relative to where it was started and does not exist from {Path.cwd()}"
     return f"{run} was trained on {folder}, {where}. Change to that folder, or give the path of the shards from here as data."
 
@@ -106,7 +106,7 @@ def detect(run: Path, objective: Objective, corruptor: Corruptor) -> Callable[[B
     """A function that scores the discriminator on replacements by `corruptor`. Electric's outputs are energies: compare only AUC."""
     network = objective.networks().get("discriminator")
     if network is None:
-        raise DataError(f"{run} has no discriminator that could be asked about another generator's text.")
+        raise DataError(f"{run} has no discriminator to test on another generator's text.")
 
     def score(batch: Batch) -> Sums:
         corrupted = corruptor(batch)
@@ -121,10 +121,10 @@ def yardstick(
     """The settings of another run, which define the text, and a corruptor with its generator. A masked LM is a generator too."""
     text, network = load_settings(generator), load_network(generator, "generator")
     if not is_same_tokenizer(network.tokenizer, tokenizer):
-        raise DataError(f"{generator} was trained with another tokenizer than {run}: their tokens do not compare.")
+        raise DataError(f"{generator} was trained with another tokenizer than {run}: their tokens cannot be compared.")
     if text.rows.length > readable_length(settings.encoder, text.rows.length):
         reads = f"{run} can read (encoder.positions {settings.encoder.positions})"
-        raise SettingsError(f"the rows of {generator} (rows.length {text.rows.length}) are beyond what {reads}.")
+        raise SettingsError(f"the rows of {generator} (rows.length {text.rows.length}) are longer than {reads}.")
     assert isinstance(network.head, TokenHead)
     frozen = TransformerGenerator(network.encoder, network.head, learns=False)
     continues = torch.from_numpy(continuing_tokens(tokenizer))

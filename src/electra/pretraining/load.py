@@ -69,9 +69,7 @@ def refuse_edited_run(folder: Path, settings: PretrainSettings, tokenizer: Token
     ids or another number of heads they compute something else."""
     digest = tokenizer_hash(tokenizer)
     if state.get("tokenizer_sha256", digest) != digest:
-        distrust(
-            f"{folder / TOKENIZER} is not the tokenizer that the run was trained with", "Put back that of its data"
-        )
+        distrust(f"{folder / TOKENIZER} is not the tokenizer that the run was trained with", "Restore that of its data")
     if "settings" not in state:  # an older run
         return
     trained, now = config.parse_toml(state["settings"]), config.flatten(config.dump(settings))
@@ -95,7 +93,7 @@ def load_network(path: Path, kind: NetworkKind | None = None) -> Pretrained:
     if kind == "discriminator" and kind not in networks:
         raise DataError(f"{path} has no discriminator: its objective is {settings.objective.kind}.")
     if kind == "generator" and kind not in networks:
-        raise DataError(f"{path} has no generator that could be used again (generator.kind={settings.generator.kind}).")
+        raise DataError(f"{path} has no generator that can be reused (generator.kind={settings.generator.kind}).")
     name = kind if kind in networks else next(iter(networks))
     network = pretrained(settings, networks[name], path)
     encoder = network.encoder

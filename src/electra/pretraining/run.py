@@ -118,8 +118,8 @@ def pretrain(settings: PretrainSettings, command: str = "") -> dict[str, float]:
         if not ranks.together:
             refuse_alone(settings.train)
         elif settings.train.processes not in (1, ranks.world):
-            what = f"train.processes={settings.train.processes} without effect"
-            log.warning("%s: these are %d, as torchrun started them.", what, ranks.world)
+            what = f"train.processes={settings.train.processes} has no effect"
+            log.warning("%s: torchrun started %d processes.", what, ranks.world)
         ranks.wait_at_most(settings.train.timeout)
         metrics = pretrain_together(settings, command, ranks)
     free_memory()
@@ -239,12 +239,12 @@ def fingerprint_of(data: Path) -> dict[str, str]:
 def refuse_uneven(batch: int, parts: int, processes: int) -> None:
     if batch % (parts * processes) == 0:
         return
-    cut = f"train.batch={batch} into {processes} processes" + (f" x train.accumulate={parts}" if parts > 1 else "")
+    cut = f"train.batch={batch} over {processes} processes" + (f" x train.accumulate={parts}" if parts > 1 else "")
     below = batch // (parts * processes) * parts * processes
     other = " or ".join(str(rows) for rows in (below, below + parts * processes) if rows)
     fewer = max((count for count in range(1, processes) if batch % (parts * count) == 0), default=1)
     raise SettingsError(
-        f"{cut}: every process must have equally many rows. Use train.batch={other}, or train.processes={fewer}."
+        f"{cut}: every process must get the same number of rows. Use train.batch={other}, or train.processes={fewer}."
     )
 
 
@@ -255,7 +255,7 @@ def refuse_others(ranks: Ranks, settings: PretrainSettings, device: torch.device
     everyone = ranks.gather(own)
     for rank, other in enumerate(everyone):
         if different := config.differences(everyone[0], other, ignore=("data", "run")):
-            what = f"process {rank} of {ranks.world} has not what process 0 has ({'; '.join(different[:3])})"
+            what = f"process {rank} of {ranks.world} differs from process 0 ({'; '.join(different[:3])})"
             raise common(SettingsError(f"{what}. Start all with the same version, settings and data."))
 
 
@@ -272,7 +272,7 @@ def settings_to_resume(folder: Path, settings: PretrainSettings, fingerprint: di
                 "Give the data of that run, or another run folder (run=…)."
             )
     if settings.train.stages != before.train.stages:
-        text = "the finished run is made longer: %d more steps after step %d, with a warm-up and a decay of their own."
+        text = "extending the finished run: %d more steps after step %d, with a warm-up and a decay of their own."
         log.info(text, settings.train.steps - before.train.steps, before.train.steps)
     return settings
 
@@ -302,7 +302,7 @@ def set_export_aside(folder: Path, step: int) -> None:
     aside = folder / f"export-step-{step}"
     if (folder / "export").is_dir() and not aside.exists() and load_settings(folder).train.steps == step:
         (folder / "export").rename(aside)
-        log.info("its export is kept as %s.", aside)
+        log.info("the earlier export is kept as %s.", aside)
 
 
 def set_earlier_aside(folder: Path, settings: PretrainSettings, fingerprint: dict[str, str]) -> None:
@@ -333,7 +333,7 @@ def refuse_other_settings(folder: Path, before: PretrainSettings, settings: Pret
     if changed := config.differences(config.dump(before), config.dump(settings), ignore=free):
         more = ""
         if settings.train.steps > before.train.steps and not settings.train.minutes and not is_longer:
-            more = " More train.steps are for a run that is finished: finish this one first."
+            more = " Only a finished run can be extended with more train.steps: finish this one first."
         raise SettingsError(
             f"{folder} holds a run with other settings ({'; '.join(changed)}). Use those, or another run folder (run=…), "
             f"which may begin with its weights (start={folder}).{more}"

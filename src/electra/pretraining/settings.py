@@ -87,10 +87,10 @@ class PretrainSettings(config.Settings):
         """Problems: folders where a run cannot train, and sizes of one part that do not fit another."""
         for key, where in (("data", "to a disk first"), ("start", "to a disk first"), ("run", "elsewhere afterwards")):
             if is_url(folder := getattr(self, key)):
-                yield f"{key}={folder} is a URL, and training maps and locks files of a disk. Give a path: copy it {where}"
+                yield f"{key}={folder} is a URL, but training maps and locks files on a disk. Give a path: copy it {where}"
         if self.masking.unit == "span" and self.masking.span_limit > self.rows.length - 2:
             text = f"the text of a row (rows.length {self.rows.length} less [CLS] and [SEP])"
-            yield f"masking.span_limit ({self.masking.span_limit}) is beyond {text}. Lower it"
+            yield f"masking.span_limit ({self.masking.span_limit}) is more than {text}. Lower it"
         if self.rows.length > self.encoder.positions:
             yield f"rows.length ({self.rows.length}) is beyond encoder.positions ({self.encoder.positions})"
         if self.generator.start == "discriminator" and not self.start:
@@ -135,11 +135,11 @@ def warn_without_effect(settings: PretrainSettings, sources: Mapping[str, str]) 
         "a masked language model has no generator": OF_GENERATORS if is_masked_lm else (),
         "without optimizer.decoupled the generator has no optimizer of its own": OF_GENERATORS[2:] if is_joint else (),
         f"optimizer.weight_decay is {decay}, not auto": () if decay == "auto" else ("optimizer.total_decay",),
-        f"schedule.kind={schedule} has none": ("schedule.power",) if schedule in ("cosine", "constant") else (),
+        f"schedule.kind={schedule} does not use it": ("schedule.power",) if schedule in ("cosine", "constant") else (),
     }
     for reason, keys in unread.items():
         if words := [key for key in sources if sources[key] == "command line" and key.startswith(keys)]:
-            log.warning("%s without effect: %s.", ", ".join(words), reason)
+            log.warning("%s will have no effect: %s.", ", ".join(words), reason)
 
 
 def build_objective(

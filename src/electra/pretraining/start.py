@@ -77,7 +77,7 @@ def take_generator(
             return "the head of its generator"
         copy_network(f"start={settings.start}", stored, generator, tokenizer)
     except SettingsError as error:
-        log.warning("the generator beside start is not used, a new one is: %s", error)
+        log.warning("the generator beside start is not used but replaced by a new one: %s", error)
         return "a new generator"
     tied = settings.generator.sharing == "tied"
     if tied and not start.encoder.embeddings.table.equal(stored.encoder.embeddings.table):
@@ -146,7 +146,7 @@ def grown_encoder(name: str, source: Pretrained, target: EncoderSettings, tokeni
         repeats = -(-target.positions // len(positions))
         weights["embeddings.positions.weight"] = positions.repeat(repeats, 1)[: target.positions]
         there, here = len(positions), target.positions
-        log.info("%s has %d positions, this run %d: the others begin as those, in order.", name, there, here)
+        log.info("%s has %d positions, this run %d: the additional ones start as copies, in order.", name, there, here)
     return weights
 
 
@@ -183,7 +183,7 @@ def copy_weights(name: str, weights: dict[str, Tensor], target: torch.nn.Module)
         target.load_state_dict(weights)
     except RuntimeError as error:
         last = str(error).splitlines()[-1].strip()
-        raise SettingsError(f"{name} does not fit this recipe ({last}). Use the one it is from.") from None
+        raise SettingsError(f"{name} does not fit this recipe ({last}). Use the recipe it comes from.") from None
 
 
 def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled: tuple[str, ...]) -> None:
@@ -206,7 +206,7 @@ def require_fit(name: str, there: EncoderSettings, here: EncoderSettings, scaled
         remedies.append("the generator.width and generator.depth that make the same sizes")
     note = ""
     if there.kind == "modernbert" and "embedding" in other and there.embedding == there.hidden:
-        note = " In an exported ModernBERT words are as wide as the layers; the run has them as they were."
+        note = " In an exported ModernBERT words are as wide as the layers; the run folder has them at their original width."
     raise SettingsError(
         f"the network of {name} does not fit this recipe: {shown}: give {' and '.join(remedies)}.{note}"
     )

@@ -135,14 +135,14 @@ def try_group(ranks: Ranks, size: int, device: torch.device, run: Path) -> list[
         times.append(time.perf_counter() - started)
     sent = size * 2 * (ranks.world - 1) / ranks.world
     notes = [
-        f"clocks are {apart:.2f} s apart" + (" (WARNING: set them by one server)" if apart > 1 else ""),
+        f"clocks are {apart:.2f} s apart" + (" (WARNING: synchronise them with one time server)" if apart > 1 else ""),
         f"{size / 1e6:.0f} MB of gradients are added up in {1000 * min(times):.1f} ms ({sent / min(times) / 1e9:.2f} GB/s sent by each)",
     ]
     there = ranks.first(lambda: try_storage(run))
     seen = [rank for rank, is_seen in enumerate(ranks.gather(there.exists())) if is_seen]
     ranks.first(lambda: there.unlink(missing_ok=True))
     others = "all processes see it" if len(seen) == ranks.world else f"only processes {seen} see it, which is enough"
-    return [*notes, f"the place of the run folder renames and locks; {others}"]
+    return [*notes, f"the place of the run folder supports renames and locks; {others}"]
 
 
 def try_storage(run: Path) -> Path:

@@ -67,7 +67,7 @@ def save_checkpoint(
         free = shutil.disk_usage(root).free / 1e6
         raise DiskFullError(
             f"the disk is full: the checkpoint of step {step} does not fit ({needed:.1f} MB needed, {free:.0f} MB free at "
-            f"{root}). Earlier checkpoints are whole. Free some space and run the same command again."
+            f"{root}). Earlier checkpoints are intact. Free some space and run the same command again."
         ) from None
     except (OSError, MachineError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -108,7 +108,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """The state.json of a checkpoint. Its step must match the folder's name, because somebody may have renamed the folder."""
     state = read_object(folder / STATE)
     if state.get("step") != step_of(folder) or not isinstance(state.get("seconds"), int | float):
-        raise CorruptError(f"{STATE} is of step {short(state.get('step'))}, or says no time.")
+        raise CorruptError(f"{STATE} is for step {short(state.get('step'))}, or has no time.")
     return state
 
 
@@ -175,7 +175,7 @@ def require_floats(path: Path, tensors: Mapping[str, Tensor]) -> None:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise CorruptError(f"{path}: {name} is {kind}, not floating point of 16 bits or more.")
         if not torch.isfinite(tensor).all():
-            raise CorruptError(f"{path}: {name} has NaN or infinity: its numbers are not all finite. Use another.")
+            raise CorruptError(f"{path}: {name} has NaN or infinity. Use a file whose numbers are all finite.")
 
 
 def restore(checkpoint: Checkpoint, groups: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -226,7 +226,7 @@ def launch(words: Sequence[str], settings: TrainSettings, folder: Path) -> None:
                 raise
             if not is_said(error):
                 log.warning("%s", error)
-            log.warning("starting all again, %d of %d times.", restart + 1, settings.restarts)
+            log.warning("restarting all processes (restart %d of %d).", restart + 1, settings.restarts)
 
 
 def launch_once(words: Sequence[str], settings: TrainSettings) -> None:
@@ -256,9 +256,9 @@ def launch_once(words: Sequence[str], settings: TrainSettings) -> None:
         if failure.exitcode > 0:
             raise already_said(error_of(failure.exitcode)(f"process {rank} failed.")) from None
         name = failure.signal_name()
-        why = f"{name}, mostly for lack of memory" if name == "SIGKILL" else name
+        why = f"{name}, usually because memory ran out" if name == "SIGKILL" else name
         raise MachineError(
-            f"process {rank} of {settings.processes} was killed ({why}). The same command goes on from the newest checkpoint."
+            f"process {rank} of {settings.processes} was killed ({why}). The same command resumes from the newest checkpoint."
         ) from None
     except SignalException as stopped:
         kind = InterruptedRunError if stopped.sigval.name == "SIGINT" else PreemptedError

@@ -71,7 +71,7 @@ class AdamSettings(Settings):
     @model_validator(mode="after")
     def auto_needs_a_total(self) -> "AdamSettings":
         if self.weight_decay == "auto" and not self.total_decay:
-            raise ValueError("weight_decay=auto needs what it adds up to over the run: set optimizer.total_decay")
+            raise ValueError("weight_decay=auto needs a total for the whole run: set optimizer.total_decay")
         return self
 
     def decay_over(self, steps_at_peak: float) -> float:

@@ -83,7 +83,7 @@ class TrainSettings(Settings):
         ends = (0, *self.stages, self.steps)
         if self.stages and (self.minutes or any(end <= begin for begin, end in pairwise(ends))):
             raise ValueError(
-                f"stages ({self.stages}) are steps in growing order below steps ({self.steps}), without minutes"
+                f"stages ({self.stages}) must be increasing steps below steps ({self.steps}), without minutes"
             )
         return self
 
@@ -118,7 +118,7 @@ class ScheduleSettings(Settings):
     @classmethod
     def share_or_steps(cls, warmup: float) -> int | float:
         if warmup > 1 and warmup != int(warmup):
-            raise ValueError("is a share of the run below 1, or a whole number of steps")
+            raise ValueError("must be a fraction of the run below 1, or a whole number of steps")
         return int(warmup) if warmup == int(warmup) else warmup
 
     def warmup_steps(self, steps: float) -> float:
@@ -168,7 +168,7 @@ def schedule_warning(settings: ScheduleSettings, steps: int) -> str | None:
         return None
     return (
         f"the learning rate never gets above {fraction:.0%} of optimizer.lr: warm-up takes "
-        f"{settings.warmup_steps(steps):,.0f} of {steps:,} steps. Use schedule.warmup={SHORT_WARMUP}, a share of them."
+        f"{settings.warmup_steps(steps):,.0f} of {steps:,} steps. Use schedule.warmup={SHORT_WARMUP}, a fraction of them."
     )
 
 

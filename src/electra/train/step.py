@@ -190,7 +190,7 @@ class Step:
             problem, result = "the step cannot be compiled", "it is slower"
         elif self.with_kernels and is_raised_in("triton", error):
             self.with_kernels = False
-            problem, result = "custom kernels failed", "the step goes on in plain torch and is slower"
+            problem, result = "custom kernels failed", "the step continues in plain torch and is slower"
         else:
             return False
         inner = getattr(error, "inner_exception", error)

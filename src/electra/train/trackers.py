@@ -109,7 +109,7 @@ class Trackers:
         except Exception as error:
             self.open.pop(name, None)
             reason, rest = first_line(error) or type(error).__name__, "Training goes on; metrics.jsonl has everything."
-            log.warning("%s is told nothing more of this run (%s). %s", name, reason, rest)
+            log.warning("%s receives nothing more of this run (%s). %s", name, reason, rest)
 
     def log(self, kind: str, step: int, values: Mapping[str, float | str]) -> None:
         metrics = {f"{kind}/{key}": it for key, it in values.items() if isinstance(it, float) and math.isfinite(it)}
