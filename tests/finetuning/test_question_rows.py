@@ -146,7 +146,7 @@ def test_good_rows_have_no_problems(problems):
         ({"context": "\n "}, "no text in 'context'"),
         ({"context": None}, "no text in 'context'"),
         ({"question": 5}, "'question' is 5, not text"),
-        ({"context": "Anna \ud800 lives"}, "half a character ('\\ud800') at 5"),
+        ({"context": "Anna \ud800 lives"}, "a lone surrogate ('\\ud800') at 5"),
     ],
 )
 def test_each_problem_is_told_with_row_value_and_remedy(problems, change, message):

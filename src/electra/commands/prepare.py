@@ -105,7 +105,7 @@ def prepare_unit_command(
 
     number, _, count = index.partition("/")
     if not re.fullmatch("[0-9]{1,18}/[0-9]{1,18}", index):
-        raise SettingsError(f"{index} is no share of the units. Give --index I/N, such as 0/8.")
+        raise SettingsError(f"{index} is not a part of the units. Give --index I/N, such as 0/8.")
     units = run_share(as_place(out), int(number), int(count))
     say(f"{out}: {counted(units, 'unit')} done")
 

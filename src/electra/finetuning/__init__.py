@@ -433,4 +433,4 @@ def text_problem(name: str, value: Any) -> str:
     if not isinstance(value, str):
         return f"{name!r} is {short(value)}, not text. Correct it."
     half = SURROGATE.search(value)
-    return f"{name!r} has half a character ({half[0]!r}) at {half.start()}. Write the file again." if half else ""
+    return f"{name!r} has a lone surrogate ({half[0]!r}) at {half.start()}. Write the file again." if half else ""
