@@ -60,7 +60,7 @@ BEFORE_AFTER = "before-after.md"
 SAVED = "Everything up to the newest checkpoint is saved: run the same command again."
 MANY_PASSES = 100
 """Over the training text. On 0.17 M tokens three times as many steps, from 42 passes to 127, raised modern-tiny's detection in text of
-others from an AUC of .741 to .749; eleven times as much text, at the same number of steps, to .792."""
+others from an AUC of .741 to .750; eleven times as much text, at the same number of steps, to .792."""
 FSDP_ALONE = "train.parallel=fsdp is for several processes: add train.processes, or start with torchrun."
 
 
