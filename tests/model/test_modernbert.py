@@ -331,7 +331,7 @@ def test_a_head_of_an_odd_number_of_units_is_refused():
 
 
 def test_an_odd_window_is_refused():
-    with pytest.raises(ValueError, match=r"window \(7\) must be an even number: half of it is on either side"):
+    with pytest.raises(ValueError, match=r"window \(7\) must be an even number: half of it lies on either side"):
         ModernEncoderSettings(window=7)
 
 
