@@ -102,10 +102,15 @@ class Keeper(threading.Thread):
             (it, f"{it.relative_to(self.out)}") for it in small
         ]
         write_atomically(self.folder / "small.tar.gz", packed(named, compress=True))
-        if (models := self.out / "models").is_dir() and not (self.folder / "models.tar.0").exists():
-            whole = packed([(models, "models")], compress=False)
-            for number, start in reversed(list(enumerate(range(0, len(whole), PIECE)))):
-                write_atomically(self.folder / f"models.tar.{number}", whole[start : start + PIECE])
+
+    def copy_models(self) -> None:
+        """Once they are whole."""
+        if self.folder is None or (self.folder / "models.tar.0").exists():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        whole = packed([(self.out / "models", "models")], compress=False)
+        for number, start in reversed(list(enumerate(range(0, len(whole), PIECE)))):
+            write_atomically(self.folder / f"models.tar.{number}", whole[start : start + PIECE])
 
 
 def packed(named: list[tuple[Path, str]], compress: bool) -> bytes:
@@ -206,6 +211,8 @@ def main() -> None:
             write_json(given.out / "stages.json", done)
             print(f"{stage.name}: {json.dumps(done[stage.name])}", flush=True)
             keeper.copy()
+        if stage.name == "export" and done.get("export", {}).get("code") == 0:
+            keeper.copy_models()
     keeper.over.set()
 
 
