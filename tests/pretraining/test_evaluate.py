@@ -9,11 +9,13 @@ import torch
 from electra.base import config
 from electra.base.errors import DataError
 from electra.data.tokenizer import load_tokenizer, special_ids
+from electra.objectives import metrics
 from electra.pretraining import evaluate as evaluation
 from electra.pretraining.evaluate import evaluate_run
 from electra.pretraining.load import load_run, load_settings
 from electra.pretraining.run import build_heldout, pretrain
 from electra.pretraining.settings import resolve
+from electra.train.log import read_metrics
 from helpers import electra
 
 GENERATOR = ("mlm_loss", "mlm_accuracy", "sampled_accuracy", "sampled_variety")
@@ -101,3 +103,27 @@ def test_a_masked_language_model_can_be_the_yardstick_and_not_be_measured(train,
         evaluate_run(masked_lm, generator=run)
     with pytest.raises(DataError, match="no generator that can be reused"):
         evaluate_run(run, generator=train("generator-unigram"))
+
+
+def test_what_is_learned_by_heart_is_asked_at_every_evaluation_and_told_once(recipe, prepared, tmp_path, monkeypatch):
+    """Of the means of training up to there, and of the held-out metrics that stand in the file."""
+    asked = []
+
+    def ask(training, heldout):
+        asked.append((training.get("mlm_loss"), heldout["mlm_loss"]))
+        return {metrics.BY_HEART: "by heart"}
+
+    monkeypatch.setattr("electra.train.loop.by_heart", ask)
+    monkeypatch.setattr(metrics, "PART", 4)
+    words = [
+        f"data={prepared}",
+        f"run={tmp_path / 'run'}",
+        "train.steps=8",
+        "train.evaluate_every=4",
+        "train.log_every=2",
+    ]
+    pretrain(resolve(str(recipe), words)[0])
+    losses = {kind: [it["mlm_loss"] for it in read_metrics(tmp_path / "run", kind)] for kind in ("train", "heldout")}
+    means = [sum(losses["train"][at : at + 2]) / 2 for at in (0, 2)]
+    assert asked == [pytest.approx(pair) for pair in zip(means, losses["heldout"], strict=True)]
+    assert [it["step"] for it in read_metrics(tmp_path / "run", "alarm") if it["alarm"] == metrics.BY_HEART] == [4]
