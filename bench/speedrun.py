@@ -4,11 +4,13 @@
     electra speedrun data=SHARDS glue=GLUE seed=1 --out runs/speed-1
     python bench/speedrun.py runs/speed-0 runs/speed-1
     python bench/speedrun.py --add runs/speed-1
+    python bench/speedrun.py --more-tasks 1 FOLDER
     python bench/speedrun.py --overlap SHARDS GLUE mnli qnli qqp
 
 `glue5_median` is the mean over the seeds of pre-training; each has a median over the seeds of fine-tuning. `--add` puts seeds beside
-those that are stored, and says which settings are not those of the stored ones. The last line looks for dev texts of more tasks in
-the corpus of the stored runs, on any machine that has it.
+those that are stored, and says which settings are not those of the stored ones. `--more-tasks` puts what `electra finetune runs/speed-1/run
+mnli … --out FOLDER` scored beside the seed of pre-training, outside the mean. The last line looks for dev texts of more tasks in the
+corpus of the stored runs, on any machine that has it.
 """
 
 import argparse
@@ -32,11 +34,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--add", action="store_true", help="to the seeds that are stored")
+    parser.add_argument("--more-tasks", nargs=2, metavar=("SEED", "FOLDER"))
     parser.add_argument("--overlap", nargs="+", metavar="SHARDS GLUE TASK")
     arguments = parser.parse_args()
     if arguments.overlap:
         shards, glue, *tasks = arguments.overlap
         add_overlap(SpeedrunSettings(Path(shards), Path(glue), tasks=tasks))
+    elif arguments.more_tasks:
+        add_tasks(int(arguments.more_tasks[0]), Path(arguments.more_tasks[1]))
     elif arguments.add:
         add_seeds(arguments.folders)
     else:
@@ -54,6 +59,27 @@ def add_overlap(settings: SpeedrunSettings) -> None:
         result = machine.read("speedrun")
         for run in result["runs"]:
             run["overlap"] |= overlaps
+        write_json(machine.RESULTS / "speedrun.json", result)
+
+
+def add_tasks(seed: int, folder: Path) -> None:
+    """Scores of the dev split, one for each seed of fine-tuning."""
+    tasks = {}
+    for path in sorted(folder.glob("*/settings.json")):
+        settings = json.loads(path.read_text("utf-8"))
+        metric, files = settings["task"]["metric"], sorted(path.parent.glob("seed-*/result.json"))
+        scores = [json.loads(file.read_text("utf-8"))["scores"]["dev"][metric] for file in files]
+        method = settings["method"] | {"pooling": settings["task"]["pooling"]}
+        tasks[path.parent.name] = {"metric": metric, "seeds": [100 * it for it in scores], "method": method}
+    with machine.alone():
+        result = machine.read("speedrun")
+        run = next(it for it in result["runs"] if it["pretraining_seed"] == seed)
+        for name, task in tasks.items():
+            method = task.pop("method")
+            differs = {key: value for key, value in result["method"].items() if method[key] != value}
+            assert not differs, f"{name} by another method than the stored {differs}"
+            print(f"{name}: {task}")
+        run["more_tasks"] = run.get("more_tasks", {}) | tasks
         write_json(machine.RESULTS / "speedrun.json", result)
 
 

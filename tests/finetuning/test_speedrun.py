@@ -90,6 +90,7 @@ def test_a_speedrun_is_killed_and_goes_on_and_reports_everything(recipe, prepare
     ):
         assert text in report, text
     assert "nothing was selected on dev" in report
+    assert f"pooling {result['method']['pooling']}, " in report
     best = page(result | {"method": result["method"] | {"keep": "best"}})
     assert "Weights are chosen on dev" in best and "nothing was selected" not in best
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")

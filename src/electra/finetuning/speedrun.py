@@ -145,9 +145,10 @@ def speedrun(settings: SpeedrunSettings, command: str = "") -> dict[str, Any]:
             finetuned = finetune(
                 Path(pretraining.run), list(plans), settings.finetuning(), out, settings.seeds, settings.jobs
             )
+        fixed = read_object(out / next(iter(plans)) / SETTINGS)
         result = {
             **scores(settings, plans, finetuned["tasks"]),
-            "method": read_object(out / next(iter(plans)) / SETTINGS)["method"],
+            "method": fixed["method"] | {"pooling": fixed["task"]["pooling"]},
             **measurements(pretraining, heldout),
             "wall_clock": timings.split(Path(pretraining.run)),
             "overlap": overlap,
@@ -303,7 +304,7 @@ def measurements(settings: PretrainSettings, heldout: Mapping[str, float]) -> di
 def page(result: Mapping[str, Any]) -> str:
     five, device = result["glue5_median"], result["environment"]["gpu"] or f"{result['environment']['cpu_count']} cores"
     headline = f"**{five:.1f}**" if five is not None else "not known, since tasks are missing"
-    keys = ("optimizer", "schedule", "warmup", "batch", "bias_correction", "keep")
+    keys = ("optimizer", "lr", "layer_decay", "schedule", "warmup", "batch", "dropout", "pooling", "bias_correction", "keep")
     method = ", ".join(f"{key} {result['method'][key]}" for key in keys)
     weights = "those of the last step of each run; nothing was selected on dev"
     if result["method"]["keep"] == "best" or result["method"]["patience"]:
