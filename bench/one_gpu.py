@@ -58,25 +58,29 @@ def stages(given: argparse.Namespace) -> list[Stage]:
     finetune = f"{python} -m electra finetune {out}/speed/run {REDUCED} data={glue} evaluations=1 {protocol}"
     of_run = " ".join(f"finetune.{word}" for word in protocol.split())
     memory = "--case modern-small:1024x128 --variants electra 'transformers compiled' 'transformers gathered'"
-    claim = f"{python} {bench}/claim.py table5 --data {data} --glue {glue} --out {out}/claim --only ELECTRA BERT"
+    claim = f"{python} {bench}/claim.py table5 --data {data} --glue {glue} --out {out}/claim --seeds 2"
     screens = f"{python} {bench}/screens.py {bench}/arms.json --data {data} --glue {glue} --out {out}/screens"
     overhead = f"{python} -m torch.distributed.run --standalone --nproc-per-node 1 {bench}/torchrun_overhead.py"
     minutes = f"--minutes {given.minutes:g}"
+    tests = f"{python} -m pytest -m gpu -n 12 --maxschedchunk 1 -v --junitxml={out}/tests.xml"
     return [
-        Stage("tests", 400, f"{python} -m pytest -m gpu -n 8 -v --junitxml={out}/tests.xml tests"),
-        Stage("overhead", 60, f"{overhead} --out torchrun_overhead"),
+        Stage("tests", 260, f"{tests} tests/train/test_distributed_gpu.py tests"),  # the slow ones first
+        Stage("screens", 500, f"{screens} --at-once 4 --seconds 350 --name screens_more", True),
+        Stage("claim", 700, f"{claim} --jobs 4 --task-jobs 3 --seconds 660", True),
+        Stage("overhead", 100, f"{overhead} --out torchrun_overhead"),
         Stage(
-            "speedrun", 70 + 80 * given.minutes, f"{speedrun} {of_run} {minutes} {seeds} {jobs} --out {out}/speed", True
+            "speedrun",
+            190 + 60 * given.minutes,
+            f"{speedrun} {of_run} {minutes} {seeds} {jobs} --out {out}/speed",
+            True,
         ),
         Stage("export", 30, f"{python} -m electra export {out}/speed/run {out}/models/speed"),
-        Stage("reduced", 150, f"{finetune} --seeds 3 {jobs} --out {out}/reduced", True),
+        Stage("reduced", 60, f"{finetune} --seeds 1 {jobs} --out {out}/reduced", True),
         Stage(
             "memory",
-            120,
+            150,
             f"{python} {bench}/throughput.py {memory} --dropout 0 --block 10 --repeats 5 --out modern_1024",
         ),
-        Stage("claim", 600, f"{claim} --seeds 2 --jobs 4 --task-jobs 3 --seconds 560", True),
-        Stage("screens", 400, f"{screens} --at-once 4 --seconds 250", True),
     ]
 
 

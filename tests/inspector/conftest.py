@@ -1,8 +1,13 @@
 """A run's networks as transformers' folders."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from electra.pretraining.load import export_run
+
+# these need the extra `serve`
+collect_ignore = [] if find_spec("uvicorn") else ["test_attacks.py", "test_serve.py"]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,8 @@
-"""On a GPU: a group of one, with NCCL inside the captured step, trains like a process alone; weights in pieces too. A compiler
-joins operations otherwise where a message lies between them, so its last bits are its own."""
+"""On a GPU: a group of one, with NCCL inside the captured step, trains like a process alone; weights in pieces too.
+
+Losses are compared in float32. A compiler joins operations otherwise where a message lies between them, and what bfloat16 rounds
+otherwise is another sample of the generator before long: the same losses in float32 and bfloat16 are 0.1 % apart after ten steps and
+2 % after thirty, where float32 rounded in another way stays within 2e-7."""
 
 import json
 import subprocess
@@ -20,7 +23,7 @@ pytestmark = [
 PLAIN = [sys.executable, "-m", "electra"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 TORCHRUN += ["--nproc-per-node", "1", "-m", "electra"]
-UNCOMPILED = ["train.fast=off", "train.precision=float32"]
+FLOAT32 = "train.precision=float32"
 
 
 def run(start: list[str], *words: object) -> str:
@@ -39,19 +42,18 @@ def lines(start: list[str], recipe: Path, prepared: Path, folder: Path, *more: s
     return [(record["loss"], record["gradient_norm"]) for record in read_metrics(folder) if record["kind"] == "train"]
 
 
-def test_a_captured_group_of_one_trains_like_a_process_alone(recipe, prepared, tmp_path):
-    alone = lines(PLAIN, recipe, prepared, tmp_path / "alone")
-    together = lines(TORCHRUN, recipe, prepared, tmp_path / "together", "train.fast=on")
-    for (loss, norm), (reference, reference_norm) in zip(together, alone, strict=True):
-        assert loss == pytest.approx(reference, rel=1e-3) and norm == pytest.approx(reference_norm, rel=1e-2)
-
-
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_an_uncompiled_group_of_one_trains_like_a_process_alone(parallel, recipe, prepared, tmp_path):
-    alone = lines(PLAIN, recipe, prepared, tmp_path / "alone", *UNCOMPILED)
-    together = lines(TORCHRUN, recipe, prepared, tmp_path / "together", *UNCOMPILED, f"train.parallel={parallel}")
+@pytest.mark.parametrize("more", [["train.fast=on"], ["train.fast=off"], ["train.fast=off", "train.parallel=fsdp"]])
+def test_a_group_of_one_trains_like_a_process_alone(more, recipe, prepared, tmp_path):
+    alone = lines(PLAIN, recipe, prepared, tmp_path / "alone", FLOAT32, more[0])
+    together = lines(TORCHRUN, recipe, prepared, tmp_path / "together", FLOAT32, *more)
     for (loss, norm), (reference, reference_norm) in zip(together, alone, strict=True):
         assert loss == pytest.approx(reference, rel=1e-5) and norm == pytest.approx(reference_norm, rel=1e-4)
+
+
+def test_a_group_of_one_takes_the_kernels_in_its_captured_step(recipe, prepared, tmp_path):
+    (alone, _), *_ = lines(PLAIN, recipe, prepared, tmp_path / "alone", "train.fast=on")
+    (together, _), *_ = lines(TORCHRUN, recipe, prepared, tmp_path / "together", "train.fast=on")
+    assert together == pytest.approx(alone, rel=1e-3)  # of the first five steps
 
 
 def test_doctor_measures_what_adding_up_takes(recipe, prepared, tmp_path):
