@@ -7,7 +7,7 @@ import pytest
 from electra.base.errors import DataError, MachineError
 from electra.base.progress import Table
 from electra.commands import configure_logging
-from electra.commands.console import print_table, resume_hint
+from electra.commands.console import print_table, read_lines, resume_hint
 from helpers import electra
 
 TABLE = Table(
@@ -43,6 +43,14 @@ def test_a_title_is_not_broken_to_the_width_of_its_table(capsys):
     title = "runs/my-run: step 1,800 on 200 held-out rows, beside the same network untrained"
     print_table(Table(("metric", "value"), [("auc", "0.84")], title=title))
     assert capsys.readouterr().out.splitlines()[0] == title
+
+
+def test_only_a_line_feed_ends_a_line_of_text(tmp_path):
+    path = tmp_path / "my.txt"
+    lines = ["a form feed\x0c in it", "U+2028 \u2028 and U+0085 \x85", "", "last"]
+    path.write_bytes("\ufeff".encode() + "\r\n".join([*lines, ""]).encode())
+    assert read_lines(str(path), keep_blank=True) == lines, "the n-th answer belongs to the n-th line"
+    assert read_lines(str(path)) == [line for line in lines if line]
 
 
 def test_messages_of_the_library_are_plain_lines_on_standard_error(capsys):

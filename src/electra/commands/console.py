@@ -154,13 +154,15 @@ def read_lines(text: str | None, keep_blank: bool = False) -> list[str]:
     if len(data) > MOST_TEXT:
         raise DataError(f"{where} has more than {MOST_TEXT >> 20} MiB. Split it into several.")
     try:
-        content = data.decode("utf-8")
+        content = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{where} has bytes that are not UTF-8 (byte {error.start}). Convert it first.") from None
     if "\0" in content:
         raise DataError(f"{where} {NUL}.")
-    if lines := [line for line in content.splitlines() if line.strip()]:
-        return content.splitlines() if keep_blank else lines
+    # not splitlines, which also ends a line at a form feed, U+0085 and U+2028
+    lines = [line.rstrip("\r") for line in content.removesuffix("\n").split("\n")]
+    if any(map(str.strip, lines)):
+        return [line for line in lines if keep_blank or line.strip()]
     raise DataError("no text given. Give some as an argument, a file or on standard input.")
 
 
