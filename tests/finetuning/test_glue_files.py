@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from electra.finetuning.plan import make_plan
 from helpers import electra
 
 MNLI = (
@@ -138,6 +139,17 @@ def test_official_files_are_read_and_their_submissions_written(toy_model, tmp_pa
     model = tmp_path / "out" / task / "seed-0"
     dev = "dev_mismatched.tsv" if task == "mnli" else "dev.tsv"
     assert electra("evaluate", model, tmp_path / "glue" / folder / dev).returncode == 0
+
+
+def test_a_broken_row_of_a_submission_is_not_left_out(tmp_path):
+    _, files, labels, _ = OFFICIAL["qqp"]
+    for name in ("train", "dev", "test"):
+        write(tmp_path / "QQP" / f"{name}.tsv", *files["test" if name == "test" else "train"], labels, 0, 6)
+        with (tmp_path / "QQP" / f"{name}.tsv").open("a") as file:
+            file.write("400\ta question that\n" + files["test" if name == "test" else "train"][1] + "\n")
+    plan = make_plan("qqp", {"data": str(tmp_path)}, {})
+    assert {split: len(rows) for split, rows in plan.splits.items()} == {"train": 7, "dev": 7, "test": 8}
+    assert plan.malformed["test"].keys() == {7}, "the answers after it would have the numbers of other rows"
 
 
 def test_a_tenth_is_split_off_also_where_columns_have_two_names(toy_model, tmp_path):

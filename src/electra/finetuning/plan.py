@@ -304,7 +304,8 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
     malformed: dict[str, Mapping[int, str]] = {}
     for split, file in files.items():
         rows, broken = contents.get(split) or task.read(file)
-        if broken and task.drops_broken_rows:
+        # of a submission none is left out: its answers are numbered by their rows
+        if broken and task.drops_broken_rows and split not in source.submission:
             notes.append(f"{split}: {len(broken):,} broken rows are left out")
             rows, broken = [row for number, row in enumerate(rows, 1) if number not in broken], {}
         splits[split], malformed[split] = rows, broken
