@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
+import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from electra.data.tokenizer import load_tokenizer
 from electra.finetuning.baselines import WordModel, baseline_scores
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings
+from electra.finetuning.run import finetune_untrained
 from electra.finetuning.tagging import TaggingSettings
 from helpers import electra
 
@@ -180,6 +183,22 @@ def test_the_same_network_untrained_is_a_baseline_at_its_own_best_rate(toy_model
     assert other.returncode == 0, other.stderr
     task = json.loads((out / "results.json").read_text())["tasks"]["my"]
     assert task["baselines"]["dev"].keys() == {"majority", "words"}
+
+
+def test_the_rate_of_the_untrained_network_stays_when_the_command_is_repeated(tmp_path, monkeypatch):
+    scores, trained = {3e-4: [0.7, 0.1, 0.1], 1e-3: [0.6] * 3, 3e-3: [0.5] * 3}, dict.fromkeys((3e-4, 1e-3, 3e-3), 0)
+
+    def finetune(model, items, overrides, folder, seeds, jobs):
+        rate = overrides["lr"]
+        trained[rate] = max(trained[rate], seeds)  # finished runs stay in the results
+        dev = {f"seed {seed}": {"accuracy": scores[rate][seed]} for seed in range(trained[rate])}
+        median = statistics.median(scores[rate][: trained[rate]])
+        return {"tasks": {"a": {"metric": "accuracy", "median": median, "scores": {"dev": dev}}}}
+
+    monkeypatch.setattr("electra.finetuning.run.finetune", finetune)
+    planned = SimpleNamespace(plan=SimpleNamespace(name="a"), overrides={})
+    first, again = (finetune_untrained("model", {"a": [planned]}, tmp_path, 3, 1) for _ in range(2))
+    assert first == again == {"a": {"accuracy": pytest.approx(0.3)}} and trained[1e-3] == 1
 
 
 def labelled_table(path: Path) -> Path:

@@ -219,7 +219,10 @@ def finetune_untrained(
     tried = {rate: results_at(rate, list(item_of), 1) for rate in UNTRAINED_RATES}
     best: dict[float, list[str]] = {}
     for name in item_of:
-        merits = {rate: merit(results[name]["metric"], results[name]["median"]) for rate, results in tried.items()}
+        metric = next(iter(tried.values()))[name]["metric"]
+        # by the first seed alone: a command that is repeated finds more seeds at the rate it chose before
+        first = {rate: results[name]["scores"]["dev"]["seed 0"][metric] for rate, results in tried.items()}
+        merits = {rate: merit(metric, score) for rate, score in first.items()}
         best.setdefault(max(merits, key=merits.__getitem__), []).append(name)
     scores = {}
     for rate, names in best.items():
