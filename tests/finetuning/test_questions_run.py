@@ -136,6 +136,14 @@ def test_answers_to_squad_files_are_what_the_official_evaluator_reads(model, tmp
     assert electra("predict", model, file, "--out", tmp_path / "x.jsonl").returncode == 2
 
 
+def test_two_questions_with_one_id_are_refused_where_answers_go_by_id(model, tmp_path):
+    rows = questions(3, seed=6)
+    file = write_json(tmp_path / "test.json", nested([*rows, {**rows[0], "question": "who jumps"}]))
+    done = electra("predict", model, file)
+    assert done.returncode == 3 and "test.json row 4 has the id '6-0' of test.json row 1" in done.stderr, done.stderr
+    assert not (tmp_path / "test.predictions.json").exists()
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
 def test_rows_come_back_as_rows(model, tmp_path, kind, monkeypatch):
     monkeypatch.setattr("electra.finetuning.predict.CHUNK", 4)

@@ -172,6 +172,8 @@ def predict_squad(predictor: Predictor, file: Path, target: Path, probabilities:
             f"{target}: answers to a file in SQuAD's or MRQA's layout are .json. Choose another out.", ("out",)
         )
     rows, _ = predictor.task.settings.read(file)
+    # of two questions with one id only one would be kept
+    refuse(list(predictor.task.overall_problems({file.name: rows}, clean=True)))
     predictions = predictor(rows)
     files = {target: by_id(rows, predictions)}
     if probabilities:
