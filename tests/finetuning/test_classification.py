@@ -142,6 +142,18 @@ def test_classification_scores_are_sklearn_s():
     assert class_scores(np.array([0, 0]), np.array([0, 0]), 2)["mcc"] == 0.0
 
 
+def test_results_say_which_class_the_f1_is_of(tokenizer):
+    rows = [{"text": "a", "label": name} for name in ("fraud", "legit", "legit", "fraud")]
+    said = [{"prediction": name} for name in ("fraud", "legit", "fraud", "legit")]
+    for labels, named in (((), "the second of the two labels, as sorted"), (("legit", "fraud"), "'fraud'")):
+        settings = ClassificationSettings(metric="f1", labels=labels)
+        task = settings.build(tokenizer, 16, {"train": rows})
+        own = next(it["f1"] for it in task.tables(rows[:3], said[:3])["per_class"] if it["label"] == task.labels[1])
+        assert task.scores(rows[:3], said[:3])["f1"] == own
+        assert settings.notes == (f"f1 is that of {named}; labels=[…] sets another order",)
+    assert ClassificationSettings().notes == ()
+
+
 def test_regression_scores_are_correlations_and_a_constant_has_none():
     gold = np.array([0.0, 1.0, 2.0, 5.0])
     scores = regression_scores(gold, gold**3)

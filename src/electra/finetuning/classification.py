@@ -179,6 +179,12 @@ class ClassificationSettings(TaskSettings):
     def row_classes(self, row: Row) -> set[str]:
         return set() if self.kind == "regression" else set(self.label_names(row))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Of which class f1 is: the rare one that it is meant for may well be the first."""
+        whose = f"{self.labels[1]!r}" if self.labels else "the second of the two labels, as sorted"
+        return (f"f1 is that of {whose}; labels=[…] sets another order",) if self.metric == "f1" else ()
+
     def cut_words(self, length: int) -> str:
         if self.long == "windows":
             return f"whose shorter text has more than half of {length} tokens and is cut there"
