@@ -26,6 +26,9 @@ from electra.interop.card import (
     with_header,
     with_section,
 )
+from electra.pretraining.card import run_sections
+from electra.pretraining.load import heldout_metrics, load_settings
+from electra.train.log import read_metrics
 from helpers import electra
 
 
@@ -71,6 +74,25 @@ def test_the_card_says_what_the_run_knows(exported, finished_run, prepared, reci
     if not environment["gpu"]:
         kilowatt_hours = 0.010 * environment["torch_threads"] * last["seconds"] / 3600 * 1.5
         assert rows["energy, an estimate"].startswith(f"{kilowatt_hours:.2g} kWh")
+
+
+@pytest.mark.parametrize("logged", ["before", "after"])
+def test_the_card_of_an_unfinished_run_is_of_the_step_of_its_weights(finished_run, tmp_path, logged):
+    """A killed run has logged steps that it did not save, and saved steps that it did not evaluate."""
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    records = read_metrics(run)
+    if logged == "after":
+        shutil.rmtree(newest)
+        (newest,) = sorted((run / "checkpoints").iterdir())[-1:]
+    else:
+        records = [it for it in records if it["step"] < 40]
+    step = int(newest.name.removeprefix("step-"))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(it) + "\n" for it in records))
+    rows = rows_of("\n".join(run_sections(run, load_settings(run), heldout_metrics(run)).values()))
+    assert rows["steps"].startswith(f"{step} of ")
+    measured = {f"{it['auc']:.4f}" for it in records if (it["kind"], it["step"]) == ("heldout", step)}
+    assert {rows[name] for name in ("auc",) if name in rows} == measured
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from electra.pretraining.load import (
     EXPORTS,
     Exported,
     export_run,
-    last_heldout,
+    heldout_metrics,
     load_network,
     load_settings,
     run_card,
@@ -113,7 +113,7 @@ def source_card(model: Path, network: Pretrained) -> str:
     """The model's card: made from its run, or the card that it has, or one that says its origin is unknown."""
     if (model / CONFIG).is_file():
         settings = load_settings(model)
-        return run_card(settings, network, run_sections(model, settings, last_heldout(model)), UNSAID)
+        return run_card(settings, network, run_sections(model, settings, heldout_metrics(model)), UNSAID)
     cards = [folder / CARD for folder in (model, *(model / name for name in EXPORTS)) if (folder / CARD).is_file()]
     if cards:
         return cards[0].read_text("utf-8", "replace")

@@ -142,8 +142,12 @@ def run_card(
     return pretrained_card(network.kind, settings.encoder.kind, *about, parameters)
 
 
-def last_heldout(run: Path) -> dict[str, Any]:
-    return (read_metrics(run, "heldout")[-1:] or [{}])[0]
+def heldout_metrics(run: Path) -> dict[str, Any]:
+    """The step of the weights that `load_run` reads, with the held-out metrics of that step if it was evaluated. A run that was killed
+    has logged other steps than it has saved."""
+    newest = checkpoint.newest_checkpoint(run / "checkpoints")
+    step = newest.step if newest else 0
+    return next((it for it in read_metrics(run, "heldout") if it["step"] == step), {"step": step})
 
 
 def export_run(run: Path, out: Path, publication: Publication = UNSAID, manner: Manner = PLAIN) -> list[Exported]:
@@ -151,6 +155,6 @@ def export_run(run: Path, out: Path, publication: Publication = UNSAID, manner: 
     settings, objective = load_run(run)
     with whole_or_absent(out) as temporary:
         written = export_networks(
-            settings, objective.networks(), run, temporary, last_heldout(run), publication, manner
+            settings, objective.networks(), run, temporary, heldout_metrics(run), publication, manner
         )
     return [Exported(out / it.folder.relative_to(temporary), it.note) for it in written]
