@@ -36,8 +36,9 @@ def run_sections(run: Path, settings: PretrainSettings, metrics: Mapping[str, An
     data: dict[str, int] = environment["data"]
     train = read_metrics(run, "train")
     last = next((it for it in reversed(train) if it["step"] <= metrics.get("step", it["step"])), {})
-    last |= {"step": metrics["step"]} if "step" in metrics else {}  # it may have been saved between two lines of the log
-    step, tokens = last.get("step", 0), last.get("tokens") or 0
+    # a checkpoint may lie between two lines of the log
+    last |= {"step": metrics.get("step", last.get("step", 0))}
+    step, tokens = last["step"], last.get("tokens") or 0
     software = ", ".join(f"{it} {environment[it]}" for it in ("electra", "torch", "python") if environment.get(it))
     text = trained = heldout = ""
     if data:
