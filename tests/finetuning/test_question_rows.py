@@ -110,6 +110,7 @@ def test_answers_of_both_layouts_and_of_none():
     assert true_answers({**GOOD, "answers": {"text": ["Rome", "Rome"], "answer_start": [14, 20]}})[1].start == 20
     assert true_answers({"answers": []}) == true_answers({"is_impossible": True}) == []
     assert true_answers({"question": "Where?"}) is None
+    assert true_answers({"is_impossible": False}) is None, "there is an answer, and it is not known"
 
 
 def test_good_rows_have_no_problems(problems):
@@ -139,6 +140,7 @@ def test_good_rows_have_no_problems(problems):
         ({"answers": {"text": ["a"], "answer_start": []}}, "not a list of {text, answer_start}"),
         ({"answers": []}, "has no answer. Set has_unanswerable = true, or remove the row."),
         ({"answers": None}, "has no answers. Give them"),
+        ({"answers": None, "is_impossible": False}, "has no answers. Give them"),
         ({"is_impossible": True}, "is_impossible is true, but there are answers"),
         ({"id": None}, "has no id"),
         ({"id": " "}, "has no id"),

@@ -442,7 +442,7 @@ def true_answers(row: Row) -> Answers:
         return []
     match row.get("answers"):
         case None:
-            return None if row.get("is_impossible") is None else []
+            return None
         case {"text": texts, "answer_start": starts}:
             return [TrueAnswer(text, start) for text, start in zip(texts, starts, strict=True)]
         case answers:
