@@ -1,5 +1,6 @@
 """Trained and untrained networks are asked about the same text, and runs can be asked about one text."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -98,7 +99,10 @@ def test_a_masked_language_model_can_be_the_yardstick_and_not_be_measured(train,
     assert done.returncode == 0 and "corrupted by" in done.stdout, done.stderr
     shutil.copytree(masked_lm, other := tmp_path / masked_lm.name)
     assert electra("evaluate", run, "--generator", other).returncode == 0
-    assert len([*run.glob("evaluation-by-evaluate-masked-lm-*.json")]) == 2
+    kept = [json.loads(file.read_text("utf-8")) for file in run.glob("evaluation-by-evaluate-masked-lm-*.json")]
+    assert sorted(it["options"]["generator"] for it in kept) == sorted(map(str, (masked_lm, other)))
+    assert electra("evaluate", run, "--rows", "2").returncode == 0
+    assert json.loads((run / "evaluation.json").read_text("utf-8"))["options"] == {"rows": "2"}
     with pytest.raises(DataError, match="has no discriminator"):
         evaluate_run(masked_lm, generator=run)
     with pytest.raises(DataError, match="no generator that can be reused"):

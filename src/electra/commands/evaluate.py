@@ -35,10 +35,17 @@ def evaluate_command(
     if "scores" in result:
         say_json(result) if as_json else print_scores(run, file, result)
     else:
-        keep_metrics(run, result, generator, as_json)
+        keep_metrics(run, result, data, rows, generator, as_json)
 
 
-def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator: Path | None, as_json: bool) -> None:
+def keep_metrics(
+    run: Path,
+    result: Mapping[str, Mapping[str, float]],
+    data: Path | None,
+    rows: int | None,
+    generator: Path | None,
+    as_json: bool,
+) -> None:
     """Writes evaluation.json of the run, or a file named after the run whose generator corrupted the text (with a hash of its path:
     the runs of a comparison all have the same name), plots the curves beside it, and prints the metrics."""
     from hashlib import sha256
@@ -48,7 +55,7 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
     from electra.train.log import finite_or_none, plot_run
 
     finite = {name: {key: finite_or_none(value) for key, value in metrics.items()} for name, metrics in result.items()}
-    name, title = "evaluation.json", f"{run}, held-out documents"
+    name, title = "evaluation.json", f"{run}, held-out documents{'' if data is None else f' of {data}'}"
     by_own = generator is None and "auc" in result["trained"]
     if by_own:
         title = f"{title}, corrupted by its own generator"
@@ -56,7 +63,8 @@ def keep_metrics(run: Path, result: Mapping[str, Mapping[str, float]], generator
         place = generator.resolve()
         name = f"evaluation-by-{place.name}-{sha256(bytes(place)).hexdigest()[:8]}.json"
         title = f"{title}, corrupted by {generator}"
-    write_json(run / name, finite)
+    given = {"data": data, "rows": rows, "generator": generator}
+    write_json(run / name, finite | {"options": {key: str(it) for key, it in given.items() if it is not None}})
     plot_run(run, run / "curves.png")
     if as_json:
         say_json(finite)
