@@ -189,8 +189,8 @@ def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
     for word in ("'P' and 'p' look alike", "seed 0: the answer to every row is", "rows longer than 16 tokens"):
         (text,) = (text for text in texts if word in text)
         assert (
-            f"look out: my: {text}" in done.stdout
-            and f"**look out**: {literal(text)}" in (tmp_path / "out" / "results.md").read_text()
+            f"WARNING: my: {text}" in done.stdout
+            and f"**WARNING**: {literal(text)}" in (tmp_path / "out" / "results.md").read_text()
         )
     assert "look alike" in done.stderr and "my seed 0: the answer" in done.stderr
     others = tmp_path / "others.jsonl"

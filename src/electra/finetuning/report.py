@@ -381,7 +381,7 @@ def results_page(whole: Mapping[str, Any]) -> str:
         if glue["not_official"]:
             paragraphs.append(f"Not comparable with published means: {'; '.join(glue['not_official'])}.")
     for name, result in results.items():
-        alarms = [f"- **look out**: {literal(text)}" for text in result.get("alarms", ())]
+        alarms = [f"- **WARNING**: {literal(text)}" for text in result.get("alarms", ())]
         lines = [f"started from {result['model']}"] if result["model"] != model else []
         lines += [*map(file_line, result["files"]), *result["notes"]]
         for split, (count, of) in result["cut"].items():
