@@ -111,7 +111,7 @@ def test_units_of_a_few_bytes_are_refused_with_a_size_that_is_enough(tokenizer: 
     files = [tmp_path / f"{name}.txt" for name in "abc"]
     done = electra("prepare", tmp_path / "out", *files, "--tokenizer", tokenizer, "--unit-bytes", 1)
     assert done.returncode == 2 and "units of 1 byte would make more than 10,000 shards of 37,800 bytes" in done.stderr
-    assert "Give at least 8 as unit_bytes" in done.stderr and not (tmp_path / "out" / "units").exists()
+    assert "Give at least 8 as unit_bytes" in done.stderr and not (tmp_path / "out").exists()
     assert 4000 < len(plan_corpus(Corpus(files), PrepareSettings(unit_bytes=8, heldout_share=0), "", 5).units) <= 10_000
 
 
