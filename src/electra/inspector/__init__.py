@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -41,6 +41,14 @@ from electra.interop.read import Pretrained
 from electra.model import Encoder
 from electra.model.heads import Pooling
 from electra.pretraining.load import load_network
+
+
+@runtime_checkable
+class Tabular(Protocol):
+    """A table of pandas, polars or Arrow, which gives its columns or their names where it is asked for one item after the other."""
+
+    @property
+    def columns(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -153,8 +161,18 @@ class Model:
                 f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "
                 f"{command('finetune', self.path, 'TABLE')}"
             )
-        rows, settings = [rows] if isinstance(rows, str | Mapping) else list(rows), self.finetuned.task.settings
+        settings = self.finetuned.task.settings
         columns = settings.input_columns
+        if isinstance(rows, Tabular):
+            raise DataError(
+                'a table is not read as it is. Give its column of texts, or its rows: table.to_dict("records") in pandas.'
+            )
+        rows = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
+        if odd := [(number, row) for number, row in enumerate(rows, 1) if not isinstance(row, str | Mapping)]:
+            number, row = odd[0]
+            raise DataError(
+                f"row {number} is of type {type(row).__name__}. Give a text, or a dict with {' and '.join(columns)}."
+            )
         if any(isinstance(row, str) and (len(columns) != 1 or not settings.is_input(row)) for row in rows):
             raise DataError(f"{self.path} does not read plain texts: give rows with {' and '.join(columns)}.")
         named = [{columns[0]: row} if isinstance(row, str) else row for row in rows]
