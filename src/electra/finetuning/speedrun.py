@@ -304,7 +304,18 @@ def measurements(settings: PretrainSettings, heldout: Mapping[str, float]) -> di
 def page(result: Mapping[str, Any]) -> str:
     five, device = result["glue5_median"], result["environment"]["gpu"] or f"{result['environment']['cpu_count']} cores"
     headline = f"**{five:.1f}**" if five is not None else "not known, since tasks are missing"
-    keys = ("optimizer", "lr", "layer_decay", "schedule", "warmup", "batch", "dropout", "pooling", "bias_correction", "keep")
+    keys = (
+        "optimizer",
+        "lr",
+        "layer_decay",
+        "schedule",
+        "warmup",
+        "batch",
+        "dropout",
+        "pooling",
+        "bias_correction",
+        "keep",
+    )
     method = ", ".join(f"{key} {result['method'][key]}" for key in keys)
     weights = "those of the last step of each run; nothing was selected on dev"
     if result["method"]["keep"] == "best" or result["method"]["patience"]:
