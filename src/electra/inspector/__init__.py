@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, overload
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -41,14 +41,6 @@ from electra.interop.read import Pretrained
 from electra.model import Encoder
 from electra.model.heads import Pooling
 from electra.pretraining.load import load_network
-
-
-@runtime_checkable
-class Tabular(Protocol):
-    """A table of pandas, polars or Arrow, which gives its columns or their names where it is asked for one item after the other."""
-
-    @property
-    def columns(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -163,7 +155,7 @@ class Model:
             )
         settings = self.finetuned.task.settings
         columns = settings.input_columns
-        if isinstance(rows, Tabular):
+        if type(rows).__name__ == "DataFrame":  # one of pandas would give the names of its columns
             raise DataError(
                 'a table is not read as it is. Give its column of texts, or its rows: table.to_dict("records") in pandas.'
             )
