@@ -280,13 +280,13 @@ def test_too_few_held_out_tokens_are_told_wherever_they_are_measured(recipe, pre
     done = electra(*words)
     tokens = json.loads((tmp_path / "shards" / "manifest.json").read_text())["splits"]["heldout"]["tokens"]
     warning = f"only {tokens:,} tokens held out: chance alone moves their AUC by "
-    assert 0 < tokens < 5000 and f"look out: {warning}" in done.stdout
+    assert 0 < tokens < 5000 and f"WARNING: {warning}" in done.stdout
     run = [f"data={tmp_path / 'shards'}", f"run={tmp_path / 'run'}", "train.steps=2"]
     assert electra("pretrain", recipe, *run).stderr.count(warning) == 1
     assert warning in electra("doctor", recipe, *run[:1], f"run={tmp_path / 'other'}").stdout
     assert warning in electra("evaluate", tmp_path / "run").stderr
     monkeypatch.setattr("electra.data.shards.ENOUGH_HELD_OUT", tokens)
-    assert "look out" not in electra(*words).stdout and warning not in electra("evaluate", tmp_path / "run").stderr
+    assert "WARNING" not in electra(*words).stdout and warning not in electra("evaluate", tmp_path / "run").stderr
 
 
 def test_an_interrupted_start_leaves_settings_that_still_work(finished_run, recipe, prepared, tmp_path):

@@ -267,6 +267,17 @@ def test_folders_are_read_recursively_in_the_order_of_names(tmp_path: Path) -> N
         assert read(tmp_path / "in") == ["a/a.txt", "a/z.txt", "b.txt", "c/d/e.txt"]
 
 
+def test_a_file_that_is_read_twice_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = write(tmp_path / "in" / "a.txt", "one"), write(tmp_path / "in" / "b.txt", "two")
+    assert read(one, two) == ["one", "two"] and not caplog.text
+    assert read(one, tmp_path / "in") == ["one", "one", "two"]
+    assert f"{one} is read more than once, by its own name, a folder or a link" in caplog.text
+    (tmp_path / "in" / "c.txt").symlink_to(two)
+    caplog.clear()
+    assert read(one, one, tmp_path / "in") == ["one", "one", "one", "two", "two"]
+    assert f"{one} is read more than once (and 1 more file), " in caplog.text and len(caplog.records) == 1
+
+
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "is a pipe, socket or device" in refused(tmp_path / "pipe")

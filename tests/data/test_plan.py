@@ -104,6 +104,17 @@ def test_a_cell_of_csv_is_never_divided(tmp_path: Path) -> None:
     assert len(plan.units) == 1
 
 
+def test_units_of_a_few_bytes_are_refused_with_a_size_that_is_enough(tokenizer: Path, tmp_path: Path) -> None:
+    """Who writes 4 for 4 MiB would get a shard and several files for every four bytes of text."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("bar tim\n\n" * 700 * (1 + ord(name) % 3))
+    files = [tmp_path / f"{name}.txt" for name in "abc"]
+    done = electra("prepare", tmp_path / "out", *files, "--tokenizer", tokenizer, "--unit-bytes", 1)
+    assert done.returncode == 2 and "units of 1 byte would make more than 10,000 shards of 37,800 bytes" in done.stderr
+    assert "Give at least 8 as unit_bytes" in done.stderr and not (tmp_path / "out").exists()
+    assert 4000 < len(plan_corpus(Corpus(files), PrepareSettings(unit_bytes=8, heldout_share=0), "", 5).units) <= 10_000
+
+
 def test_a_plan_that_divided_otherwise_is_not_mixed_up(tokenizer: Path, tmp_path: Path, monkeypatch, caplog) -> None:
     """As versions did that read JSON lines as a whole. The array that was begun can be finished; a new plan is refused, and
     prepare says that it begins again."""

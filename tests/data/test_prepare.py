@@ -118,7 +118,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
 
 def test_workers_do_not_outlive_a_killed_run(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
-    script.write_text(KILLED.replace("20_000", "1"))
+    script.write_text(KILLED.replace("20_000", "50"))
     process = subprocess.Popen([sys.executable, script, corpus, tmp_path / "out", tokenizer])
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 20
@@ -417,7 +417,7 @@ def test_workers_import_neither_torch_nor_pyarrow() -> None:
 
 def test_an_interrupt_leaves_the_folder_ready_to_go_on(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     script, out = tmp_path / "killed.py", tmp_path / "out"
-    script.write_text(KILLED.replace("20_000", "100").replace("[corpus]", "[corpus] * 50"))  # far from over
+    script.write_text(KILLED.replace("20_000", "1_000").replace("[corpus]", "[corpus] * 50"))  # far from over
     process = subprocess.Popen(
         [sys.executable, script, corpus, out, tokenizer],
         stderr=subprocess.PIPE,

@@ -113,6 +113,24 @@ def test_numbers_that_hardly_vary_and_one_tag_for_every_word_are_that_too(tokeni
     assert not alarms_of(tagging, words, [["B-X", "O"], ["O"]])
 
 
+def test_labels_of_a_regression_that_are_all_one_number_are_refused_in_train_and_an_alarm_elsewhere(
+    tmp_path, toy_model
+):
+    """A correlation with a constant is undefined. It counts as 0, and that is said."""
+    tables = {"same": rows_of([2.5] * 40), "vary": rows_of([n / 4 for n in range(40)])}
+    for name, rows in tables.items():
+        text = "".join(json.dumps(row | {"text": f"{name} {row['text']}"}) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    same, vary, out = tmp_path / "same.jsonl", tmp_path / "vary.jsonl", tmp_path / "out"
+    done = electra("finetune", toy_model, same, "kind=regression", "--out", out)
+    assert done.returncode == 3 and "train: every label is 2.5: there is nothing to learn" in done.stderr
+    done = electra("finetune", toy_model, vary, "--dev", same, "kind=regression", "epochs=1", "--out", out)
+    said = "every label is 2.5, so its correlations are undefined and count as 0. Score it on rows that differ"
+    assert done.returncode == 0 and f"dev: {said}" in done.stdout and f"dev: {said}" in done.stderr
+    done = electra("evaluate", out / "vary" / "seed-0", same)
+    assert done.returncode == 0 and said in done.stdout and "no better than" not in done.stdout
+
+
 def test_a_loss_that_does_not_fall_is_an_alarm_once_there_are_enough_of_them(tokenizer):
     rows = rows_of("abab")
     task = ClassificationSettings().build(tokenizer, 24, {"train": rows})
@@ -171,8 +189,8 @@ def test_alarms_are_in_the_terminal_and_in_the_results(toy_model, tmp_path):
     for word in ("'P' and 'p' look alike", "seed 0: the answer to every row is", "rows longer than 16 tokens"):
         (text,) = (text for text in texts if word in text)
         assert (
-            f"look out: my: {text}" in done.stdout
-            and f"**look out**: {literal(text)}" in (tmp_path / "out" / "results.md").read_text()
+            f"WARNING: my: {text}" in done.stdout
+            and f"**WARNING**: {literal(text)}" in (tmp_path / "out" / "results.md").read_text()
         )
     assert "look alike" in done.stderr and "my seed 0: the answer" in done.stderr
     others = tmp_path / "others.jsonl"

@@ -169,5 +169,5 @@ def test_the_terminal_has_the_alarms_of_this_command_and_the_results_all(toy_mod
         write(tmp_path / f"{name}.jsonl", [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(20)])
         done = electra("finetune", toy_model, f"{name}.jsonl", "epochs=1", "length=24", "--out", "out", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    assert "look out: two: " in done.stdout and "look out: one: " not in done.stdout
+    assert "WARNING: two: " in done.stdout and "WARNING: one: " not in done.stdout
     assert (tmp_path / "out" / "results.md").read_text().count("dev has only 2 rows") == 2

@@ -7,7 +7,7 @@ from electra.base.errors import SettingsError
 from electra.base.files import write_json
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.plan import MethodSettings
-from electra.finetuning.report import SETTINGS, refuse_other_runs
+from electra.finetuning.report import GLUE, SETTINGS, glue_mean, refuse_other_runs, results_page
 
 MADE = {
     "model": "runs/old",
@@ -54,3 +54,19 @@ def test_runs_of_other_tasks_together_are_named(tmp_path):
         with pytest.raises(SettingsError) as error:
             refuse_other_runs(folder, MADE | {"together": others})
         assert f"holds runs trained together {words}" in str(error.value)
+
+
+def test_a_glue_mean_of_tasks_that_started_from_several_models_says_so():
+    """As after `start=mnli`, or commands with several models in one folder."""
+    dev = {"split": "dev", "file": "dev.tsv", "rows": 9, "official": True, "official_rows": 9}
+    result = {"model": "run", "metric": "accuracy", "median": 0.5, "mean": 0.5, "sd": None, "best": 0.5, "best_seed": 0}
+    result |= {"ensemble": {"accuracy": 0.5}, "runs": 1, "files": [dev], "notes": [], "cut": {}, "scores": {}}
+    results = dict.fromkeys(GLUE, result)
+    for changes, mixed in (
+        ({}, []),
+        ({"rte": result | {"model": "out/mnli"}}, ["rte started from out/mnli", "the others from run"]),
+    ):
+        glue = glue_mean(results | changes)
+        page = results_page({"model": "run", "tasks": results | changes, "glue": glue})
+        assert glue["mean"] == 0.5 and glue["mixed"] == mixed
+        assert ("The mean is not of one model: rte started from out/mnli, the others from run." in page) == bool(mixed)

@@ -392,6 +392,20 @@ def test_numbers_and_several_labels_from_tables(toy_model, tmp_path, kind):
     assert json.loads((tmp_path / "out/t/seed-0/task.json").read_text())["architecture"] == ""
 
 
+@pytest.mark.parametrize("shared", [0, 2])
+def test_the_card_says_how_many_rows_of_dev_were_trained_on(toy_model, tmp_path, shared):
+    others = [{**row, "text": f"other {row['text']}"} for row in GOOD[:5]]
+    dev = write_table(
+        tmp_path / "dev.jsonl", [*others, *({**row, "text": row["text"].upper()} for row in GOOD[:shared])]
+    )
+    words = ("--dev", dev, *FAST[1:], "epochs=1", "min_steps=0", "shared_rows=allow", "--out", tmp_path / "out")
+    done = electra("finetune", toy_model, write_table(tmp_path / "t.jsonl", GOOD), *words)
+    assert done.returncode == 0, done.stderr
+    card = (tmp_path / "out/t/seed-0/README.md").read_text()
+    assert ("2 of 7 rows of dev are in train too, so scores on dev are too good." in card) == bool(shared)
+    assert ("Scores on dev are of rows that were not trained on." in card) != bool(shared)
+
+
 def test_a_diverging_run_stops_with_advice(toy_model, table, tmp_path):
     done = electra("finetune", toy_model, table, "lr=1e30", "clip=1e30", "epochs=2", "--out", tmp_path / "out")
     assert done.returncode == 6 and "lower lr" in done.stderr and not list((tmp_path / "out/my").glob("seed-*"))

@@ -423,6 +423,11 @@ def test_every_gpu_has_its_own_runs(recipe, prepared, tmp_path, monkeypatch):
 def test_settings_of_fine_tuning_without_a_task_are_refused(recipe, prepared, tmp_path):
     done = electra("compare", recipe, f"data={prepared}", "finetune.lr=1e-3", "--out", tmp_path / "out")
     assert done.returncode == 2 and "Name some with --tasks" in done.stderr
+    for option in ("--task-jobs", "--task-seeds"):
+        done = electra(
+            "compare", recipe, f"data={prepared}", option, 2, "--budget", "1 steps", "--out", tmp_path / "out"
+        )
+        assert done.returncode == 2 and f"{option} 2 is for fine-tuning, and there is no task. Name some" in done.stderr
 
 
 def test_a_task_that_does_not_exist_stops_everything_before_it_starts(recipe, prepared, tmp_path):

@@ -132,6 +132,27 @@ def test_a_generator_of_texts_is_read_once_and_a_row_alone_is_one_row(finetuned,
         task.predict({"text": [TEXT, LONG]})
 
 
+class DataFrame:
+    """Like that of pandas: its items are the names of its columns."""
+
+    def __iter__(self):
+        return iter(("text", "label"))
+
+
+def test_what_is_neither_texts_nor_rows_is_refused_with_what_to_give(finetuned):
+    task, texts = load(finetuned), [TEXT, LONG]
+    assert task.predict(np.array(texts)) == task.predict(np.array(texts, object)) == task.predict(texts)
+    with pytest.raises(DataError, match=r'Give its column of texts, or its rows: table.to_dict\("records"\) in pandas'):
+        task.predict(DataFrame())
+    for rows, says in (
+        (None, "row 1 is of type NoneType"),
+        ([TEXT, 3], "row 2 is of type int"),
+        ([texts], "row 1 is of type list"),
+    ):
+        with pytest.raises(DataError, match=rf"{says}. Give a text, or a dict with text\."):
+            task.predict(rows)
+
+
 def test_a_folder_of_nothing_is_refused(tmp_path):
     with pytest.raises(DataError, match="has no config.json"):
         load(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from electra.base import config
-from electra.base.errors import DataError
+from electra.base.errors import DataError, SettingsError
 from electra.data.tokenizer import load_tokenizer, special_ids
 from electra.objectives import metrics
 from electra.pretraining import evaluate as evaluation
@@ -45,6 +45,12 @@ def test_the_untrained_network_reads_what_the_trained_generator_wrote(addition, 
 def test_the_untrained_column_of_a_recovery_is_of_the_untrained_network(train):
     trained, untrained = evaluate_run(train("replace-mlm"))
     assert untrained.keys() == {"recovery_loss"} and untrained["recovery_loss"] > trained["recovery_loss"]
+
+
+@pytest.mark.parametrize("rows", [0, -3])
+def test_a_number_of_rows_below_one_is_refused(rows, tmp_path):
+    with pytest.raises(SettingsError, match=f"cannot evaluate {rows} rows. Give at least 1"):
+        evaluate_run(tmp_path, rows=rows)
 
 
 def test_a_masked_language_model_is_compared_with_an_untrained_one(train):

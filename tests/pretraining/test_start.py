@@ -189,3 +189,13 @@ def test_another_tokenizer_is_refused(imported, prepared, tmp_path):
     words = f"data={prepared}", f"start={imported / 'model'}", f"run={tmp_path / 'run'}", "rows.length=16"
     done = electra("pretrain", f"tiny+{imported / 'model' / 'recipe.toml'}", *words)
     assert done.returncode == 3 and "another tokenizer than the data" in done.stderr
+
+
+def test_a_start_that_is_refused_leaves_no_folder_behind(finished_run, recipe, prepared, tmp_path):
+    words = f"data={prepared}", f"run={tmp_path / 'runs' / 'new'}"
+    for wrong in (("start=nowhere",), (f"start={finished_run}", "encoder.layers=3")):
+        done = electra("pretrain", recipe, *words, *wrong)
+        assert done.returncode in (2, 3) and not list(tmp_path.iterdir()), done.stderr
+    (tmp_path / "runs" / "new").mkdir(parents=True)
+    assert electra("pretrain", recipe, *words, "start=nowhere").returncode == 3
+    assert [path.name for path in (tmp_path / "runs" / "new").iterdir()] == [".lock"]  # a folder of the user's stays

@@ -137,6 +137,27 @@ def test_every_objective_costs_what_it_does_by_the_papers_rules(name):
     assert trial.paper_flops(settings, 300) == pytest.approx(2 * 60 * PAPER_BY_HAND[name], rel=1e-9)
 
 
+# Of a tied head the dense layer is as wide as the layers, and the projection from words to layers maps its states back.
+WIDER_T, WIDER_t = 78 * (32 - 16) + 2 * 32 * 16, 30 * (8 - 16) + 2 * 8 * 16
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("masked-lm", 3.75 * WIDER_T),
+        ("electra-15", 3.75 * WIDER_t),
+        ("selection", 3.75 * WIDER_t),
+        ("all-tokens", 3.75 * WIDER_t + 24 * WIDER_T),
+    ],
+)
+def test_a_tied_token_head_costs_what_it_does_by_the_papers_rules(name, more):
+    """The head of selection, which scores candidates, ends at the width of the words in either case."""
+    words = [*SMALL, "train.steps=10", "encoder.kind=modernbert"]
+    ends = [resolve(name, [*words, f"encoder.token_head={kind}"])[0] for kind in ("narrow", "tied")]
+    narrow, tied = (trial.paper_flops(settings, 300) for settings in ends)
+    assert tied - narrow == pytest.approx(2 * 60 * more, rel=1e-9)
+
+
 def test_parts_are_the_encoders_and_all_heads():
     settings, _ = resolve("electra-15", SMALL)
     expected = {"generator": 11520, "discriminator": 119808, "heads": 4928 + 6336}

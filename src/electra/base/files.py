@@ -448,10 +448,12 @@ def trusting(wanted: bool) -> Iterator[None]:
 @contextmanager
 def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator[None]:
     """Lock a folder for one process at a time, or for several with `shared`. The lock ends with its process, however that ends: a
-    stale file never blocks. Object stores are not locked. Some network file systems have no locks: `required=False` only warns."""
+    stale file never blocks. Object stores are not locked. Some network file systems have no locks: `required=False` only warns. Folders
+    that had to be made are removed again if nothing was written to them, because the work was refused."""
     if isinstance(folder, RemotePath):
         yield
         return
+    created = [it for it in (folder, *folder.parents) if not it.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("a+")
@@ -481,6 +483,10 @@ def lock(folder: Place, shared: bool = False, required: bool = True) -> Iterator
             with suppress(OSError):
                 if not shared:  # others that share it may have written the pid
                     file.truncate(0)
+                if not shared and created and [it.name for it in folder.iterdir()] == [".lock"]:
+                    (folder / ".lock").unlink()
+                    for path in created:
+                        path.rmdir()
 
 
 def check_storage(folder: Path) -> None:

@@ -52,6 +52,9 @@ def compare_command(
         raise SettingsError(
             f"{FINETUNE}{next(iter(method))} is for fine-tuning, and there is no task. Name some with --tasks."
         )
+    for option, count in (("--task-seeds", task_seeds), ("--task-jobs", task_jobs)):
+        if count > 1 and not names:
+            raise SettingsError(f"{option} {count} is for fine-tuning, and there is no task. Name some with --tasks.")
     if "data" not in method and (lost := next((name for name in names if name in recipe_names(TASKS)), "")):
         raise SettingsError(f"where are the files of {lost}? Add {FINETUNE}data=FOLDER, with a folder for each task.")
     probed = None if table is None else read_labelled(table, text, label, probe_rows)

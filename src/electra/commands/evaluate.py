@@ -95,7 +95,7 @@ def print_scores(model: Path, file: Path | None, result: Mapping[str, Any]) -> N
     head = ("metric", "value", *(name for name, _ in levels))
     print_table(Table(head, scores, title=f"{model} on {file}, {counted(result['rows'], 'row')}"))
     for text in result["alarms"]:
-        say(f"look out: {text}")
+        say(f"WARNING: {text}")
     if result["cut"]:
         say(f"{counted(result['cut'], 'row')} {result['cut_words']}")
     if "per_class" in result:

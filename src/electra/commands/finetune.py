@@ -98,11 +98,12 @@ def print_results(results: dict[str, Any], done: Collection[str]) -> None:
             table = search_table(result["search"])
             print_table(Table(table.columns, table.rows, f"{name}: {table.title}"))
         for text in result.get("alarms", ()) if name in done else ():
-            say(f"look out: {name}: {text}")
+            say(f"WARNING: {name}: {text}")
         lines = [file_line(entry) for entry in result["files"]]
         lines += [f"started from {result['model']}"] if result["model"] != results["model"] else []
         say(f"{name}: {' · '.join(lines)}")
     if results["glue"]:
-        wrong = results["glue"]["not_official"]
-        note = f" (not comparable: {'; '.join(wrong)})" if wrong else ""
+        wrong, mixed = results["glue"]["not_official"], results["glue"]["mixed"]
+        note = f" (not of one model: {', '.join(mixed)})" if mixed else ""
+        note += f" (not comparable: {'; '.join(wrong)})" if wrong else ""
         say(f"GLUE mean of eight medians: {100 * results['glue']['mean']:.2f}{note}")

@@ -155,7 +155,7 @@ def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
             "every line is one, give --documents line; where every file is one, --documents file."
         )
     if warning := few_held_out(manifest):
-        say(f"look out: {warning}")
+        say(f"WARNING: {warning}")
     skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
     if removed := manifest.removed_documents:
         say(f"removed: {', '.join(f'{name} {count:,}' for name, count in removed.items())}")

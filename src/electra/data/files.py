@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from electra.base.errors import DataError
+from electra.base.errors import DataError, counted
 from electra.base.files import parse_json, read_bytes, remove_leftovers, replacing, unreadable, writing
 from electra.base.remote import Place, RemotePath
 
@@ -31,6 +31,7 @@ Format = Literal["text", "jsonl", "parquet", "arrow-file", "arrow-stream"]
 
 # Files that `datasets` writes beside its tables.
 _DATASETS_NOTES = {"state.json", "dataset_info.json", "dataset_dict.json"}
+_TWICE = "%s is read more than once%s, by its own name, a folder or a link, and its text counts each time. Give it once, unless this is intended."
 LONGEST_LINE = 1 << 28
 STANDARD_INPUT = Path("-")
 LONGEST_SEARCH = 1 << 20
@@ -102,6 +103,8 @@ def find_sources(inputs: Sequence[Place]) -> list[Source]:
             raise DataError(f"{path} is a pipe, socket or device. Write its text to a file first.")
         else:
             sources.append(Source(path, path.name, *status(path)))
+    if twice := [path for path, count in Counter(source.path.resolve() for source in sources).items() if count > 1]:
+        log.warning(_TWICE, twice[0], f" (and {counted(len(twice) - 1, 'more file')})" if twice[1:] else "")
     return sources
 
 

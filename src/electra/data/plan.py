@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from pydantic import Field, model_validator
 
 from electra.base.config import Settings, dump
-from electra.base.errors import DataError
+from electra.base.errors import DataError, SettingsError, counted
 from electra.base.files import read_model, write_atomically
 from electra.base.remote import Place, as_place
 from electra.data.corpus import Corpus, CorpusSettings, divides
@@ -25,6 +25,8 @@ from electra.data.filters import FilterSettings, removed_by, text_hash
 from electra.data.shards import MOST_TOKENS, PLAN, UNITS, InputsEntry
 
 _HASHES = 1 << 64
+SMALL_UNIT = 1 << 20
+MOST_SMALL_UNITS = 10_000
 _BYTES = "surrogateescape"
 _SAFE = "".join(map(chr, range(32, 127))).replace("%", "")
 
@@ -141,6 +143,8 @@ def plan_corpus(corpus: Corpus, settings: PrepareSettings, tokenizer_sha256: str
                 size = 0
             units[-1].append((number, begin, end))
             size += end - begin
+            if len(units) > MOST_SMALL_UNITS and step < SMALL_UNIT:
+                raise _too_many_units(corpus, step)
     return PreparePlan(
         settings=settings,
         tokenizer_sha256=tokenizer_sha256,
@@ -152,6 +156,16 @@ def plan_corpus(corpus: Corpus, settings: PrepareSettings, tokenizer_sha256: str
             for it in corpus.sources
         ),
         units=tuple(map(tuple, units)),
+    )
+
+
+def _too_many_units(corpus: Corpus, step: int) -> SettingsError:
+    """Each unit becomes a shard and several files. Two neighbours are longer than one step, so twice the mean is enough."""
+    enough = min(SMALL_UNIT, -(-2 * corpus.size // (MOST_SMALL_UNITS - 1)))
+    return SettingsError(
+        f"units of {counted(step, 'byte')} would make more than {MOST_SMALL_UNITS:,} shards of {counted(corpus.size, 'byte')}. "
+        f"Give at least {enough} as unit_bytes, or leave it out.",
+        ("unit_bytes",),
     )
 
 

@@ -288,6 +288,10 @@ class Task(Protocol):
         answers = {repr(it["prediction"]) for it in predictions}
         return f"every row is {answers.pop()}" if len(predictions) > 1 and len(answers) == 1 else ""
 
+    def undefined(self, rows: Rows) -> str:
+        """A sentence if these rows leave a score undefined, otherwise ""."""
+        return ""
+
     def unlearnable(self, shown: Collection[str]) -> list[str]:
         """Labels that no row of train has; `shown` are those that it has."""
         return [label for label in self.labels if label not in shown]

@@ -149,7 +149,7 @@ def words_of(text: str) -> set[str]:
 
 def label_alarms(task: Task, splits: Splits) -> list[str]:
     """Warnings before training: labels that look like two spellings of one, labels without a row in train, texts with several labels,
-    and a test split that will not be scored because some of its rows have no known label."""
+    a dev split on which a score is undefined, and a test split that will not be scored because some of its rows have no known label."""
     alike: dict[str, list[str]] = {}
     for label in task.labels:
         alike.setdefault(normalised(label), []).append(label)
@@ -166,6 +166,7 @@ def label_alarms(task: Task, splits: Splits) -> list[str]:
             f"train has no row of {names}: it will never be predicted. Add such rows, or leave it out of labels."
         )
     texts += several_answers(task, splits["train"]) if task.settings.kind in ("classification", "multilabel") else []
+    texts += [f"dev: {text}"] if (text := task.undefined(splits.get("dev", ()))) else []
     for split in splits if task.settings.kind == "classification" else ():
         unknown = [
             n for n, row in enumerate(splits[split], 1) if not {*task.settings.row_classes(row)} & {*task.labels}

@@ -254,6 +254,12 @@ class Classification(Task):
         classes, rows = len(self.labels), len(splits.get("train", ()))
         if rows and self.settings.kind != "regression" and (classes == 1 or (classes == 0 and clean)):
             yield Problem("train", 0, f"one class only ({', '.join(self.labels) or 'none'}): there is nothing to learn")
+        if (
+            clean
+            and self.settings.kind == "regression"
+            and len(labels := self.quantities(splits.get("train", ()))) == 1
+        ):
+            yield Problem("train", 0, f"every label is {labels.pop():g}: there is nothing to learn")
         stripped = {name.strip(): name for name in self.labels}
         if self.guessed and len(stripped) < classes:
             twice = next((name, stripped[name.strip()]) for name in self.labels if stripped[name.strip()] != name)
@@ -265,6 +271,18 @@ class Classification(Task):
             yield Problem("train", 0, f"{classes} different labels in {rows} rows: {remedy}")
         if self.settings.metric == "f1" and classes > 2:
             yield Problem("", 0, f"metric=f1 is for two classes, there are {classes}: use metric=f1_macro")
+
+    def quantities(self, rows: Rows) -> set[float]:
+        """The different labels of a regression."""
+        values = {number(read_label(row, column_of(self.settings.label, row))) for row in rows}
+        return {value for value in values if value is not None}
+
+    def undefined(self, rows: Rows) -> str:
+        """A correlation with a constant."""
+        if self.settings.kind != "regression" or len(labels := self.quantities(rows)) != 1:
+            return ""
+        remedy = "Score it on rows that differ, or look at mse alone"
+        return f"every label is {labels.pop():g}, so its correlations are undefined and count as 0. {remedy}."
 
     # Rows -> examples
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from electra.base import config
-from electra.base.errors import CorruptError, DataError, SettingsError
+from electra.base.errors import CorruptError, DataError, SettingsError, counted
 from electra.base.files import read_object
 from electra.base.progress import Table, duration, literal
 from electra.data.tokenizer import tokenizer_hash
 from electra.finetuning import Task, TaskSettings
 from electra.finetuning.classification import PROBLEM_TYPES, ClassificationSettings
-from electra.finetuning.plan import MethodSettings, PlannedTask, describe_files, file_line, settings_class
+from electra.finetuning.plan import MethodSettings, Plan, PlannedTask, describe_files, file_line, settings_class
 from electra.finetuning.questions import SpanSettings
 from electra.finetuning.tagging import GUESSED, TaggingSettings, fits
 from electra.finetuning.training import Finetuned
@@ -228,7 +228,7 @@ def task_card(planned: PlannedTask, run: Mapping[str, Any], result: Mapping[str,
     data = [(split["split"], literal(file_line(split).partition(": ")[2])) for split in describe_files(plan)]
     data.append(("labels", literal(", ".join(map(str, labels.values())))))
     data.append(("sha256 of the train rows' file", str(run.get("train_sha256", ""))))
-    limits = [LIMITS, "- Scores on dev are of rows that were not trained on.", f"- {reading_limit(task)}"]
+    limits = [LIMITS, f"- {dev_limit(plan)}", f"- {reading_limit(task)}"]
     match task.settings:
         case ClassificationSettings(kind="regression", scale=float(scale), offset=offset) if (scale, offset) != (1, 0):
             limits.append(
@@ -256,6 +256,13 @@ def task_card(planned: PlannedTask, run: Mapping[str, Any], result: Mapping[str,
     about = f"One seed ({seed}) of {literal(kind)}, made with the `electra` toolkit from {literal(planned.start.path)}."
     tags = ("electra", encoder.kind, kind)
     return Card(title, about, use, tags, pipeline, sections, settings, results=results).text()
+
+
+def dev_limit(plan: Plan) -> str:
+    if not plan.shared_rows:
+        return "Scores on dev are of rows that were not trained on."
+    rows = counted(len(plan.splits["dev"]), "row")
+    return f"{plan.shared_rows:,} of {rows} of dev are in train too, so scores on dev are too good."
 
 
 def reading_limit(task: Task) -> str:

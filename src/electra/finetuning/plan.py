@@ -174,6 +174,17 @@ class Plan:
     malformed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     numbers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
+    @cached_property
+    def shared_rows(self) -> int:
+        """How many rows of dev are in train too: `shared_rows=allow` and official sets keep them, and tags have no check."""
+
+        def key(row: Row) -> Hashable:
+            own = self.task.identity(row, "dev")
+            return self.task.family(row) if own is None else own
+
+        train = set(map(key, self.splits["train"]))
+        return sum(key(row) in train for row in self.splits["dev"])
+
 
 @dataclass(frozen=True)
 class Start:

@@ -233,8 +233,9 @@ def evaluate_file(model: Path, file: Path, columns: Mapping[str, Any]) -> dict[s
     scores = task.scores(rows, predictions)
     majority = task.majority(rows)
     baselines = {MAJORITY: task.scores(rows, majority(rows))} if majority else {}
-    alarms = run_alarms(task, rows, predictions, scores, ())
-    for level in baselines.values():
+    undefined = task.undefined(rows)
+    alarms = [undefined] if undefined else run_alarms(task, rows, predictions, scores, ())
+    for level in baselines.values() if not undefined else ():
         alarms += majority_alarms(scores, level)
     results = {"scores": scores, "baselines": baselines, "alarms": alarms}
     return {**counts, **results, **task.tables(rows, predictions)}

@@ -3,6 +3,7 @@ a folder have the same settings."""
 
 import logging
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -357,11 +358,16 @@ def is_result(entry: object) -> bool:
 
 
 def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The mean of the medians over the eight tasks, if all are there, and which sets were not the official ones."""
+    """The mean of the medians over the eight tasks, if all are there, which sets were not the official ones, and which tasks started
+    from another model than most (`start=mnli`, or an earlier command)."""
     if not set(GLUE) <= results.keys():
         return None
+    models = {name: str(results[name]["model"]) for name in GLUE}
+    ((most, _),) = Counter(models.values()).most_common(1)
+    others = [f"{name} started from {model}" for name, model in models.items() if model != most]
     wrong = [f"{name} {entry['split']} ({entry['file']})" for name in GLUE for entry in unofficial(results[name])]
-    return {"mean": statistics.fmean(results[name]["median"] for name in GLUE), "not_official": wrong}
+    mean = statistics.fmean(results[name]["median"] for name in GLUE)
+    return {"mean": mean, "not_official": wrong, "mixed": [*others, f"the others from {most}"] if others else []}
 
 
 def unofficial(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -378,10 +384,12 @@ def results_page(whole: Mapping[str, Any]) -> str:
         paragraphs.append("\\* not the official files: see below which and how many rows.")
     if glue:
         paragraphs.append(f"GLUE mean of the eight medians (without WNLI): **{100 * glue['mean']:.2f}**")
+        if glue["mixed"]:
+            paragraphs.append(f"The mean is not of one model: {literal(', '.join(glue['mixed']))}.")
         if glue["not_official"]:
             paragraphs.append(f"Not comparable with published means: {'; '.join(glue['not_official'])}.")
     for name, result in results.items():
-        alarms = [f"- **look out**: {literal(text)}" for text in result.get("alarms", ())]
+        alarms = [f"- **WARNING**: {literal(text)}" for text in result.get("alarms", ())]
         lines = [f"started from {result['model']}"] if result["model"] != model else []
         lines += [*map(file_line, result["files"]), *result["notes"]]
         for split, (count, of) in result["cut"].items():

@@ -153,8 +153,18 @@ class Model:
                 f"{self.path} is not fine-tuned (it is of kind {self.kind}). Fine-tune it first: "
                 f"{command('finetune', self.path, 'TABLE')}"
             )
-        rows, settings = [rows] if isinstance(rows, str | Mapping) else list(rows), self.finetuned.task.settings
+        settings = self.finetuned.task.settings
         columns = settings.input_columns
+        if type(rows).__name__ == "DataFrame":  # one of pandas would give the names of its columns
+            raise DataError(
+                'a table is not read as it is. Give its column of texts, or its rows: table.to_dict("records") in pandas.'
+            )
+        rows = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
+        if odd := [(number, row) for number, row in enumerate(rows, 1) if not isinstance(row, str | Mapping)]:
+            number, row = odd[0]
+            raise DataError(
+                f"row {number} is of type {type(row).__name__}. Give a text, or a dict with {' and '.join(columns)}."
+            )
         if any(isinstance(row, str) and (len(columns) != 1 or not settings.is_input(row)) for row in rows):
             raise DataError(f"{self.path} does not read plain texts: give rows with {' and '.join(columns)}.")
         named = [{columns[0]: row} if isinstance(row, str) else row for row in rows]

@@ -53,6 +53,10 @@ def evaluate_run(
 
     `generator`: another run, whose generator corrupts the text instead. Data, rows, masking, sampling and precision are then
     that run's too, so that every discriminator reads the same text: a yardstick for runs whose own generators differ."""
+    if rows is not None and rows < 1:
+        raise SettingsError(
+            f"cannot evaluate {rows} rows. Give at least 1, or leave it out for as many as in training."
+        )
     settings, trained = load_run(run)
     tokenizer = load_tokenizer(run / "tokenizer.json")
     text, corruptor = (settings, None) if generator is None else yardstick(run, settings, generator, tokenizer)
@@ -65,7 +69,7 @@ def evaluate_run(
         raise CorruptError(
             f"{folder} was prepared with another tokenizer than {run} was trained with. Prepare it again."
         )
-    changes = {"device": "auto"} | ({"evaluate_rows": rows} if rows else {})  # any machine may evaluate
+    changes = {"device": "auto"} | ({"evaluate_rows": rows} if rows is not None else {})  # any machine may evaluate
     train = text.train.model_copy(update=changes)
     device = choose_device(train)
     trained.to(device).eval()

@@ -246,7 +246,7 @@ def paper_flops(settings: PretrainSettings, vocab_size: int, corrected: bool = F
         case TokenRecoverySettings(predict=predict):
             heads += head(encoder, 1.0 if predict == "all" else share)
         case SelectionSettings(candidates=others):
-            heads += head(encoder, share, outputs=others + 1)
+            heads += head(narrow(encoder), share, outputs=others + 1)
         case ReplacedSpanSettings():
             heads += head(encoder.model_copy(update={"hidden": 2 * encoder.hidden}), None)
         case AdversarialSettings():
@@ -284,8 +284,14 @@ def paper_head(sizes: EncoderSettings, length: int, vocab_size: int, share: floa
     h, e = towers * sizes.hidden, sizes.embedding
     if share is None:
         return (2 * h + 1 + GELU + 2) * h * length
-    dense = (2 * h + 1 + GELU + LAYER_NORM) * e
+    width = e if sizes == narrow(sizes) else sizes.hidden
+    dense = (2 * h + 1 + GELU + LAYER_NORM) * width + (2 * width * e if width != e else 0)
     return share * (dense + 2 * e * vocab_size + (SOFTMAX + 2) * vocab_size) * length
+
+
+def narrow(sizes: EncoderSettings) -> EncoderSettings:
+    """The same sizes, with a token head that ends at the width of the words."""
+    return sizes.model_copy(update={"token_head": "narrow"}) if isinstance(sizes, ModernEncoderSettings) else sizes
 
 
 def known_device(name: str) -> str:
