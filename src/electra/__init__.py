@@ -247,6 +247,9 @@ def evaluate(
 
         if file is None:
             raise SettingsError(f"{path} is a fine-tuned model: give a table to score it on.")
+        for name, value in {"data": data, "rows": rows, "generator": generator}.items():
+            if value is not None:
+                raise SettingsError(f"{name} {value} is for runs, and this scores a table. Leave it out.", (name,))
         return evaluate_file(Path(path), Path(file), _columns(text, label, long))
     from electra.pretraining.evaluate import evaluate_run
 

@@ -288,6 +288,8 @@ def test_evaluate_scores_a_fine_tuned_model_on_a_table(finished, table, tmp_path
     assert "each class" in shown.stdout and "true class (down)" in shown.stdout and "trained on" not in shown.stderr
     assert "is the table it was trained on" in electra("evaluate", finished / "my" / "seed-0", table).stderr
     assert electra("evaluate", finished / "my" / "seed-0").returncode == 2
+    refused = electra("evaluate", finished / "my" / "seed-0", file, "--rows", 5)
+    assert refused.returncode == 2 and "rows 5 is for runs, and this scores a table" in refused.stderr
 
 
 def task_toml(folder: Path, **more) -> Path:

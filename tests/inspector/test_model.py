@@ -144,6 +144,8 @@ def test_what_is_neither_texts_nor_rows_is_refused_with_what_to_give(finetuned):
     assert task.predict(np.array(texts)) == task.predict(np.array(texts, object)) == task.predict(texts)
     with pytest.raises(DataError, match=r'Give its column of texts, or its rows: table.to_dict\("records"\) in pandas'):
         task.predict(DataFrame())
+    with pytest.raises(DataError, match="a table is not read as it is"):
+        task.embed(DataFrame())
     for rows, says in (
         (None, "row 1 is of type NoneType"),
         ([TEXT, 3], "row 2 is of type int"),

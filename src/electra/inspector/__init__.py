@@ -95,6 +95,7 @@ class Model:
                 f"{self.path} holds no discriminator: its network is of kind {self.kind}. Give one that has a "
                 "detection head, or the run it is from."
             )
+        refuse_table(texts)
         return self.detect([texts])[0] if isinstance(texts, str) else detect_texts(self.network, texts)
 
     @overload
@@ -108,6 +109,7 @@ class Model:
                 f'{self.path} cannot score text: its objective is {self.network.objective}, and only "electric" learns '
                 "energies. Train one with: electra pretrain modern-small+electric data=SHARDS run=RUN"
             )
+        refuse_table(texts)
         return self.score([texts])[0] if isinstance(texts, str) else score_texts(self.network, texts)
 
     def fill(
@@ -142,6 +144,7 @@ class Model:
     ) -> Iterator[np.ndarray]:
         """Like `embed` for any number of texts: yields arrays of up to a few thousand rows, in the order of the texts, which are
         read only as arrays are asked for."""
+        refuse_table(texts)
         settings = config.validate(EmbedSettings, {"pooling": pooling, "length": length})
         return embed_texts(self.network, texts, settings)
 
@@ -155,10 +158,7 @@ class Model:
             )
         settings = self.finetuned.task.settings
         columns = settings.input_columns
-        if type(rows).__name__ == "DataFrame":  # one of pandas would give the names of its columns
-            raise DataError(
-                'a table is not read as it is. Give its column of texts, or its rows: table.to_dict("records") in pandas.'
-            )
+        refuse_table(rows)
         rows = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else list(rows)
         if odd := [(number, row) for number, row in enumerate(rows, 1) if not isinstance(row, str | Mapping)]:
             number, row = odd[0]
@@ -169,6 +169,13 @@ class Model:
             raise DataError(f"{self.path} does not read plain texts: give rows with {' and '.join(columns)}.")
         named = [{columns[0]: row} if isinstance(row, str) else row for row in rows]
         return Predictor(self.finetuned)(named) if named else []
+
+
+def refuse_table(rows: object) -> None:
+    """A DataFrame of pandas gives the names of its columns where its rows are asked for."""
+    if type(rows).__name__ == "DataFrame":
+        remedy = 'Give its column of texts, or its rows: table.to_dict("records") in pandas.'
+        raise DataError(f"a table is not read as it is. {remedy}")
 
 
 def load(path: str | Path) -> Model:
