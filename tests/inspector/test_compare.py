@@ -92,7 +92,10 @@ def test_every_recipe_is_trained_for_every_seed_and_measured(compared, recipe):
     assert all(row["seeds"] == 2 and 0 <= row["probe"]["median"] <= 1 for row in rows.values())
     assert "auc" in rows[str(recipe)] and "auc" not in rows[f"{recipe}+masked-lm"]
     assert all(row["steps"] == 6 and row["flops"] > 0 and row["paper_flops"] > 0 for row in rows.values())
-    assert all(row["tokens"] == 6 * 8 * 24 and row["learning_rate"] == 1e-3 for row in rows.values())
+    assert all(row["learning_rate"] == 1e-3 for row in rows.values())
+    for state in out.glob("*/seed-*/run/run_state.json"):
+        real = json.loads(state.read_text())["tokens"]  # without padding
+        assert json.loads((state.parents[1] / "result.json").read_text())["tokens"] == real <= 6 * 8 * 24
     assert [run["seed"] for run in rows[str(recipe)]["runs"]] == [0, 1]
     assert (out / "comparison.png").stat().st_size > 5000
     page = (out / "comparison.md").read_text()

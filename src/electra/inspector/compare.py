@@ -346,11 +346,12 @@ def train_job(job: Job) -> ComparedRun:
 
     # train and measure
     started = time.monotonic()
-    metrics, probe, diverged = {}, None, False
+    metrics, probe, diverged, tokens = {}, None, False, None
     try:
         metrics = pretrain(settings, "the electra compare command again")
         told = read_metrics(Path(settings.run), "train")[-1:]  # the seconds of all its processes
         seconds = max([time.monotonic() - started, *(it.get("seconds") or 0.0 for it in told)])
+        tokens = next((int(it["tokens"]) for it in told if it.get("tokens")), None)  # real ones: padding teaches nothing
         if job.yardsticks.table is not None:
             network = load_network(Path(settings.run), "encoder")
             network.encoder.to(choose_device(settings.train))
@@ -369,7 +370,7 @@ def train_job(job: Job) -> ComparedRun:
         diverged=diverged,
         series=job.variant.series,
         paper_flops=paper * steps,
-        tokens=settings.train.batch * settings.rows.length * steps,
+        tokens=tokens,
         learning_rate=settings.optimizer.lr,
     )
 
