@@ -174,6 +174,7 @@ class ComparedRun:
     tasks: dict[str, Annotated[list[Figure], Field(min_length=1)]] = field(default_factory=dict)
     """The headline of each task, seed by seed, in hundredths."""
     tokens: Annotated[int, Field(ge=1)] | None = None
+    """Without padding; None if the run diverged."""
     learning_rate: Figure | None = None
 
     def measure(self, name: str) -> float | None:
@@ -351,7 +352,7 @@ def train_job(job: Job) -> ComparedRun:
         metrics = pretrain(settings, "the electra compare command again")
         told = read_metrics(Path(settings.run), "train")[-1:]  # the seconds of all its processes
         seconds = max([time.monotonic() - started, *(it.get("seconds") or 0.0 for it in told)])
-        tokens = next((int(it["tokens"]) for it in told if it.get("tokens")), None)  # real ones: padding teaches nothing
+        tokens = next((int(it["tokens"]) for it in told if it.get("tokens")), None)
         if job.yardsticks.table is not None:
             network = load_network(Path(settings.run), "encoder")
             network.encoder.to(choose_device(settings.train))
