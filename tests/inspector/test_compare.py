@@ -251,6 +251,22 @@ def test_a_task_without_files_is_answered_with_the_setting_of_this_command(recip
     assert done.returncode == 2 and "where are the files of cola? Add finetune.data=FOLDER" in done.stderr
 
 
+def test_an_error_is_no_score_that_could_be_averaged(recipe, prepared, tmp_path):
+    for split in ("train", "dev"):
+        rows = [json.dumps({"text": f"{split} {n}", "label": n / 7}) + "\n" for n in range(9)]
+        (tmp_path / f"{split}.jsonl").write_text("".join(rows))
+    words = (
+        "--tasks",
+        tmp_path / "train.jsonl",
+        f"finetune.files.dev={tmp_path / 'dev.jsonl'}",
+        "--out",
+        tmp_path / "out",
+    )
+    done = electra("compare", recipe, f"data={prepared}", *words, "finetune.metric=mse", "--budget", "1 steps")
+    assert done.returncode == 2 and "train: mse is better the lower it is" in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_row_without_a_label_is_not_a_table_without_the_column(recipe, tmp_path):
     rows = [{"text": f"a {n}", "label": None if n == 2 else n % 2} for n in range(9)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
