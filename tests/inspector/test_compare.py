@@ -407,7 +407,11 @@ def test_tasks_and_their_seeds_join_finished_runs(recipe, prepared, tmp_path, mo
         return {"tasks": {items[0]: {"metric": "accuracy", "scores": scores}}}
 
     monkeypatch.setattr("electra.inspector.compare.finetune", finetune)
-    monkeypatch.setattr("electra.inspector.compare.make_plan", lambda item, *_: SimpleNamespace(name=item, files={}))
+
+    def plan(item, *_):
+        return SimpleNamespace(name=item, files={}, task=SimpleNamespace(metric="accuracy"))
+
+    monkeypatch.setattr("electra.inspector.compare.make_plan", plan)
 
     def scores(names, seeds, **overrides):
         yardsticks = Yardsticks(tasks=Tasks(names, {"data": "glue", **overrides}, seeds))
