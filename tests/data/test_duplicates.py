@@ -160,6 +160,8 @@ def test_copies_are_removed_and_the_first_is_kept(
         ("12 34 !!", {"script": "latin"}, "script_share"),
         ("a b c # # #", {"symbol_share": 0.5}, None),
         ("a b # # #", {"symbol_share": 0.5}, "symbol_share"),
+        ("यह हिन्दी में लिखी हुई किताब है।", {"symbol_share": 0.1}, None),
+        ("हिन्दी की abcdefgh", {"script": "devanagari"}, "script_share"),
         ("menu\nmenu\ntext", {"repeated_lines": 0.3}, "repeated_lines"),
         ("menu\nmenu\ntext", {"repeated_lines": 0.4}, None),
         ("anything at all ### ###", {}, None),

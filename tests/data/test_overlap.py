@@ -87,3 +87,15 @@ def test_a_word_has_one_hash_however_it_is_cut(tmp_path):
         )
         == 4
     )
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_punctuation_beyond_ascii_does_not_matter(tmp_path, kind):
+    text = "“Well,” said Änne – “it’s the café that’s closed” – and went over the bridge …"
+    plain = text.translate({ord("“"): '"', ord("”"): '"', ord("’"): "'", ord("–"): "-", ord("…"): "."})
+    (tmp_path / "text.txt").write_text(f"{text}\n{plain}\n" * 50)  # so that there are pieces for both
+    tokenizer = train_tokenizer(Corpus([tmp_path / "text.txt"]), TokenizerSettings(kind=kind, vocab_size=400))
+    save_tokenizer(tokenizer, tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text(text)
+    prepare([tmp_path / "text.txt"], tmp_path / "shards", tmp_path / "tokenizer", PrepareSettings(heldout_share=0.0), 1)
+    assert find_overlap({"task": [[text], [plain]]}, tmp_path / "shards")["task"].whole_text == 2

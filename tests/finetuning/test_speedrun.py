@@ -116,10 +116,11 @@ def test_text_is_prepared_first_and_tasks_can_be_chosen(recipe, glue, tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,", "the", "and", "back"]
     vocabulary.write_text("\n".join([*pieces, *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]) + "\n")
     words = (f"data={text}", f"glue={glue}", f"tokenizer={vocabulary}", "tasks=rte", "--seeds", 1, "--minutes", 0.01)
-    done = electra("speedrun", recipe, *words, *METHOD, "--out", out)
+    done = electra("speedrun", recipe, *words, *METHOD, "finetune.min_steps=9", "--out", out)
     assert done.returncode == 0, done.stderr
     result = json.loads((out / "speedrun.json").read_text())
     assert list(result["tasks"]) == ["rte"] and result["glue5_median"] is None
+    assert result["tasks"]["rte"]["steps"] == 10 and "12 rows, 10 steps, seeds: " in (out / "report.md").read_text()
     assert result["wall_clock"]["prepare"] > 0 and (out / "shards" / "manifest.json").is_file()
     assert "not known, since tasks are missing" in (out / "report.md").read_text()
 

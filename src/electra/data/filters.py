@@ -96,14 +96,16 @@ def removed_by(text: str, filters: FilterSettings) -> str | None:
     if filters.max_characters and len(text) > filters.max_characters:
         return "max_characters"
     if filters.script:
-        letters = sum(map(str.isalpha, text))
-        if len(_LETTERS[filters.script].findall(text)) < filters.script_share * max(1, letters):
+        letters, own = (sum(map(str.isalpha, it)) for it in (text, _LETTERS[filters.script].findall(text)))
+        if own < filters.script_share * max(1, letters):
             return "script_share"
     if filters.language and identifier(filters.language)(text[:_READ])[0] != filters.language:
         return "language"
     if filters.symbol_share < 1:
         visible = len("".join(text.split()))
-        if len(_SYMBOL.findall(text)) > filters.symbol_share * visible:
+        # a vowel sign or an accent is part of its letter, although \w has no marks
+        symbols = sum(unicodedata.category(it)[0] != "M" for it in _SYMBOL.findall(text))
+        if symbols > filters.symbol_share * visible:
             return "symbol_share"
     if filters.repeated_lines < 1:
         lines = Counter(line.strip() for line in text.split("\n"))

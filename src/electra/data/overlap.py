@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from electra.base.progress import Progress
 from electra.data.shards import open_data
@@ -43,8 +43,16 @@ def letter_powers(count: int) -> np.ndarray:
     return np.power(np.uint64(0x9E3779B97F4A7C15), np.arange(count, dtype=np.uint64))
 
 
+def byte_values() -> dict[str, int]:
+    """The byte that each character of a byte-level token stands for, as in GPT-2: one that is visible in Latin-1 for itself."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
 class WordHashes:
-    """Token ids -> a hash for each word. A word's hash depends on its characters only, not on how they are cut into tokens."""
+    """Token ids -> a hash for each word. A word's hash depends on the bytes of its letters only, not on how they are cut into tokens:
+    byte-level tokens may hold a part of a letter, which counts as it is."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.continues = continuing_tokens(tokenizer)
@@ -52,10 +60,14 @@ class WordHashes:
         self.lengths = np.zeros(len(self.continues), np.int64)
         self.shifts = letter_powers(1024)
         self.places = np.random.default_rng(0).integers(1, 1 << 63, LONG, np.uint64) * np.uint64(2) + np.uint64(1)
+        values = byte_values() if isinstance(tokenizer.decoder, decoders.ByteLevel) else {}
         for token, number in tokenizer.get_vocab().items():
             if token in SPECIAL_TOKENS:  # [UNK] may be anything, punctuation too
                 continue
-            letters = np.array([ord(letter) for letter in token.lower() if letter.isalnum()], np.uint64)
+            if values.keys() >= set(token):
+                token = bytes(values[character] for character in token).decode("utf-8", "surrogateescape")
+            word = "".join(it for it in token.lower() if it.isalnum() or "\udc80" <= it <= "\udcff")
+            letters = np.frombuffer(word.encode("utf-8", "surrogateescape"), np.uint8).astype(np.uint64)
             self.values[number] = (letters * letter_powers(len(letters))).sum()
             self.lengths[number] = len(letters)
 

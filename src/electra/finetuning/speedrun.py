@@ -50,7 +50,7 @@ from electra.data.tokenizer import (
     train_tokenizer,
 )
 from electra.finetuning.plan import TASKS, Plan, make_plan, plain
-from electra.finetuning.report import GLUE, SETTINGS
+from electra.finetuning.report import GLUE, SETTINGS, read_result, run_folder
 from electra.finetuning.run import finetune, refuse_tables
 from electra.pretraining.run import environment, pretrain, refuse_alone
 from electra.pretraining.settings import PretrainSettings, resolve
@@ -269,7 +269,8 @@ def scores(
         spread = {"least": min(by_seed), "greatest": max(by_seed)}
         spread |= {"sd": statistics.stdev(by_seed)} if len(by_seed) > 1 else {}
         middle = {"metric": result["metric"], "median": statistics.median(by_seed)}
-        rest = {"seeds": by_seed, "files": result["files"], "epochs": plan.task.epochs}
+        steps = read_result(run_folder(settings.out / "finetune", name, 0))["steps"]  # min_steps repeats small tables
+        rest = {"seeds": by_seed, "files": result["files"], "epochs": plan.task.epochs, "steps": steps}
         results[name] = {**middle, **spread, **rest}
     five = [results[name]["median"] for name in FIVE if name in results]
     mean = statistics.fmean(five) if len(five) == len(FIVE) else None
@@ -372,7 +373,7 @@ def file_lines(result: Mapping[str, Any]) -> list[str]:
             f"{it['split']} {counted(it['rows'], 'row')}" for it in task["files"] if it["split"] in ("train", "dev")
         ]
         seeds = " ".join(f"{value:.1f}" for value in task["seeds"])
-        lines.append(f"{TITLES.get(name, name)}: {', '.join(parts)}, epochs: {task['epochs']}, seeds: {seeds}")
+        lines.append(f"{TITLES.get(name, name)}: {', '.join(parts)}, {counted(task['steps'], 'step')}, seeds: {seeds}")
     return lines
 
 

@@ -43,6 +43,7 @@ from electra.base.files import (
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import Table, visible
 from electra.data.shards import manifest_hash, read_manifest
+from electra.finetuning import LOWER_IS_BETTER
 from electra.finetuning.plan import file_sha256, make_plan, sha256_of
 from electra.finetuning.run import finetune
 from electra.finetuning.speedrun import FIVE
@@ -174,6 +175,7 @@ class ComparedRun:
     tasks: dict[str, Annotated[list[Figure], Field(min_length=1)]] = field(default_factory=dict)
     """The headline of each task, seed by seed, in hundredths."""
     tokens: Annotated[int, Field(ge=1)] | None = None
+    """Without padding; None if the run diverged."""
     learning_rate: Figure | None = None
 
     def measure(self, name: str) -> float | None:
@@ -218,6 +220,10 @@ def run_comparison(
         for name in yardsticks.tasks.names:  # reads its tables: what is wrong is said now
             task = make_plan(name, dict(yardsticks.tasks.overrides), {})
             task_names[name] = task.name
+            if (metric := task.task.metric) in LOWER_IS_BETTER:
+                raise SettingsError(
+                    f"{task.name}: {metric} is better the lower it is, so no score. Use metric=spearman."
+                )
             plan[f"files of {name}"] = sha256_of({split: file_sha256(path) for split, path in task.files.items()})
     for variant in chosen:
         settings, sources = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])
@@ -346,11 +352,12 @@ def train_job(job: Job) -> ComparedRun:
 
     # train and measure
     started = time.monotonic()
-    metrics, probe, diverged = {}, None, False
+    metrics, probe, diverged, tokens = {}, None, False, None
     try:
         metrics = pretrain(settings, "the electra compare command again")
         told = read_metrics(Path(settings.run), "train")[-1:]  # the seconds of all its processes
         seconds = max([time.monotonic() - started, *(it.get("seconds") or 0.0 for it in told)])
+        tokens = next((int(it["tokens"]) for it in told if it.get("tokens")), None)
         if job.yardsticks.table is not None:
             network = load_network(Path(settings.run), "encoder")
             network.encoder.to(choose_device(settings.train))
@@ -369,7 +376,7 @@ def train_job(job: Job) -> ComparedRun:
         diverged=diverged,
         series=job.variant.series,
         paper_flops=paper * steps,
-        tokens=settings.train.batch * settings.rows.length * steps,
+        tokens=tokens,
         learning_rate=settings.optimizer.lr,
     )
 
