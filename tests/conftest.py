@@ -12,6 +12,7 @@ from jaxtyping import install_import_hook
 
 from helpers import FORKED_LOOKS, SETTINGS, Forked, electra_forked, write_corpus
 
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # tests import onnxruntime themselves, before our code does
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when first imported
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from electra.interop.read import Pretrained
 from electra.interop.write import PretrainedNetwork, answers_of, largest_differences, probe_batch, write_network
 from electra.model import build_detection_head, encoder_alone, initialise
 from electra.model.modern import ModernEncoderSettings
-from helpers import electra
+from helpers import electra, environment, who_asks
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 pytest.importorskip("onnxscript", reason="needs the onnx extra")
@@ -128,6 +129,20 @@ def test_a_graph_with_other_weights_is_refused_at_every_shape(graph):
     for batch in graphs.other_shapes(source):
         with pytest.raises(CorruptError, match=r"onnxruntime at \(\d, \d+\) gets different logits"):
             graphs.check_shape(batch, answers_of(source.network), session)
+
+
+@pytest.mark.slow  # its first report goes out after some seconds
+def test_onnxruntime_tells_nobody_that_we_use_it(graph, tmp_path):
+    (tmp_path / "model.onnx").write_bytes(graph[1])
+    code = (
+        "import sys, time; from pathlib import Path; from electra.interop.onnx import OnnxSession;"
+        "session = OnnxSession(Path(sys.argv[1]).read_bytes()); time.sleep(15)"
+    )
+    with who_asks() as (proxied, asked):
+        env = environment(proxied)
+        del env["ORT_DISABLE_TELEMETRY"]
+        subprocess.run([sys.executable, "-c", code, tmp_path / "model.onnx"], env=env, check=True, timeout=120)
+    assert asked == []
 
 
 def write_rows(path, count=40):

@@ -403,6 +403,7 @@ for kernel, fixed, warps, *stages in jobs:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_layers_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     """To machine code, and within the shared memory of A100 (163 KiB), RTX 3090 (99) and H100 (227)."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}

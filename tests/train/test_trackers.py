@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,7 @@ from electra.train import trackers
 from electra.train.log import RunLog, read_metrics
 from electra.train.settings import TrainSettings
 from electra.train.trackers import Tracked, wanted_trackers
-from helpers import command, electra, environment
+from helpers import command, electra, environment, who_asks
 
 ALL = ("tensorboard", "wandb", "mlflow", "trackio")
 Told = Counter[tuple[int, str, float]]
@@ -34,24 +33,6 @@ def database(tmp_path_factory) -> Path:
 @pytest.fixture
 def alone(monkeypatch, tmp_path, database):
     """Nobody is logged in, and whoever asks for the network is seen."""
-    proxy, asked = socket.create_server(("127.0.0.1", 0)), []
-    proxy.settimeout(0.1)
-    stop = threading.Event()
-
-    def answer() -> None:
-        while not stop.is_set():
-            try:
-                connection, _ = proxy.accept()
-                asked.append(connection.recv(200))
-                connection.close()
-            except TimeoutError:
-                pass
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, address)
     for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {
@@ -61,12 +42,12 @@ def alone(monkeypatch, tmp_path, database):
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TRACKIO_DIR", str(database))
-    yield
-    stop.set()
-    thread.join()
-    proxy.close()
-    if "wandb" in sys.modules:
-        sys.modules["wandb"].teardown()
+    with who_asks() as (proxied, asked):
+        for name, value in proxied.items():
+            monkeypatch.setenv(name, value)
+        yield
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].teardown()
     assert asked == []
 
 

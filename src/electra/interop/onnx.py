@@ -8,6 +8,7 @@ annotated, so these annotations are removed first.
 
 import importlib
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,6 +95,8 @@ class OnnxSession(nn.Module):
 
 
 def require(module: str) -> Any:
+    """onnxruntime reports to its makers unless it is told not to, since 1.31 on Linux too."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         return importlib.import_module(module)
     except ImportError:
