@@ -109,7 +109,7 @@ def plan_units(
 def run_share(out: Place, index: int, count: int) -> int:
     """Runs every `count`-th unit of the plan in `out`, starting at `index`; returns how many. Two processes may run the same share."""
     if not 0 <= index < count:
-        raise SettingsError(f"{index}/{count} is not a share of the work: of four they are 0/4, 1/4, 2/4 and 3/4.")
+        raise SettingsError(f"{index}/{count} is not a part of the units: of four they are 0/4, 1/4, 2/4 and 3/4.")
     if _is_finished(out):
         return 0
     read_plan(out)  # raises an error before a folder without a plan is locked
