@@ -200,3 +200,7 @@ def test_a_table_that_cannot_be_used_is_refused_before_the_minutes_are_spent(rec
     done = electra("speedrun", recipe, f"data={prepared}", f"glue={other}", *OPTIONS, "--out", tmp_path / "out")
     assert done.returncode == 3 and "rte: dev row 1" in done.stderr and "shared_rows=allow" in done.stderr
     assert not (tmp_path / "out" / "run").exists()
+    words = (f"glue={glue}", "tasks=stsb", "finetune.metric=mse")
+    done = electra("speedrun", recipe, f"data={prepared}", *words, *OPTIONS, "--out", tmp_path / "out")
+    assert done.returncode == 2 and "stsb: mse is better the lower it is" in done.stderr, done.stderr
+    assert not (tmp_path / "out" / "run").exists()

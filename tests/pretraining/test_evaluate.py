@@ -108,7 +108,11 @@ def test_a_masked_language_model_can_be_the_yardstick_and_not_be_measured(train,
     kept = [json.loads(file.read_text("utf-8")) for file in run.glob("evaluation-by-evaluate-masked-lm-*.json")]
     assert sorted(it["options"]["generator"] for it in kept) == sorted(map(str, (masked_lm, other)))
     assert electra("evaluate", run, "--rows", "2").returncode == 0
-    assert json.loads((run / "evaluation.json").read_text("utf-8"))["options"] == {"rows": "2"}
+    assert json.loads((run / "evaluation.json").read_text("utf-8"))["options"] == {
+        "data": None,
+        "rows": 2,
+        "generator": None,
+    }
     with pytest.raises(DataError, match="has no discriminator"):
         evaluate_run(masked_lm, generator=run)
     with pytest.raises(DataError, match="no generator that can be reused"):

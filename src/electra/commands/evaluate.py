@@ -63,8 +63,8 @@ def keep_metrics(
         place = generator.resolve()
         name = f"evaluation-by-{place.name}-{sha256(bytes(place)).hexdigest()[:8]}.json"
         title = f"{title}, corrupted by {generator}"
-    given = {"data": data, "rows": rows, "generator": generator}
-    write_json(run / name, finite | {"options": {key: str(it) for key, it in given.items() if it is not None}})
+    options = {"data": data and str(data), "rows": rows, "generator": generator and str(generator)}
+    write_json(run / name, finite | {"options": options})
     plot_run(run, run / "curves.png")
     if as_json:
         say_json(finite)

@@ -32,7 +32,7 @@ from electra.data.tables import (
     separated,
     stem,
 )
-from electra.finetuning import Problem, Splits, Task, TaskSettings
+from electra.finetuning import LOWER_IS_BETTER, Problem, Splits, Task, TaskSettings
 from electra.finetuning.classification import ClassificationSettings
 from electra.finetuning.questions import SpanSettings, nested_layout
 from electra.finetuning.tagging import TaggingSettings, guess_scheme, is_texts
@@ -558,6 +558,13 @@ def plan_problems(plan: Plan, task: Task) -> list[Problem]:
         text = "%s: %s rows of the official sets are in train and in another split (%s). They are used as they are."
         log.warning(text, plan.name, f"{len(shared):,}", min(shared, key=lambda it: (it.split, it.row)))
     return [problem for problem in problems if problem not in shared]
+
+
+def refuse_errors(plan: Plan) -> None:
+    """Refuses a headline that is better the lower it is, where scores are averaged."""
+    if plan.task.metric in LOWER_IS_BETTER:
+        what = f"{plan.name}: {plan.task.metric} is better the lower it is, so no score."
+        raise SettingsError(f"{what} Use metric=spearman.")
 
 
 def refuse(problems: Sequence[Problem], remedies: Collection[str] = ()) -> None:

@@ -49,7 +49,7 @@ from electra.data.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from electra.finetuning.plan import TASKS, Plan, make_plan, plain
+from electra.finetuning.plan import TASKS, Plan, make_plan, plain, refuse_errors
 from electra.finetuning.report import GLUE, SETTINGS, read_result, run_folder
 from electra.finetuning.run import finetune, refuse_tables
 from electra.pretraining.run import environment, pretrain, refuse_alone
@@ -171,7 +171,10 @@ def plan_tasks(settings: SpeedrunSettings) -> dict[str, Plan]:
     names = settings.tasks or [name for name in dict.fromkeys([*FIVE, *GLUE]) if name in folders]
     if not names:
         raise DataError(f"{settings.glue} has no folder of a GLUE task ({', '.join(FIVE)}, …).")
-    return {name: make_plan(name, settings.finetuning(), {}) for name in names}
+    plans = {name: make_plan(name, settings.finetuning(), {}) for name in names}
+    for plan in plans.values():
+        refuse_errors(plan)
+    return plans
 
 
 def refuse_other_tokenizer(settings: SpeedrunSettings, shards: Path) -> None:
@@ -263,14 +266,14 @@ def scores(
 ) -> dict[str, Any]:
     """The scores times a hundred, as papers print them."""
     results = {}
-    for name, plan in plans.items():
+    for name in plans:
         result = tasks[name]
         by_seed = [100 * result["scores"]["dev"][f"seed {seed}"][result["metric"]] for seed in range(settings.seeds)]
         spread = {"least": min(by_seed), "greatest": max(by_seed)}
         spread |= {"sd": statistics.stdev(by_seed)} if len(by_seed) > 1 else {}
         middle = {"metric": result["metric"], "median": statistics.median(by_seed)}
         steps = read_result(run_folder(settings.out / "finetune", name, 0))["steps"]  # min_steps repeats small tables
-        rest = {"seeds": by_seed, "files": result["files"], "epochs": plan.task.epochs, "steps": steps}
+        rest = {"seeds": by_seed, "files": result["files"], "steps": steps}
         results[name] = {**middle, **spread, **rest}
     five = [results[name]["median"] for name in FIVE if name in results]
     mean = statistics.fmean(five) if len(five) == len(FIVE) else None

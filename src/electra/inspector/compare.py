@@ -43,8 +43,7 @@ from electra.base.files import (
 from electra.base.jobs import Signals, run_jobs
 from electra.base.progress import Table, visible
 from electra.data.shards import manifest_hash, read_manifest
-from electra.finetuning import LOWER_IS_BETTER
-from electra.finetuning.plan import file_sha256, make_plan, sha256_of
+from electra.finetuning.plan import file_sha256, make_plan, refuse_errors, sha256_of
 from electra.finetuning.run import finetune
 from electra.finetuning.speedrun import FIVE
 from electra.inspector.probe import LabelledTexts, probe_accuracy
@@ -220,10 +219,7 @@ def run_comparison(
         for name in yardsticks.tasks.names:  # reads its tables: what is wrong is said now
             task = make_plan(name, dict(yardsticks.tasks.overrides), {})
             task_names[name] = task.name
-            if (metric := task.task.metric) in LOWER_IS_BETTER:
-                raise SettingsError(
-                    f"{task.name}: {metric} is better the lower it is, so no score. Use metric=spearman."
-                )
+            refuse_errors(task)
             plan[f"files of {name}"] = sha256_of({split: file_sha256(path) for split, path in task.files.items()})
     for variant in chosen:
         settings, sources = resolve(variant.recipe, [*variant.overrides, "seed=0", "run=x"])

@@ -79,11 +79,15 @@ def encoder_alone(settings: EncoderSettings, vocab_size: int) -> Encoder:
 def build_token_head(settings: EncoderSettings, vocab_size: int, towers: int = 1) -> TokenHead:
     """The head that predicts tokens. With `towers` it reads the concatenated states of that many encoders. As in
     ModernBertForMaskedLM, ModernBERT's has no bias but the last, and the same norm as everywhere else."""
-    inputs = towers * settings.hidden
+    inputs, width = towers * settings.hidden, token_head_width(settings)
     if isinstance(settings, ElectraEncoderSettings):
-        return TokenHead(inputs, settings.embedding, vocab_size, settings.norm_eps)
-    width = settings.embedding if settings.token_head == "narrow" else settings.hidden
+        return TokenHead(inputs, width, vocab_size, settings.norm_eps)
     return TokenHead(inputs, width, vocab_size, NORM_EPS, has_biases=False)
+
+
+def token_head_width(settings: EncoderSettings) -> int:
+    is_tied = isinstance(settings, ModernEncoderSettings) and settings.token_head == "tied"
+    return settings.hidden if is_tied else settings.embedding
 
 
 def build_detection_head(settings: EncoderSettings) -> DetectionHead:

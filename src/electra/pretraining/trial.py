@@ -33,7 +33,7 @@ from electra.base.errors import MachineError
 from electra.base.files import check_storage, lock, write_atomically
 from electra.base.jobs import peak_memory
 from electra.base.ranks import Ranks
-from electra.model import Encoder, EncoderSettings
+from electra.model import Encoder, EncoderSettings, token_head_width
 from electra.model.electra import ElectraEncoderSettings
 from electra.model.modern import ModernEncoder, ModernEncoderSettings
 from electra.objectives import build
@@ -284,7 +284,7 @@ def paper_head(sizes: EncoderSettings, length: int, vocab_size: int, share: floa
     h, e = towers * sizes.hidden, sizes.embedding
     if share is None:
         return (2 * h + 1 + GELU + 2) * h * length
-    width = e if sizes == narrow(sizes) else sizes.hidden
+    width = token_head_width(sizes)
     dense = (2 * h + 1 + GELU + LAYER_NORM) * width + (2 * width * e if width != e else 0)
     return share * (dense + 2 * e * vocab_size + (SOFTMAX + 2) * vocab_size) * length
 
