@@ -417,7 +417,7 @@ def refuse_edited(folder: Path) -> None:
     problems = [problem for problem in folder_problems(folder) if not problem.startswith("README.md ")]
     if not problems:
         return
-    remedy = f'Restore it, or trust it as it is; "{command("verify", folder)}" says what differs'
+    remedy = f'Restore it ("{command("verify", folder)}" says what differs)'
     distrust(f"{folder} was damaged or edited: {'; '.join(problems[:3])}", remedy)
 
 
@@ -430,7 +430,7 @@ def refuse_other_kind(folder: Path, own: str) -> None:
 
 def distrust(problem: str, remedy: str) -> None:
     if not os.environ.get(TRUST):
-        raise CorruptError(f"{problem}. {remedy}.")
+        raise CorruptError(f"{problem}. {remedy}, or take it as it is with --trust.")
     log.warning("%s. Using it anyway, as requested.", problem)
 
 
