@@ -4,6 +4,7 @@
     python bench/claim.py table5 --plan …                              what is missing, and for how long an H200 would be at it
     python bench/claim.py table5 --rates --budget "2e15 flops" …       each side at three rates (or at those that are named: --rates 1e-3 2e-3)
     python bench/claim.py compute --budget "5.325e15 flops" …           score against compute, one budget or several at a time
+    python bench/claim.py table5,generators,after …                     several families as one queue, each as it is usually measured
     python bench/claim.py paper …                                      electra-small as it is shipped, 62,500 steps
     python bench/claim.py merge FILE…                                  results of another machine into these
 
@@ -257,12 +258,19 @@ class Work:
     def key(self) -> str:
         return f"{self.arm.key}-{self.seed}"
 
+    @property
+    def finetunings(self) -> dict[str, int]:
+        """How many seeds each task is asked for."""
+        return {task: tasks.seeds for tasks in (self.more, self.tasks) if tasks for task in tasks.names}
+
+    def covers(self, other: "Work") -> bool:
+        return all(self.finetunings.get(task, 0) >= seeds for task, seeds in other.finetunings.items())
+
     def is_measured(self, runs: Mapping[str, Record]) -> bool:
         if self.key not in runs:
             return False
         run = claim_rows.stored_run(runs[self.key])
-        asked = {task: tasks.seeds for tasks in (self.more, self.tasks) if tasks for task in tasks.names}
-        return run.diverged or all(len(run.tasks.get(task, ())) >= seeds for task, seeds in asked.items())
+        return run.diverged or all(len(run.tasks.get(task, ())) >= seeds for task, seeds in self.finetunings.items())
 
 
 def measure(work: Work) -> Record | str:
@@ -443,7 +451,7 @@ def finetuning_steps(tasks: Tasks) -> float:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", choices=[*families(""), "merge"])
+    parser.add_argument("family", help=f"{', '.join(families(''))}, several with commas; or merge")
     parser.add_argument("words", nargs="*", help="settings for all, such as train.batch=512; of merge, files")
     parser.add_argument("--data", help="prepared shards")
     parser.add_argument("--glue")
@@ -467,20 +475,31 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--finetuning-speed", type=float, default=FINETUNING_STEPS, help="of --plan: steps a second")
     parser.add_argument("--name", default="claim", help="of the file under bench/results")
     given = parser.parse_intermixed_args()
-    needed = () if given.family == "merge" else ("data", "glue", "out")
+    is_merge = given.family == "merge"
+    if not is_merge and (unknown := [name for name in given.family.split(",") if name not in families("")]):
+        parser.error(f"there is no family {', '.join(unknown)}; there are {', '.join(families(''))}")
+    needed = () if is_merge else ("data", "glue", "out")
     if missing := [f"--{name}" for name in needed if not (getattr(given, name) or (name == "out" and given.plan))]:
         parser.error(f"give {' and '.join(missing)}")
-    if given.family == "merge" and not given.words:
+    if is_merge and not given.words:
         parser.error("merge what? Name files that another machine has written")
-    if needed:
-        usual = DEFAULTS[given.family]
+    return given
+
+
+def one_by_one(given: argparse.Namespace) -> list[argparse.Namespace]:
+    """What is asked of each family, with what it usually has where nothing is said."""
+    questions = []
+    for family in given.family.split(","):
+        usual = DEFAULTS[family]
         if given.rates is not None:
             usual = usual._replace(seeds=1, task_seeds=1, more=())
-        for name in usual._fields:
-            option = {"more": "more_tasks"}.get(name, name)
-            if getattr(given, option) is None:
-                setattr(given, option, getattr(usual, name))
-    return given
+        filled = {"more_tasks" if name == "more" else name: value for name, value in usual._asdict().items()}
+        said = {name: value for name, value in vars(given).items() if value is not None}
+        questions.append(argparse.Namespace(**{**vars(given), **filled, **said, "family": family}))
+    sides = {side for it in questions for side in families("")[it.family]}
+    if unknown := {*given.only, *(word.rsplit("=", 1)[0] for word in given.rate)} - sides:
+        sys.exit(f"{given.family} has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(sides))}.")
+    return questions
 
 
 def asked(given: argparse.Namespace) -> tuple[Claim, list[Arm], list[Work]]:
@@ -488,8 +507,6 @@ def asked(given: argparse.Namespace) -> tuple[Claim, list[Arm], list[Work]]:
     method = {"evaluations": "1", **dict(word.split("=", 1) for word in given.finetune), "data": given.glue}
     family = families(given.base)[given.family]
     rates = {side: float(rate) for side, rate in (word.rsplit("=", 1) for word in given.rate)}
-    if unknown := {*given.only, *rates} - family.keys():
-        sys.exit(f"{given.family} has no {', '.join(sorted(unknown))}; it has {', '.join(family)}.")
     parsed = [parse_budget(text) for text in given.budget.split(",")]
     budgets = [named(it) for it in parsed]
     if "seconds" in {it.unit for it in parsed}:
@@ -517,15 +534,21 @@ def asked(given: argparse.Namespace) -> tuple[Claim, list[Arm], list[Work]]:
 
 
 def run(given: argparse.Namespace) -> None:
-    claim, arms, works = asked(given)
-    missing = {work.key: work for work in works if not work.is_measured(claim.runs)}
+    questions = {f"{it.family}{SCREEN}" if it.rates is not None else it.family: it for it in one_by_one(given)}
+    answers = {label: asked(question) for label, question in questions.items()}
+    missing: dict[str, Work] = {}
+    for claim, _, works in answers.values():
+        for work in works:
+            if not work.is_measured(claim.runs) and (work.key not in missing or work.covers(missing[work.key])):
+                missing[work.key] = work
     if given.plan:
-        table = plan_table(list(missing.values()), claim.settings(given.base), given)
+        (label, (claim, _, _)), *_ = answers.items()
+        table = plan_table(list(missing.values()), claim.settings(questions[label].base), given)
         print(f"{table.title}\n{table.markdown() if missing else ''}")
         return
-    label = f"{given.family}{SCREEN}" if given.rates is not None else given.family
-    log.info("%d of %d runs are in %s.json already.", len(works) - len(missing), len(works), given.name)
-    rows, whole = publish(given.name, label, arms, {})
+    wanted = {work.key for _, _, works in answers.values() for work in works}
+    log.info("%d of %d runs are in %s.json already.", len(wanted) - len(missing), len(wanted), given.name)
+    published = {label: publish(given.name, label, arms, {}) for label, (_, arms, _) in answers.items()}
     jobs = [(work,) for work in missing.values()]
     problems, done, began = [], 0, time.monotonic()
     try:
@@ -537,9 +560,12 @@ def run(given: argparse.Namespace) -> None:
                     continue
                 done += 1
                 log.info("%s", finished_line(result, done, len(missing), time.monotonic() - began))
-                rows, whole = publish(given.name, label, arms, {key: result})
+                for label, (_, arms, _) in answers.items():
+                    if any(arm.key == result["arm"] for arm in arms):
+                        published[label] = publish(given.name, label, arms, {key: result})
     finally:
-        report(given.out / label, rows, whole)
+        for label, (rows, whole) in published.items():
+            report(given.out / label, rows, whole)
     if problems:
         raise MemoryExhaustedError(
             f"{len(problems)} of {len(missing)} runs did not fit, the others are kept. {problems[0]}"

@@ -14,16 +14,17 @@ Family = dict[str, tuple[str, tuple[str, ...]]]
 
 class Defaults(NamedTuple):
     budget: str
-    seeds: int = 2
+    seeds: int = 1
     task_seeds: int = 1
     more: tuple[str, ...] = ()
     base: str = "modern-small"
 
 
-DEFAULTS = dict.fromkeys(("generators", "sharing", "training", "after"), Defaults("1.065e16 flops")) | {
-    "table5": Defaults("2.13e16 flops", 2, 3, ("mnli", "qnli")),
-    "compute": Defaults("2.13e16 flops"),
-    "paper": Defaults("62500 steps", 1, 3, base="electra-small"),
+QUARTER, HALF, WHOLE, DOUBLE = "5.325e15 flops", "1.065e16 flops", "2.13e16 flops", "4.26e16 flops"
+DEFAULTS = dict.fromkeys(("generators", "sharing", "training", "after"), Defaults(QUARTER)) | {
+    "table5": Defaults(WHOLE, 2, 2, ("mnli", "qnli")),
+    "compute": Defaults(",".join((DOUBLE, WHOLE, HALF, QUARTER))),
+    "paper": Defaults("62500 steps", task_seeds=3, base="electra-small"),
 }
 
 

@@ -58,15 +58,18 @@ def stages(given: argparse.Namespace) -> list[Stage]:
     finetune = f"{python} -m electra finetune {out}/speed/run {REDUCED} data={glue} evaluations=1 {protocol}"
     of_run = " ".join(f"finetune.{word}" for word in protocol.split())
     memory = "--case modern-small:1024x128 --variants electra 'transformers compiled' 'transformers gathered'"
-    claim = f"{python} {bench}/claim.py table5 --data {data} --glue {glue} --out {out}/claim --seeds 2"
+    claim = f"{python} {bench}/claim.py table5,compute,training,after,generators,sharing --data {data} --glue {glue} --out {out}/claim"
+    rates = "--rate BERT=0.003 'BERT 30 %=0.003' --more-tasks"
     screens = f"{python} {bench}/screens.py {bench}/arms.json --data {data} --glue {glue} --out {out}/screens"
     overhead = f"{python} -m torch.distributed.run --standalone --nproc-per-node 1 {bench}/torchrun_overhead.py"
     minutes = f"--minutes {given.minutes:g}"
     tests = f"{python} -m pytest -m gpu -n 12 --maxschedchunk 1 -v --junitxml={out}/tests.xml"
     return [
+        Stage(
+            "claim", 1000, f"{claim} {rates} --jobs 7 --task-jobs 5", True
+        ),  # 12.5 GiB a job; goes on where it was stopped
         Stage("tests", 260, f"{tests} tests/train/test_distributed_gpu.py tests"),  # the slow ones first
         Stage("screens", 500, f"{screens} --at-once 4 --seconds 350 --name screens_more", True),
-        Stage("claim", 700, f"{claim} --jobs 4 --task-jobs 3 --seconds 660", True),
         Stage("overhead", 100, f"{overhead} --out torchrun_overhead"),
         Stage(
             "speedrun",

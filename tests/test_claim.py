@@ -85,24 +85,42 @@ def bench(tmp_path, prepared, monkeypatch, capsys, caplog):
     return call
 
 
+@pytest.mark.parametrize("names", ["table5,compute,training", "training,compute,table5"])
+def test_several_families_are_one_queue(names, bench, capsys):
+    sides = "ELECTRA", "BERT", "joint"
+    stored, _ = bench(names, "--budget", "6 steps", "--seeds", "2", "--only", *sides)
+    assert sorted((job.variant.recipe, job.seed, job.yardsticks.tasks.seeds) for job in bench.trained) == [
+        (recipe, seed, 2) for recipe in ("modern-tiny", "modern-tiny+masked-lm") for seed in (0, 1)
+    ]  # once, with the two seeds of fine-tuning that table5 asks for
+    shown = {family: [row["side"] for row in rows] for family, rows in stored["families"].items()}
+    assert shown == {"table5": ["ELECTRA", "BERT"], "compute": ["ELECTRA", "BERT"], "training": ["joint"]}
+    bench(names, "--budget", "6 steps", "--seeds", "2", "--only", *sides)
+    assert not bench.trained
+    with pytest.raises(SystemExit, match="has no Bart"):
+        bench(names, "--only", "Bart")
+    with pytest.raises(SystemExit):
+        bench(f"{names},sideways")
+    assert "there is no family sideways" in capsys.readouterr().err
+
+
 def test_every_run_is_trained_once_whatever_family_and_machine_asks_for_it(bench, tmp_path):
     bench("table5", "--budget", "6 steps", "--only", "ELECTRA", "BERT")
     assert len(bench.trained) == 4
-    stored, said = bench("compute", "--budget", "6 steps", out="elsewhere")
+    stored, said = bench("compute", "--budget", "6 steps", "--seeds", "2", out="elsewhere")
     assert not bench.trained and "4 of 4 runs are in claim.json already" in said
     assert [row["variant"] for row in stored["families"]["compute"]] == ["ELECTRA, 6 steps", "BERT, 6 steps"]
-    stored, _ = bench("training", "--only", "joint", "--budget", "6 steps", out="elsewhere")
+    stored, _ = bench("training", "--only", "joint", "--budget", "6 steps", "--seeds", "2", out="elsewhere")
     assert (
         not bench.trained
         and stored["families"]["training"][0]["mean"]["seeds"]
         == [it["mean"]["seeds"] for it in stored["families"]["table5"] if it["side"] == "ELECTRA"].pop()
     )
-    bench("generators", "--only", "width 0.25, depth 0.25", "--budget", "6 steps")
+    bench("generators", "--only", "width 0.25, depth 0.25", "--budget", "6 steps", "--seeds", "2")
     assert not bench.trained
     # other settings, seeds of tasks or budgets are other runs
-    bench("training", "--only", "joint", "--budget", "6 steps", "train.batch=8")
+    bench("training", "--only", "joint", "--budget", "6 steps", "--seeds", "2", "train.batch=8")
     assert len(bench.trained) == 2
-    bench("training", "--only", "joint", "--budget", "6 steps", "--task-seeds", "4")
+    bench("training", "--only", "joint", "--budget", "6 steps", "--seeds", "2", "--task-seeds", "4")
     assert len(bench.trained) == 2
     stored, _ = bench("training", "--only", "joint", "--budget", "7 steps", "--seeds", "3")
     assert len(bench.trained) == 3
@@ -188,20 +206,20 @@ def test_a_call_that_is_stopped_keeps_what_is_finished(bench, tmp_path, monkeypa
 
     monkeypatch.setattr(claim, "run_job_if_it_fits", stopped)
     with pytest.raises(SystemExit):
-        bench("compute", "--budget", "6 steps")
+        bench("compute", "--budget", "6 steps", "--seeds", "2")
     monkeypatch.setattr(claim, "run_job_if_it_fits", real)
-    stored, said = bench("compute", "--budget", "6 steps", out="elsewhere")
+    stored, said = bench("compute", "--budget", "6 steps", "--seeds", "2", out="elsewhere")
     assert [job.seed for job in bench.trained] == [1, 1] and "2 of 4 runs" in said
     assert [row["seeds"] for row in stored["families"]["compute"]] == [2, 2]
 
 
 def test_a_cut_file_is_kept_aside_and_two_calls_lose_nothing(bench, tmp_path):
     path = tmp_path / "results" / "claim.json"
-    bench("compute", "--budget", "6 steps", "--only", "BERT")
+    bench("compute", "--budget", "6 steps", "--seeds", "2", "--only", "BERT")
     other = tmp_path / "other.json"
     shutil.copy(path, other)
     path.write_text(path.read_text()[:300])
-    stored, said = bench("compute", "--budget", "6 steps", "--only", "ELECTRA")
+    stored, said = bench("compute", "--budget", "6 steps", "--seeds", "2", "--only", "ELECTRA")
     assert "Kept as claim.json.damaged-1" in said and len(path.with_name("claim.json.damaged-1").read_text()) == 300
     assert [row["side"] for row in stored["families"]["compute"]] == ["ELECTRA"]
 
