@@ -453,6 +453,12 @@ def test_settings_of_fine_tuning_without_a_task_are_refused(recipe, prepared, tm
         assert done.returncode == 2 and f"{option} 2 is for fine-tuning, and there is no task. Name some" in done.stderr
 
 
+@pytest.mark.parametrize(("option", "value"), [("--text", "review"), ("--label", "stars"), ("--probe-rows", 500)])
+def test_options_of_a_table_without_a_table_are_refused(option, value, recipe, prepared, tmp_path):
+    done = electra("compare", recipe, f"data={prepared}", option, value, "--budget", "1 steps", "--out", tmp_path)
+    assert done.returncode == 2 and f"{option} {value} is for a table, and there is none." in done.stderr
+
+
 def test_a_task_that_does_not_exist_stops_everything_before_it_starts(recipe, prepared, tmp_path):
     with pytest.raises(SettingsError, match="colla"):
         compare(

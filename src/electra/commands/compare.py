@@ -55,6 +55,13 @@ def compare_command(
     for option, count in (("--task-seeds", task_seeds), ("--task-jobs", task_jobs)):
         if count > 1 and not names:
             raise SettingsError(f"{option} {count} is for fine-tuning, and there is no task. Name some with --tasks.")
+    for option, value, usual in (
+        ("--text", text, "text"),
+        ("--label", label, "label"),
+        ("--probe-rows", probe_rows, 4000),
+    ):
+        if value != usual and table is None:
+            raise SettingsError(f"{option} {value} is for a table, and there is none. Name one with --table.")
     if "data" not in method and (lost := next((name for name in names if name in recipe_names(TASKS)), "")):
         raise SettingsError(f"where are the files of {lost}? Add {FINETUNE}data=FOLDER, with a folder for each task.")
     probed = None if table is None else read_labelled(table, text, label, probe_rows)
