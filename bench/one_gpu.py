@@ -34,6 +34,7 @@ BENCH = Path(__file__).parent.absolute()
 FIVE, REDUCED = "cola,sst2,mrpc,stsb,rte", "mnli qnli qqp"
 SMALL, PIECE = 2_000_000, 15_000_000  # bytes
 KEPT = (".json", ".jsonl", ".log", ".md", ".png", ".toml", ".txt", ".xml")
+BULKY = ("tokenizer.json", "wrong.jsonl")  # in each of hundreds of folders
 MPS = "nvidia-cuda-mps-control"
 
 
@@ -103,7 +104,8 @@ class Keeper(threading.Thread):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         results = [path for path in machine.RESULTS.glob("*") if path.stat().st_mtime > self.begun]
-        found = [path for path in self.out.rglob("*") if path.suffix in KEPT and "models" not in path.parts]
+        found = [path for path in self.out.rglob("*") if path.suffix in KEPT and path.name not in BULKY]
+        found = [path for path in found if "models" not in path.parts]
         small = [path for path in found if path.is_file() and path.stat().st_size < SMALL]
         named = [(path, f"results/{path.name}") for path in results] + [
             (it, f"{it.relative_to(self.out)}") for it in small

@@ -25,7 +25,8 @@ def test_what_is_kept_can_be_put_together_again(tmp_path, monkeypatch):
     weights = tmp_path / "out/models/speed/model.safetensors"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(bytes(range(256)) * 40)
-    (tmp_path / "out/stages.json").write_text("{}")
+    for name in ("stages.json", "tokenizer.json"):  # the latter is in every run and every fine-tuned folder
+        (tmp_path / "out" / name).write_text("{}")
     keeper = one_gpu.Keeper(tmp_path / "out", tmp_path / "keep")
     keeper.copy()
     assert not list((tmp_path / "keep").glob("models*"))  # an export may be half written
