@@ -140,7 +140,7 @@ def shared_gpu(wanted: bool) -> Iterator[dict[str, str]]:
     if has_one:
         subprocess.run([MPS, "-d"], check=False, capture_output=True)
     try:
-        yield {"OMP_NUM_THREADS": "2"}
+        yield {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
     finally:
         if has_one:
             subprocess.run([MPS], input=b"quit\n", check=False, capture_output=True)
