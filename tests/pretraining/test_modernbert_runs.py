@@ -15,7 +15,7 @@ from electra.inspector import load
 from electra.interop.formats import has_form
 from electra.interop.write import probe_batch
 from electra.pretraining.load import load_network
-from electra.pretraining.run import pretrain
+from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import flops_per_token
 from electra.train.checkpoint import checkpoint_folders
@@ -71,6 +71,17 @@ def test_every_objective_and_generator_trains_it(name, recipe, prepared, tmp_pat
     assert flops_per_token(settings, 124) > 0
     exported = json.loads((tmp_path / "run" / "export" / "config.json").read_text())
     assert exported["model_type"] == "modernbert"
+
+
+def test_an_export_whose_generator_has_no_head_can_be_a_start(recipe, prepared, tmp_path, caplog):
+    words = [f"data={prepared}", "encoder.embedding=32", "train.steps=2", "train.evaluate_every=6"]
+    pretrain(resolve(f"{recipe}+modernbert", [*words, f"run={tmp_path / 'first'}"])[0])
+    assert electra("export", tmp_path / "first", tmp_path / "out").returncode == 0
+    settings, _ = resolve(f"{recipe}+modernbert", [*words, f"run={tmp_path / 'again'}", f"start={tmp_path / 'out'}"])
+    main = build_parts(settings, torch.device("cpu")).objective.networks()["discriminator"]
+    stored = load_network(tmp_path / "first", "discriminator")
+    assert main.encoder.embeddings.table.equal(stored.encoder.embeddings.table)
+    assert "generator was exported without its token head" in caplog.text
 
 
 def test_the_export_is_read_by_transformers_with_our_logits(run):

@@ -241,7 +241,8 @@ def transformers_candidate(folder: Path, options: ImportOptions, notes: list[str
             if place in claims:
                 raise CorruptError(f"{weights.where} has {place} twice: as {claims[place].name} and as {name}.")
             claims[place] = Claim(name)
-    return Candidate(folder, family, weights, claims, config, folder_vocabulary(folder, options.lowercase, notes))
+    tokenizer = None if options.tokenizer else folder_vocabulary(folder, options.lowercase, notes)
+    return Candidate(folder, family, weights, claims, config, tokenizer)
 
 
 def family_of(folder: Path, name: object) -> Family:
@@ -293,7 +294,7 @@ def checkpoint_prefix(source: Path) -> Path | None:
 def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]) -> list[Candidate]:
     """The networks in a TensorFlow checkpoint: discriminator and generator of an ELECTRA, or a BERT."""
     weights, folder = read_bundle(prefix), prefix.parent
-    tokenizer = folder_vocabulary(folder, options.lowercase, notes)
+    tokenizer = None if options.tokenizer else folder_vocabulary(folder, options.lowercase, notes)
     names = ("config.json", "bert_config.json", "electra_config.json")
     name = next((it for it in names if (folder / it).exists()), "")
     config = read_object(inside(folder, name)) if name else {}

@@ -96,7 +96,16 @@ def stored_generator(path: Path) -> Pretrained | None:
         _, *others = objective.networks().items()
         return next((pretrained(settings, it, path) for name, it in others if name == "generator"), None)
     beside = any((path / name).is_dir() for name in EXPORTS if name != "generator")
-    return load_network(path, "generator") if beside and (path / "generator").is_dir() else None
+    if not (beside and (path / "generator").is_dir()):
+        return None
+    stored = load_network(path / "generator")
+    if stored.kind == "generator":
+        return stored
+    log.warning(
+        "%s/generator was exported without its token head: the run gives it a new generator. The run folder has it.",
+        path,
+    )
+    return None
 
 
 def has_same_head(settings: PretrainSettings, start: Pretrained, main: Network) -> bool:
