@@ -406,9 +406,6 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
 
 def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[str, Any], notes: list[str]) -> None:
     """Changes tensors and config in place so that BERT and RoBERTa become an ELECTRA."""
-    for key, only in {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}.items():
-        if config.get(key, only) != only:
-            raise DataError(f"{candidate.folder}: {candidate.family.title} with {key}={config[key]} is not supported.")
     words, positions, kinds = tensors.get(WORD_TABLE), tensors.get(POSITION_TABLE), tensors.get(SEGMENT_TABLE)
     if (
         words is not None
