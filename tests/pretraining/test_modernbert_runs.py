@@ -84,6 +84,24 @@ def test_an_export_whose_generator_has_no_head_can_be_a_start(recipe, prepared, 
     assert "generator was exported without its token head" in caplog.text
 
 
+def test_a_generator_of_first_layers_has_their_attention(recipe, prepared, tmp_path):
+    """Counted from the last of three layers the second is local; counted from the last of two it would be global."""
+    words = [f"data={prepared}", "encoder.layers=3", "encoder.global_from=last", "encoder.global_every=2"]
+    pretrain(resolve(f"{recipe}+modernbert", [*words, f"run={tmp_path / 'first'}", "train.steps=2"])[0])
+    words += [
+        f"run={tmp_path / 'x'}",
+        f"start={tmp_path / 'first'}",
+        "generator.start=discriminator",
+        "generator.width=1",
+    ]
+    for layers in (1, 3):
+        settings, _ = resolve(f"{recipe}+modernbert", [*words, f"generator.depth={layers / 3}"])
+        assert build_parts(settings, torch.device("cpu"))
+    settings, _ = resolve(f"{recipe}+modernbert", [*words, f"generator.depth={2 / 3}"])
+    with pytest.raises(SettingsError, match="would be local elsewhere"):
+        build_parts(settings, torch.device("cpu"))
+
+
 def test_the_export_is_read_by_transformers_with_our_logits(run):
     transformers = pytest.importorskip("transformers")
     trained = load_network(run, "discriminator")
