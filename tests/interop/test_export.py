@@ -194,7 +194,15 @@ def test_an_existing_folder_is_not_overwritten(finished_run, exported):
     assert again.returncode == 5 and "exists already" in again.stderr and card.read_text() == "mine"
 
 
-@pytest.mark.parametrize("change", [{"hidden_act": "gelu_new"}, {"hidden_act": "relu"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_act": "gelu_new"},
+        {"hidden_act": "relu"},
+        {"position_embedding_type": "relative_key"},
+        {"is_decoder": True},
+    ],
+)
 def test_an_electra_that_we_would_compute_otherwise_is_refused(change, toy_model, tmp_path):
     """Read with our own value its logits would be others, and nothing would say so."""
     folder = shutil.copytree(toy_model, tmp_path / "model")

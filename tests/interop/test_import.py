@@ -17,7 +17,7 @@ from electra.data.tokenizer import TOKENIZER, load_tokenizer, tokenizer_bytes, v
 from electra.interop.foreign import open_safetensors
 from electra.interop.read import read_network
 from electra.pretraining.load import load_network
-from helpers import electra, our_logits
+from helpers import electra, our_logits, write_corpus
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
@@ -192,6 +192,33 @@ def test_the_case_of_a_vocab_txt_is_what_its_folder_or_its_pieces_say(first, set
     notes = package.import_model(folder, tmp_path / "out").notes
     assert (says in " ".join(notes)) if says else not notes
     assert load_tokenizer(tmp_path / "out").encode("The THE", add_special_tokens=False).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "is of a BertJapaneseTokenizer"),
+        ("added_tokens.json", {"covid": 6}, "lacks tokens that were added to it: covid"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"6": {"content": "covid"}}}, "added to it: covid"),
+    ],
+)
+def test_a_vocab_txt_that_is_a_part_of_its_tokenizer_is_refused(name, content, says, tmp_path):
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
+    theirs(tmp_path / "bert", "BertModel", len(names) + 1)
+    theirs(tmp_path / "electra", "ElectraForPreTraining", len(names) + 1, embedding_size=16)
+    for folder in (tmp_path / "bert", tmp_path / "electra"):
+        (folder / "vocab.txt").write_text("\n".join(names) + "\n")
+        (folder / name).write_text(json.dumps(content))
+    for read in (
+        lambda: package.import_model(tmp_path / "bert", tmp_path / "out"),
+        lambda: read_network(tmp_path / "electra"),
+    ):
+        with pytest.raises(DataError, match=says):
+            read()
+    whole = tmp_path / "tokenizer"
+    package.train_tokenizer(write_corpus(tmp_path / "text.txt"), whole, 300)
+    with pytest.raises(CorruptError, match="Give the right tokenizer"):  # the source's own is not read then
+        package.import_model(tmp_path / "bert", tmp_path / "out", tokenizer=whole)
 
 
 def test_sharded_and_old_names_and_bin_are_read(vocabulary, tmp_path):

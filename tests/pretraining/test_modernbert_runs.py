@@ -15,7 +15,7 @@ from electra.inspector import load
 from electra.interop.formats import has_form
 from electra.interop.write import probe_batch
 from electra.pretraining.load import load_network
-from electra.pretraining.run import pretrain
+from electra.pretraining.run import build_parts, pretrain
 from electra.pretraining.settings import PretrainSettings, resolve
 from electra.pretraining.trial import flops_per_token
 from electra.train.checkpoint import checkpoint_folders
@@ -71,6 +71,35 @@ def test_every_objective_and_generator_trains_it(name, recipe, prepared, tmp_pat
     assert flops_per_token(settings, 124) > 0
     exported = json.loads((tmp_path / "run" / "export" / "config.json").read_text())
     assert exported["model_type"] == "modernbert"
+
+
+def test_an_export_whose_generator_has_no_head_can_be_a_start(recipe, prepared, tmp_path, caplog):
+    words = [f"data={prepared}", "encoder.embedding=32", "train.steps=2", "train.evaluate_every=6"]
+    pretrain(resolve(f"{recipe}+modernbert", [*words, f"run={tmp_path / 'first'}"])[0])
+    assert electra("export", tmp_path / "first", tmp_path / "out").returncode == 0
+    settings, _ = resolve(f"{recipe}+modernbert", [*words, f"run={tmp_path / 'again'}", f"start={tmp_path / 'out'}"])
+    main = build_parts(settings, torch.device("cpu")).objective.networks()["discriminator"]
+    stored = load_network(tmp_path / "first", "discriminator")
+    assert main.encoder.embeddings.table.equal(stored.encoder.embeddings.table)
+    assert "generator was exported without its token head" in caplog.text
+
+
+def test_a_generator_of_first_layers_has_their_attention(recipe, prepared, tmp_path):
+    """Counted from the last of three layers the second is local; counted from the last of two it would be global."""
+    words = [f"data={prepared}", "encoder.layers=3", "encoder.global_from=last", "encoder.global_every=2"]
+    pretrain(resolve(f"{recipe}+modernbert", [*words, f"run={tmp_path / 'first'}", "train.steps=2"])[0])
+    words += [
+        f"run={tmp_path / 'x'}",
+        f"start={tmp_path / 'first'}",
+        "generator.start=discriminator",
+        "generator.width=1",
+    ]
+    for layers in (1, 3):
+        settings, _ = resolve(f"{recipe}+modernbert", [*words, f"generator.depth={layers / 3}"])
+        assert build_parts(settings, torch.device("cpu"))
+    settings, _ = resolve(f"{recipe}+modernbert", [*words, f"generator.depth={2 / 3}"])
+    with pytest.raises(SettingsError, match="would be local elsewhere"):
+        build_parts(settings, torch.device("cpu"))
 
 
 def test_the_export_is_read_by_transformers_with_our_logits(run):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import electra as package
+from electra.base.errors import DataError
 from electra.data.corpus import Corpus
 from electra.data.extension import added_pieces, extend_tokenizer
 from electra.data.tokenizer import TokenizerSettings, load_tokenizer, train_tokenizer, vocabulary_size
@@ -149,6 +150,25 @@ def test_new_tokens_are_words_of_the_field_and_old_ids_stay(kind, tmp_path):
     assert added_pieces(old, old) == [] and added_pieces(new, old) is None
     stranger = train_tokenizer(corpus, TokenizerSettings(kind=kind, vocab_size=400, lowercase=False))
     assert added_pieces(stranger, old) is None
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_tokens_beside_the_model_keep_their_ids_too(kind, tmp_path):
+    """As in ModernBERT's tokenizer, whose special tokens are not among the pieces of its model."""
+    corpus = Corpus([write_corpus(tmp_path / "text.txt")])
+    old = train_tokenizer(corpus, TokenizerSettings(kind=kind, vocab_size=400))
+    text = FIELD.replace("z", "w").replace("k", "l").replace("o", "a")
+    word = text.split()[1].lower()
+    old.add_tokens(["<e1>", word])
+    if kind == "unigram":
+        with pytest.raises(DataError, match=f"beside its model \\(<e1>, {word}\\)"):
+            extend_tokenizer(old, [text], 2)
+        return
+    new, size = extend_tokenizer(old, [text], 2), vocabulary_size(old)
+    numbers = new.get_vocab()
+    assert old.get_vocab().items() <= numbers.items()
+    assert sorted(numbers.values()) == list(range(size + 2)) and len(added_pieces(old, new)) == 2
+    assert new.encode(f"the <e1> {word}").ids == old.encode(f"the <e1> {word}").ids
 
 
 def test_a_run_with_new_tokens_begins_with_the_mean_of_their_pieces(finished_run, prepared, recipe, tmp_path, caplog):

@@ -22,14 +22,19 @@ PLACE = Path("the extended tokenizer")
 def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> Tokenizer:
     """The tokenizer with `count` more tokens. WordPiece and Unigram get the words that save the most tokens: (pieces - 1) *
     occurrences. BPE gets more merges, the most frequent pair first, as if its training continued."""
-    words = field_words(tokenizer, texts)
     content = json.loads(tokenizer.to_str())
     model, size = content["model"], vocabulary_size(tokenizer)
+    # tokens beside the model go into it: the library numbers them after it, so they would move and share ids with new ones
+    beside = {name: it for name, it in tokenizer.get_vocab().items() if tokenizer.model.token_to_id(name) is None}
+    words = Counter({word: often for word, often in field_words(tokenizer, texts).items() if word not in beside})
     pieces = {word: [token.value for token in tokenizer.model.tokenize(word)] for word in words}
     match model["type"]:
         case "WordPiece":
             chosen = best_words(words, pieces, count, model["unk_token"])
-            model["vocab"] |= {word: size + number for number, word in enumerate(chosen)}
+            model["vocab"] |= beside | {word: size + number for number, word in enumerate(chosen)}
+        case "Unigram" if beside:
+            shown = ", ".join(sorted(beside)[:4])
+            raise DataError(f"a tokenizer of kind Unigram with tokens beside its model ({shown}) cannot be extended.")
         case "Unigram":
             chosen = best_words(words, pieces, count, model["vocab"][model["unk_id"]][0])
             scores, total = dict(model["vocab"]), sum(words.values())
@@ -37,6 +42,7 @@ def extend_tokenizer(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> 
                 known = sum(scores.get(piece, 0.0) for piece in pieces[word])
                 model["vocab"].append([word, max(math.log(words[word] / total), known + 1e-3)])
         case "BPE":
+            model["vocab"] |= beside
             merges = further_merges(words, pieces, count, set(model["vocab"]))
             model["vocab"] |= {first + second: size + number for number, (first, second) in enumerate(merges)}
             model["merges"] += map(list, merges)

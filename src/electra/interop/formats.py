@@ -315,10 +315,15 @@ def config_json(
     return config
 
 
+ENCODER_ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+"""What any config.json of the older families may say that makes it another network of the same tensors, or of more."""
+
+
 def settings_from_config(config: Mapping[str, Any]) -> EncoderSettings:
     """The settings of a config.json, through an allow-list of keys; options that we lack are refused rather than ignored."""
     form = FORMATS[config["model_type"]]
-    other = [f"{key}={config[key]}" for key, value in form.fixed.items() if config.get(key, value) != value]
+    only = {**form.fixed, **ENCODER_ONLY}
+    other = [f"{key}={config[key]}" for key, value in only.items() if config.get(key, value) != value]
     angles = config.get("rope_parameters") or {}
     if not all(is_known_angle(*item) for item in angles.items()):
         other.append(f"rope_parameters={angles}")

@@ -241,7 +241,8 @@ def transformers_candidate(folder: Path, options: ImportOptions, notes: list[str
             if place in claims:
                 raise CorruptError(f"{weights.where} has {place} twice: as {claims[place].name} and as {name}.")
             claims[place] = Claim(name)
-    return Candidate(folder, family, weights, claims, config, folder_vocabulary(folder, options.lowercase, notes))
+    tokenizer = None if options.tokenizer else folder_vocabulary(folder, options.lowercase, notes)
+    return Candidate(folder, family, weights, claims, config, tokenizer)
 
 
 def family_of(folder: Path, name: object) -> Family:
@@ -293,7 +294,7 @@ def checkpoint_prefix(source: Path) -> Path | None:
 def tensorflow_candidates(prefix: Path, options: ImportOptions, notes: list[str]) -> list[Candidate]:
     """The networks in a TensorFlow checkpoint: discriminator and generator of an ELECTRA, or a BERT."""
     weights, folder = read_bundle(prefix), prefix.parent
-    tokenizer = folder_vocabulary(folder, options.lowercase, notes)
+    tokenizer = None if options.tokenizer else folder_vocabulary(folder, options.lowercase, notes)
     names = ("config.json", "bert_config.json", "electra_config.json")
     name = next((it for it in names if (folder / it).exists()), "")
     config = read_object(inside(folder, name)) if name else {}
@@ -405,9 +406,6 @@ def build_candidate(candidate: Candidate, tokenizer: Tokenizer, notes: list[str]
 
 def fit_electra(candidate: Candidate, tensors: dict[str, Tensor], config: dict[str, Any], notes: list[str]) -> None:
     """Changes tensors and config in place so that BERT and RoBERTa become an ELECTRA."""
-    for key, only in {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}.items():
-        if config.get(key, only) != only:
-            raise DataError(f"{candidate.folder}: {candidate.family.title} with {key}={config[key]} is not supported.")
     words, positions, kinds = tensors.get(WORD_TABLE), tensors.get(POSITION_TABLE), tensors.get(SEGMENT_TABLE)
     if (
         words is not None

@@ -21,6 +21,7 @@ from electra.interop.importing import RECIPE_FILE
 from electra.interop.read import Pretrained
 from electra.model import Encoder, EncoderSettings, compatibility_settings
 from electra.model.heads import TokenHead
+from electra.model.modern import ModernEncoderSettings
 from electra.objectives import Objective
 from electra.objectives.corruption import Network
 from electra.pretraining.load import CONFIG, EXPORTS, load_network, load_run, pretrained
@@ -96,7 +97,16 @@ def stored_generator(path: Path) -> Pretrained | None:
         _, *others = objective.networks().items()
         return next((pretrained(settings, it, path) for name, it in others if name == "generator"), None)
     beside = any((path / name).is_dir() for name in EXPORTS if name != "generator")
-    return load_network(path, "generator") if beside and (path / "generator").is_dir() else None
+    if not (beside and (path / "generator").is_dir()):
+        return None
+    stored = load_network(path / "generator")
+    if stored.kind == "generator":
+        return stored
+    log.warning(
+        "%s/generator was exported without its token head: the run gives it a new generator. The run folder has it.",
+        path,
+    )
+    return None
 
 
 def has_same_head(settings: PretrainSettings, start: Pretrained, main: Network) -> bool:
@@ -127,6 +137,11 @@ def copy_first_layers(name: str, source: Pretrained, target: Network, tokenizer:
         raise SettingsError(
             f"no generator can be made of {name}: {shown}. Give generator.width=1 and the encoder of {name}."
         )
+    modern = [it for it in (source.encoder.settings, small) if isinstance(it, ModernEncoderSettings)]
+    local = [[it.is_local(layer) for layer in range(small.layers)] for it in modern]
+    if any(it != local[0] for it in local):  # global_from=last counts from the last layer, which is another one here
+        remedy = "Give a generator.depth that leaves out a multiple of encoder.global_every layers"
+        raise SettingsError(f"no generator can be made of {name}: its first layers would be local elsewhere. {remedy}.")
     copy_weights(name, {key: tensor for key, tensor in weights.items() if key in kept}, target.encoder)
     head = grown_head(source, tokenizer) if isinstance(source.head, TokenHead) else {}
     if {key: it.shape for key, it in head.items()} == {key: it.shape for key, it in target.head.state_dict().items()}:
