@@ -430,7 +430,7 @@ def refuse_other_kind(folder: Path, own: str) -> None:
 
 def distrust(problem: str, remedy: str) -> None:
     if not os.environ.get(TRUST):
-        raise CorruptError(f"{problem}. {remedy}, or take it as it is with --trust.")
+        raise CorruptError(f"{problem}. {remedy}, or trust it as it is.", ("trust",))
     log.warning("%s. Using it anyway, as requested.", problem)
 
 
