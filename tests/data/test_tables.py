@@ -101,6 +101,12 @@ def test_a_semicolon_separates_cells_where_the_first_line_has_no_comma(tmp_path,
     assert (tmp_path / "b.csv").read_text() == 'Text;Ergebnis, kurz\n"gut; und, ja";1\n0,5;2\n'
 
 
+def test_a_csv_whose_first_line_has_tabs_alone_is_separated_by_tabs(tmp_path):
+    (tmp_path / "a.csv").write_text('text\tlabel\n"gut; und\tja, ja"\t1\n')
+    assert list(read_rows(tmp_path / "a.csv")) == [{"text": "gut; und\tja, ja", "label": "1"}]
+    assert csv_separator(tmp_path / "a.csv") == "\t"
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("a.csv", 'a,"b;c"\n1,2\n'), ("a.csv", '"a;b"\n1,2\n'), ("a.csv", "a;b,c\n1,2\n"), ("a.tsv", "a;b\tc\n1\t2\n")],

@@ -222,6 +222,16 @@ def test_predictions_for_a_csv_of_semicolons_have_semicolons(finished, tmp_path)
     assert lines[0].startswith("id;review;prediction") and lines[1].startswith("1;one, and more;") and len(lines) == 3
 
 
+def test_predictions_keep_the_byte_order_mark_by_which_spreadsheets_know_utf_8(finished, tmp_path):
+    for name, mark in (("marked.csv", "\ufeff"), ("plain.csv", "")):
+        (tmp_path / name).write_text(f"{mark}review\nschön\n", "utf-8")
+        assert electra("predict", finished / "my" / "seed-0", name, cwd=tmp_path).returncode == 0
+        written = (tmp_path / name.replace(".", ".predictions.")).read_text("utf-8")
+        assert written.startswith(f"{mark}review,prediction\n") and written.count("\ufeff") == len(mark)
+    done = electra("predict", finished / "my" / "seed-0", "marked.csv", "--out", "a.jsonl", cwd=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "a.jsonl").read_bytes().startswith(b"{")
+
+
 def test_predictions_lie_beside_the_file_and_are_overwritten_by_force_alone(finished, tmp_path):
     model = finished / "my" / "seed-0"
     file = write_table(tmp_path / "deep" / "new.csv", rows(5, seed=3))

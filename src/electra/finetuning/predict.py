@@ -134,7 +134,8 @@ def refuse_overwriting(outputs: Sequence[Path], inputs: Sequence[Path], force: b
 def predict_table(predictor: Predictor, file: Path, target: Path, probabilities: bool, escape_formulas: bool) -> None:
     task = predictor.task
     schema, separator = tables.parquet_schema(file), tables.csv_separator(file)
-    with tables.TableWriter(target, task.answer_sample(), schema, escape_formulas, separator) as writer:
+    marked = tables.has_byte_order_mark(file)
+    with tables.TableWriter(target, task.answer_sample(), schema, escape_formulas, separator, marked) as writer:
         source = tables.read_rows(file, task.settings.table_header)
         for rows in in_chunks(source, CHUNK, row_characters, CHUNK_CHARACTERS):
             predictions = predictor(rows)
