@@ -99,11 +99,14 @@ def predict_file(
 ) -> Predicted:
     """Writes each row with its prediction, in the order and the format of the file, a chunk at a time. An existing file is
     overwritten only with `force`."""
+    if file.is_dir():
+        raise DataError(f"{file} is a folder. Give a file.")
     predictor = load_predictor(model, columns)
     layout = predictor.task.settings.layout(file)
     if layout == "table" and out is None and file.is_file() and not tables.is_table(file):
         raise SettingsError(
-            f"{file} does not have the extension of a table (.csv, .tsv, .jsonl, .json, .parquet). Send lines of text to standard input."
+            f"{file} does not have the extension of a table (.csv, .tsv, .jsonl, .json, .parquet). Send lines of text to standard input; "
+            "if it is a spreadsheet, save it as csv (UTF-8)."
         )
     target = out or default_name(file)
     if layout == "mrqa" and out is None:
