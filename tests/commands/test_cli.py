@@ -413,6 +413,30 @@ def test_an_option_written_as_a_setting_is_answered_with_the_option(word, tmp_pa
     refused(done, 2, f"--{name} {value}")
 
 
+@pytest.mark.parametrize("words", [("finetune", "model", "rte", "--epochs", "3"), ("pretrain", "tiny", "--data=x")])
+def test_a_setting_written_as_an_option_is_answered_with_the_setting(words, tmp_path):
+    done = electra(*words, cwd=tmp_path)
+    key = "epochs" if "--epochs" in words else "data"
+    assert done.returncode == 2 and f"Settings have no dashes: {key}=VALUE" in done.stderr, done.stderr
+    assert "Settings" not in electra("detect", "model", "--epochs", "3", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("word", ["~/mine", "data=~/mine", "--out=~/mine", "finetune.data=~/mine"])
+def test_the_home_folder_is_found_where_a_shell_leaves_its_tilde(word, tmp_path, monkeypatch):
+    """Most shells expand ~ at the beginning of a word alone: `data=~/shards` wrote into a folder named ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert commands.at_home(word) == word.replace("~", str(tmp_path))
+    for text in ("a ~/b", "~", "x=a~/b", "no=1 ~/b", "~user/x"):
+        assert commands.at_home(text) == text
+
+
+@pytest.mark.parametrize(("verb", "code"), [("embed", 3), ("predict", 3), ("export", 5)])
+def test_the_current_folder_in_the_place_of_a_file_or_of_a_new_folder_is_refused(verb, code, finished_run, tmp_path):
+    assert electra("export", finished_run, tmp_path / "model").returncode == 0
+    done = electra(verb, finished_run, ".", cwd=tmp_path)
+    refused(done, code, ". is a folder" if verb != "export" else ". exists already")
+
+
 def test_a_setting_with_two_values_is_refused_by_every_verb_that_takes_settings(tmp_path):
     """The last one used to win without a word."""
     twice, message = ("train.steps=3", "train.steps=4"), "train.steps has two values, 3 and 4. Give it once."

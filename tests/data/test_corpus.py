@@ -100,9 +100,18 @@ def test_csv_and_tsv_are_tables_and_never_running_text(tmp_path: Path, name: str
 def test_a_csv_of_semicolons_and_of_windows_is_read_or_told_how_to_convert(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "id;text\n1;one, and more\n2;schön\n".encode("cp1252"))
     message = refused(path)
-    assert "row 2 has bytes that are not UTF-8" in message and "iconv -f CP1252 -t UTF-8 a.csv" in message
+    assert (
+        "row 2 has bytes that are not UTF-8" in message and f"iconv -f CP1252 -t UTF-8 {path} > utf8-a.csv" in message
+    )
     assert read(path, on_bad="skip") == ["one, and more"]
     assert read(path, on_bad="replace") == ["one, and more", "sch\ufffdn"]
+
+
+def test_text_of_windows_and_a_spreadsheet_are_told_how_to_convert(tmp_path: Path) -> None:
+    path = write(tmp_path / "my folder" / "a.txt", "schön".encode("cp1252"))
+    message = refused(path)
+    assert f"iconv -f CP1252 -t UTF-8 '{path}' > utf8-a.txt" in message and "set on_bad to skip or replace" in message
+    assert "save it as csv (UTF-8)" in refused(write(tmp_path / "a.xlsx", b"PK\x03\x04" + bytes(range(256))))
 
 
 def test_a_key_that_the_first_row_lacks_is_asked_for(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ def test_a_semicolon_separates_cells_where_the_first_line_has_no_comma(tmp_path,
     assert (tmp_path / "b.csv").read_text() == 'Text;Ergebnis, kurz\n"gut; und, ja";1\n0,5;2\n'
 
 
+def test_a_csv_whose_first_line_has_tabs_alone_is_separated_by_tabs(tmp_path):
+    (tmp_path / "a.csv").write_text('text\tlabel\n"gut; und\tja, ja"\t1\n')
+    assert list(read_rows(tmp_path / "a.csv")) == [{"text": "gut; und\tja, ja", "label": "1"}]
+    assert csv_separator(tmp_path / "a.csv") == "\t"
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("a.csv", 'a,"b;c"\n1,2\n'), ("a.csv", '"a;b"\n1,2\n'), ("a.csv", "a;b,c\n1,2\n"), ("a.tsv", "a;b\tc\n1\t2\n")],
@@ -123,7 +129,11 @@ def test_a_semicolon_in_a_name_or_beside_a_comma_separates_nothing(tmp_path, nam
         ("a.json", '[{"a": 1},, {"a": 2}]', "row 2 is not valid JSON"),
         ("a.json", '[{"a": 1}', "neither a comma nor the end of the list follows row 1"),
         ("a.json", '[{"a": 1}]\n[{"a": 2}]', "continues after the end of its list, after row 1"),
-        ("a.csv", b"a,b\n1,2\n\xff\xfe,2\n", "row 2 has bytes that are not UTF-8.*iconv -f CP1252 -t UTF-8 a.csv"),
+        (
+            "a.csv",
+            b"a,b\n1,2\n\xff\xfe,2\n",
+            "row 2 has bytes that are not UTF-8.*iconv -f CP1252 -t UTF-8 .*a.csv > utf8-a.csv",
+        ),
         ("a.tsv", b"a\tb\n1\t\xe4\n", "row 1 has bytes that are not UTF-8"),
         ("a.csv", b"a,b\xe4\n1,2\n", "first line has bytes that are not UTF-8.*iconv -f CP1252"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16"), "iconv -f UTF-16"),

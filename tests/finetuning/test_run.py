@@ -214,12 +214,27 @@ def test_lines_of_text_are_no_table_and_are_sent_to_standard_input(finished, tmp
     assert "standard input" in done.stderr and not list(tmp_path.glob("*predictions*"))
 
 
+def test_the_folder_of_all_tasks_is_answered_with_a_model_inside(finished, tmp_path):
+    done = electra("predict", finished, "one text")
+    assert done.returncode == 3 and f"Give a model inside it, such as {finished / 'my'}." in done.stderr, done.stderr
+
+
 def test_predictions_for_a_csv_of_semicolons_have_semicolons(finished, tmp_path):
     file = tmp_path / "new.csv"
     file.write_text("id;review\n1;one, and more\n2;two\n")
     assert electra("predict", finished / "my" / "seed-0", file).returncode == 0
     lines = (tmp_path / "new.predictions.csv").read_text().splitlines()
     assert lines[0].startswith("id;review;prediction") and lines[1].startswith("1;one, and more;") and len(lines) == 3
+
+
+def test_predictions_keep_the_byte_order_mark_by_which_spreadsheets_know_utf_8(finished, tmp_path):
+    for name, mark in (("marked.csv", "\ufeff"), ("plain.csv", "")):
+        (tmp_path / name).write_text(f"{mark}review\nschön\n", "utf-8")
+        assert electra("predict", finished / "my" / "seed-0", name, cwd=tmp_path).returncode == 0
+        written = (tmp_path / name.replace(".", ".predictions.")).read_text("utf-8")
+        assert written.startswith(f"{mark}review,prediction\n") and written.count("\ufeff") == len(mark)
+    done = electra("predict", finished / "my" / "seed-0", "marked.csv", "--out", "a.jsonl", cwd=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "a.jsonl").read_bytes().startswith(b"{")
 
 
 def test_predictions_lie_beside_the_file_and_are_overwritten_by_force_alone(finished, tmp_path):
@@ -518,6 +533,7 @@ def test_problems_that_rows_have_in_common_are_one_line_and_at_most_twenty_are_s
     [
         (("MODEL", "nothing"), 2, "neither a task (cola"),
         (("MODEL", "missing.csv"), 3, "missing.csv does not exist"),
+        (("MODEL", __file__), 2, "save it as csv (UTF-8)"),
         (("MODEL", "mrpc"), 2, "Add data=FOLDER"),
         (("MODEL", "mrpc", "data=nowhere"), 3, "nowhere"),
         (("MODEL", "TABLE", "epoch=3"), 2, "Did you mean epochs?"),

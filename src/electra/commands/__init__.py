@@ -8,6 +8,7 @@ import errno
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -155,6 +156,11 @@ def share_processors() -> None:
         os.environ["GOMP_SPINCOUNT"] = "5000"
 
 
+def at_home(word: str) -> str:
+    """The word with the home folder for `~`, also after `=`, where most shells leave it: `data=~/shards`, `--out=~/model`."""
+    return re.sub(r"^([\w.-]+=)?~(?=/)", lambda match: f"{match[1] or ''}{Path.home()}", word)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. One of several processes ends by os._exit: now and then threads of torch's libraries abort a process
     while the interpreter shuts down, and the launcher would not see its exit code."""
@@ -183,6 +189,7 @@ def run(words: list[str]) -> None:
             Path.cwd()  # without a current folder some libraries end the process
         except FileNotFoundError:
             raise MachineError("the folder that this command was started in is gone. Change to another.") from None
+        words = list(map(at_home, words))
         with trusting("--trust" in words), ending_at_signals(lambda number: SystemExit(128 + number)):
             result: Any = app(words, standalone_mode=False, obj=words)
         sys.stdout.flush()
@@ -202,6 +209,10 @@ def run(words: list[str]) -> None:
     except usage_error as error:
         text = io.StringIO()
         error.show(text)
+        if type(error).__name__ == "NoSuchOption" and any(
+            "KEY=VALUE" in (it.metavar or "") for it in error.ctx.command.params
+        ):
+            text.write(f"Settings have no dashes: {error.option_name.lstrip('-')}=VALUE\n")
         print(visible(text.getvalue()), end="", file=sys.stderr)
         sys.exit(error.exit_code)
     except typer.Exit as stop:

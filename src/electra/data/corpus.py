@@ -157,7 +157,8 @@ class Reading:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 where = offset + len(block) - len(error.object) + error.start
-                raise bad_bytes(file.path, "bytes that are not UTF-8", where, block, _REMEDY) from None
+                remedy = f"{conversion(file.path)}; or set on_bad to skip or replace"
+                raise bad_bytes(file.path, "bytes that are not UTF-8", where, block, remedy) from None
             if self.stop and b"\0" in block:
                 raise bad_bytes(file.path, "a NUL byte", offset + block.index(b"\0"), block, _REMEDY)
             offset += len(block)

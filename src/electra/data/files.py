@@ -252,6 +252,10 @@ def _format(head: bytes, path: Place, seekable: bool) -> Format:
         if not seekable:
             raise DataError(f"{path} is a table inside an archive or a pipe. Unpack it first.")
         return "parquet" if head.startswith(b"PAR1") else "arrow-file"
+    if head.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise DataError(
+            f"{path} is a zip archive, a spreadsheet or a document. Unpack it, or save it as csv (UTF-8) or as text."
+        )
     if head.startswith(b"\xff\xff\xff\xff"):
         return "arrow-stream"
     # a broken first line must not turn JSON lines into plain text, so the name counts as well
@@ -279,10 +283,10 @@ def is_unicode(text: str) -> bool:
 
 def conversion(path: Place, around: bytes = b"") -> str:
     """The remedy for bytes that are not UTF-8: mostly they were written by Windows and its spreadsheets in western Europe."""
-    name = shlex.quote(path.name)
+    name, new = shlex.quote(str(path)), shlex.quote(f"utf8-{path.name}")
     if is_utf16(around):
         return f'It looks like UTF-16: convert it with "iconv -f UTF-16 -t UTF-8 {name}"'
-    return f'Convert it; if it is from Windows (cp1252, latin-1) with "iconv -f CP1252 -t UTF-8 {name} > utf8-{name}"'
+    return f'Convert it; if it is from Windows (cp1252, latin-1) with "iconv -f CP1252 -t UTF-8 {name} > {new}"'
 
 
 class SourceLine(NamedTuple):

@@ -3,7 +3,7 @@ writing them; and guessing which column is the text and which the label.
 
 A file's format is recognised by its content (files.py); only csv and tsv, which look alike, are told apart by the name and then by
 the first line. In tsv a tab ends a cell and nothing is quoted, as in the GLUE files. csv is quoted as usual; its cells are separated
-by commas or, as spreadsheets write it in countries with decimal commas, by semicolons.
+by commas, by semicolons, as spreadsheets write it in countries with decimal commas, or by tabs.
 """
 
 import ast
@@ -157,16 +157,21 @@ def content_format(source: OpenSource) -> Format:
 
 
 def separator(source: OpenSource) -> str:
-    """The separator of csv, by its first line: a semicolon if that has one outside of quotes and no comma; else a comma."""
+    """The separator of csv: the first of comma, semicolon and tab that its first line has outside of quotes; else a comma."""
     head = _QUOTED.sub(b"", source.stream.peek(1 << 16)[: 1 << 16].lstrip())
     line = next(iter(head.splitlines()), b"")
-    return ";" if b";" in line and b"," not in line else ","
+    return next((it for it in ",;\t" if it.encode() in line), ",")
 
 
 def csv_separator(path: Path) -> str:
     """The separator of a csv file; a comma for other files."""
     with open_table(path) as source:
         return separator(source) if content_format(source) == "csv" else ","
+
+
+def has_byte_order_mark(path: Path) -> bool:
+    with open_table(path) as source:
+        return bool(source.start)
 
 
 def _text(source: OpenSource, newline: str = "") -> Iterator[str]:
@@ -242,7 +247,8 @@ class TableWriter:
     """Writes rows as they come. `sample` has example values for columns whose first values may all be empty lists, from which
     parquet could not infer the type; `schema` has the types of columns that come from a parquet file. The columns are
     those of the first rows written; a column that appears later is refused if the format cannot add it. `escape_formulas`
-    puts a ' before cells of csv and tsv that a spreadsheet would evaluate; `separator` is that of csv."""
+    puts a ' before cells of csv and tsv that a spreadsheet would evaluate; `separator` is that of csv; `marked` begins csv and tsv
+    with a byte order mark, without which Excel does not read them as UTF-8."""
 
     def __init__(
         self,
@@ -251,9 +257,10 @@ class TableWriter:
         schema: "pa.Schema | None" = None,
         escape_formulas: bool = False,
         separator: str = ",",
+        marked: bool = False,
     ) -> None:
         self.path, self.sample, self.schema, self.escape_formulas = path, sample or {}, schema, escape_formulas
-        self.format, self.separator, self.rows = table_format(path), separator, 0
+        self.format, self.separator, self.marked, self.rows = table_format(path), separator, marked, 0
         self.columns: list[str] = []
         self.parquet: pq.ParquetWriter | None = None
         self.stack = ExitStack()
@@ -284,6 +291,8 @@ class TableWriter:
 
     def _write_cells(self, rows: Sequence[dict[str, Any]], answers: Collection[str]) -> None:
         buffer = io.StringIO()
+        if self.marked and not self.rows:
+            buffer.write("\ufeff")
         table = [] if self.rows else [self.columns]
         table += [[_cell(row.get(name), name in answers) for name in self.columns] for row in rows]
         if self.escape_formulas:

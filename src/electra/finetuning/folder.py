@@ -110,6 +110,8 @@ def refuse_unlike(models: Mapping[Path, TaskModel]) -> None:
 
 def load_task_folder(folder: Path) -> TaskModel:
     if not (folder / TASK_FILE).is_file():
+        if inside := min((it.parent.parent for it in folder.glob(f"*/seed-*/{TASK_FILE}")), default=None):
+            raise DataError(f"{folder} holds fine-tuned models. Give a model inside it, such as {inside}.")
         what = f"is not a fine-tuned model of ours: it has no {TASK_FILE}" if folder.exists() else "does not exist"
         raise DataError(f'{folder} {what}. "electra finetune" writes such folders.')
     stored = read_folder(folder)

@@ -272,13 +272,18 @@ def make_plan(item: str, overrides: Mapping[str, Any], defaults: Mapping[str, Ma
     if is_task:
         tree, name = config.read_recipe(item, TASKS) | dict(overrides), path.stem
     elif is_table(path) or path.is_dir() or (path.is_file() and kind and not kind.guesses_columns):
-        tree, name = {"data": item} | dict(overrides), stem(path)
+        tree, name = {"data": item} | dict(overrides), stem(path if path.name.strip(".") else path.resolve())
     elif path.suffix and not path.exists():
         raise DataError(f"{item} does not exist. Give a file that does, a folder, or the name of a task.")
+    elif path.is_file():
+        raise SettingsError(
+            f"{item} is not a table (.csv, .tsv, .jsonl, .json, .parquet, also compressed). If it is a spreadsheet, save it as csv (UTF-8); if "
+            "it has one word per line, set kind=tagging."
+        )
     else:
         raise SettingsError(
             f"{item!r} is neither a task ({', '.join(shipped)}), a TOML file, a table (.csv, .tsv, "
-            ".jsonl, .json, .parquet, also compressed), a file with one word per line (set kind=tagging) nor a folder."
+            ".jsonl, .json, .parquet, also compressed), nor a folder."
         )
     tree = config.nest(config.flatten(tree))
 

@@ -99,11 +99,14 @@ def predict_file(
 ) -> Predicted:
     """Writes each row with its prediction, in the order and the format of the file, a chunk at a time. An existing file is
     overwritten only with `force`."""
+    if file.is_dir():
+        raise DataError(f"{file} is a folder. Give a file.")
     predictor = load_predictor(model, columns)
     layout = predictor.task.settings.layout(file)
     if layout == "table" and out is None and file.is_file() and not tables.is_table(file):
         raise SettingsError(
-            f"{file} does not have the extension of a table (.csv, .tsv, .jsonl, .json, .parquet). Send lines of text to standard input."
+            f"{file} does not have the extension of a table (.csv, .tsv, .jsonl, .json, .parquet). Send lines of text to standard input; "
+            "if it is a spreadsheet, save it as csv (UTF-8)."
         )
     target = out or default_name(file)
     if layout == "mrqa" and out is None:
@@ -134,7 +137,8 @@ def refuse_overwriting(outputs: Sequence[Path], inputs: Sequence[Path], force: b
 def predict_table(predictor: Predictor, file: Path, target: Path, probabilities: bool, escape_formulas: bool) -> None:
     task = predictor.task
     schema, separator = tables.parquet_schema(file), tables.csv_separator(file)
-    with tables.TableWriter(target, task.answer_sample(), schema, escape_formulas, separator) as writer:
+    marked = tables.has_byte_order_mark(file)
+    with tables.TableWriter(target, task.answer_sample(), schema, escape_formulas, separator, marked) as writer:
         source = tables.read_rows(file, task.settings.table_header)
         for rows in in_chunks(source, CHUNK, row_characters, CHUNK_CHARACTERS):
             predictions = predictor(rows)

@@ -126,14 +126,14 @@ def embed_files(
 ) -> Embedded:
     """Writes the vectors of all texts, in order, to one .npy array or one parquet table. `column` is the text column of tables,
     `keep` are columns for the parquet table (by default the text). An existing file is overwritten only with `force`."""
-    target = out or default_out(files)
-    if target.suffix not in (".npy", ".parquet"):
-        raise SettingsError(f"{target.name}: vectors are written as .npy or .parquet. Choose another out.")
     for path in files:
         if path != STANDARD_INPUT and not path.exists():
             raise DataError(f"{path} does not exist. Check the path.")
         if path.is_dir():
             raise DataError(f"{path} is a folder. Give its files.")
+    target = out or default_out(files)
+    if target.suffix not in (".npy", ".parquet"):
+        raise SettingsError(f"{target.name}: vectors are written as .npy or .parquet. Choose another out.")
     refuse_overwriting([target], files, force)
     network.encoder.to(choose_device(settings))
     width, texts = network.encoder.settings.hidden, 0

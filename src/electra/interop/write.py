@@ -143,7 +143,7 @@ def whole_or_absent(out: Path) -> Iterator[Path]:
     """A temporary folder that becomes `out` at the end, once everything in it is written and checked. Leftovers of a killed
     command are removed, and finished folders are kept: `out` may exist if its content is identical."""
     refusal = MachineError(f"{out} exists already. Choose another folder or remove it first.")
-    if out.exists() and not (out.is_dir() and (manifests(out) or not any(out.iterdir()))):
+    if not out.name or (out.exists() and not (out.is_dir() and (manifests(out) or not any(out.iterdir())))):
         raise refusal
     temporary = temporary_name(out)
     try:
