@@ -366,8 +366,16 @@ def test_a_worker_that_dies_is_reported(
     corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "start_worker", leave)
-    message = refused(MachineError, 5, [corpus], tmp_path / "out", tokenizer)
+    message = refused(MachineError, 5, [corpus], tmp_path / "out", tokenizer, workers=2)
     assert "a worker process died" in message
+
+
+def test_a_script_with_one_worker_needs_no_main_guard(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    call = f"prepare({str(corpus)!r}, {str(out)!r}, tokenizer={str(tokenizer)!r}, heldout=0.1, workers=1)"
+    script.write_text(f"import electra\nprint(electra.{call}.splits['train'].documents > 0)\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(
