@@ -237,6 +237,9 @@ def test_documents_that_would_all_be_held_out_leave_one_to_train_on(tokenizer: P
     settings = PrepareSettings(heldout_share=0.5)
     manifest = prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings, workers=1)
     assert (manifest.splits["train"].documents, manifest.splits["heldout"].documents) == (1, 3)
+    (tmp_path / "one.txt").write_text(texts[0])
+    one = prepare([tmp_path / "one.txt"], tmp_path / "one", tokenizer, settings, workers=1)
+    assert (one.splits["train"].documents, one.splits["heldout"].documents) == (1, 0)
 
 
 def test_nothing_is_held_out_of_one_document_or_if_not_wanted(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
