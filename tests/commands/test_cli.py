@@ -381,6 +381,13 @@ def test_a_diverging_run_stops_with_advice_and_keeps_its_checkpoints(recipe, pre
     assert json.loads((tmp_path / "run" / "run_state.json").read_text())["state"] == "diverged"
 
 
+def test_a_quickstart_is_not_written_into_a_model(finished_run):
+    folder = finished_run / "export"
+    before = sorted(folder.iterdir())
+    refused(electra("quickstart", folder, "--steps", 1), 2, f"{folder} holds a model")
+    assert sorted(folder.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
     [

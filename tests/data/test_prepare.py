@@ -237,6 +237,9 @@ def test_documents_that_would_all_be_held_out_leave_one_to_train_on(tokenizer: P
     settings = PrepareSettings(heldout_share=0.5)
     manifest = prepare([tmp_path / "in.txt"], tmp_path / "out", tokenizer, settings, workers=1)
     assert (manifest.splits["train"].documents, manifest.splits["heldout"].documents) == (1, 3)
+    (tmp_path / "one.txt").write_text(texts[0])
+    one = prepare([tmp_path / "one.txt"], tmp_path / "one", tokenizer, settings, workers=1)
+    assert (one.splits["train"].documents, one.splits["heldout"].documents) == (1, 0)
 
 
 def test_nothing_is_held_out_of_one_document_or_if_not_wanted(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -366,8 +369,16 @@ def test_a_worker_that_dies_is_reported(
     corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "start_worker", leave)
-    message = refused(MachineError, 5, [corpus], tmp_path / "out", tokenizer)
+    message = refused(MachineError, 5, [corpus], tmp_path / "out", tokenizer, workers=2)
     assert "a worker process died" in message
+
+
+def test_a_script_with_one_worker_needs_no_main_guard(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    call = f"prepare({str(corpus)!r}, {str(out)!r}, tokenizer={str(tokenizer)!r}, heldout=0.1, workers=1)"
+    script.write_text(f"import electra\nprint(electra.{call}.splits['train'].documents > 0)\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(

@@ -162,6 +162,8 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(SettingsError, match="does not show its format"):
         TableWriter(Path("a.xlsx"))
+    with pytest.raises(SettingsError, match=r"a.parquet.gz: parquet is compressed inside. Write a.parquet."):
+        TableWriter(Path("a.parquet.gz"))
 
 
 def test_parquet_is_told_what_lists_hold_that_are_empty_at_first(tmp_path):

@@ -66,6 +66,6 @@ def test_places_tokens_and_shares_that_do_not_exist_are_refused(finished_run, to
         model.replace("The barak", {0: "qwertz"})
     with pytest.raises(SettingsError, match="share=2"):
         model.corrupt("The barak", 2)
-    with pytest.raises(DataError, match="no generator beside it"):
+    with pytest.raises(DataError, match="no generator with a token head beside it"):
         load(toy_model).corrupt("The barak")
     assert model.corrupt("") == [] and model.replace("", {}) == []

@@ -33,7 +33,9 @@ def quickstart_command(
 
 def run_quickstart(folder: Path, steps: int | None) -> None:
     import electra
+    from electra.base.files import refuse_other_kind
 
+    refuse_other_kind(folder, "a quickstart")
     started = time.monotonic()
 
     def begin(title: str, *words: object) -> None:

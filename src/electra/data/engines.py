@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 
 from electra.base.errors import ElectraError, MachineError, first_line
 from electra.base.jobs import run_jobs
@@ -40,10 +40,11 @@ _TRIES = 3
 
 def run_local(plan: PreparePlan, out: Place, workers: int) -> Iterator[Done]:
     """Worker processes read and encode units. A large file that cannot be divided would keep one worker busy while the others
-    idle, so it is read in this process and handed out to all of them part by part."""
+    idle, so it is read in this process and handed out to all of them part by part. A single worker is this process."""
     streams = _Streams(plan.size // (_LARGE * workers))
     start = partial(start_worker, out, plan.tokenizer_sha256)
-    for result in run_jobs(_do, streams.jobs(plan.all_units(out)), workers, start=start):
+    jobs = streams.jobs(plan.all_units(out))
+    for result in run_jobs(_do, jobs, workers, start=start) if workers > 1 else starmap(_do, jobs):
         yield from streams.finished()
         yield result if isinstance(result, Done) else streams.note(*result)
     yield from streams.finished()

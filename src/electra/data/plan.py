@@ -191,8 +191,8 @@ def heldout_threshold(corpus: Corpus, settings: PrepareSettings) -> int:
             smallest, largest = min(smallest, value), max(largest, value)
             if smallest < wanted <= largest:
                 return wanted
-    if smallest >= largest:  # no two different documents
-        return wanted
+    if smallest >= largest:  # no two different documents: the only one is to train on
+        return 0
     return smallest + 1 if smallest >= wanted else largest
 
 

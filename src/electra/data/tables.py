@@ -261,6 +261,8 @@ class TableWriter:
     ) -> None:
         self.path, self.sample, self.schema, self.escape_formulas = path, sample or {}, schema, escape_formulas
         self.format, self.separator, self.marked, self.rows = table_format(path), separator, marked, 0
+        if self.format == "parquet" and path.suffix.lower() != ".parquet":  # nobody reads that, we neither
+            raise SettingsError(f"{path.name}: parquet is compressed inside. Write {stem(path)}.parquet.", ("out",))
         self.columns: list[str] = []
         self.parquet: pq.ParquetWriter | None = None
         self.stack = ExitStack()

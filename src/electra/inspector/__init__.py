@@ -78,7 +78,9 @@ class Model:
             with suppress(ElectraError):
                 if is_same_tokenizer((network := load_network(folder, "generator")).tokenizer, self.tokenizer):
                     return network
-        raise DataError(f"{self.path} has no generator beside it. Give the run, or the whole folder of an export.")
+        raise DataError(
+            f"{self.path} has no generator with a token head beside it. Give the run, or the whole folder of such an export."
+        )
 
     @overload
     def detect(self, texts: str) -> list[ScoredToken]: ...  # type: ignore[overload-overlap]
