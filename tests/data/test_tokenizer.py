@@ -82,8 +82,15 @@ def test_a_saved_tokenizer_comes_back_with_the_same_hash(tmp_path: Path, small_c
         assert tokenizer_hash(load_tokenizer(place)) == tokenizer_hash(tokenizer)
 
 
-@pytest.mark.parametrize("language_corpus", ["ko", "ja", "de"], indirect=True)
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", pytest.param("unigram", marks=pytest.mark.slow)])
+QUICK = ("ko", "wordpiece"), ("ja", "bpe")
+SLOW = [(language, kind) for kind in KINDS for language in ("ko", "ja", "de") if (language, kind) not in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("language_corpus", "kind"),
+    [*QUICK, *(pytest.param(*it, marks=pytest.mark.slow) for it in SLOW)],
+    indirect=["language_corpus"],
+)
 def test_other_languages_come_back_from_their_tokens(
     language_corpus: Corpus, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

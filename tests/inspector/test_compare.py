@@ -335,13 +335,13 @@ def test_what_is_finished_is_in_the_report_when_a_run_fails(error, finished, rec
     assert (tmp_path / "out" / "comparison.png").is_file() == (error is MemoryExhaustedError)
 
 
-def test_several_budgets_and_tasks_give_a_curve_over_flops(recipe, prepared, tmp_path):
+@pytest.mark.parametrize("workers", [(), pytest.param(("--jobs", "2", "--task-jobs", "2"), marks=pytest.mark.slow)])
+def test_several_budgets_and_tasks_give_a_curve_over_flops(workers, recipe, prepared, tmp_path):
     rows = [f"{'barak sees' if n % 2 else 'selin hears'} it {n},{'a' if n % 2 else 'b'}" for n in range(80)]
     (tmp_path / "kinds.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
     words = ["compare", recipe, f"{recipe}+masked-lm", f"data={prepared}", "finetune.epochs=1", "finetune.batch=16"]
     words += ["--tasks", tmp_path / "kinds.csv", "--task-seeds", "2", "--seeds", "1", "--out", tmp_path / "out"]
-    words += ["--jobs", "2", "--task-jobs", "2"]  # workers have workers
-    done = electra(*words, "--budget", "2e8 paper flops, 4e8 paper flops")
+    done = electra(*words, *workers, "--budget", "2e8 paper flops, 4e8 paper flops")
     assert done.returncode == 0, done.stderr
     small, large, masked_small, masked_large = json.loads((tmp_path / "out" / "results.json").read_text())
     assert small["variant"] == f"{recipe}, 2e8 paper flops" and large["steps"] == pytest.approx(

@@ -69,7 +69,10 @@ def test_twenty_steps_of_every_objective_and_generator(name, recipe, prepared, t
     assert ("auc" in untrained) == ("auc" in trained)
 
 
-@pytest.mark.parametrize("name", ["two-stage", "generator-unigram", "adversarial", "replaced-span"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("generator-unigram", "adversarial")]
+
+
+@pytest.mark.parametrize("name", ["two-stage", "replaced-span", *SLOW])
 def test_a_run_goes_on_without_the_folders_it_began_from(
     name, recipe, prepared, tmp_path, masked_lm_run, finished_run, monkeypatch
 ):
