@@ -216,7 +216,7 @@ def test_no_function_has_more_than_eight_parameters():
 def test_the_house_does_not_grow_unnoticed():
     """It was 90 files and 14,529 lines when it was rebuilt. What a capability adds stands here and is raised with it."""
     assert len(FILES) <= 136
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 28_920
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in FILES) <= 28_940
 
 
 def test_help_answers_at_once_and_without_torch():

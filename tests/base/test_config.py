@@ -27,6 +27,15 @@ def test_a_key_in_the_wrong_section_is_found_by_its_name():
         resolve("electra-small", [DATA, "steps=3"])
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("learning_rate", "optimizer.lr"), ("train.max_steps", "train.steps"), ("max_length", "rows.length")],
+)
+def test_a_key_of_transformers_is_answered_with_ours(typed, meant):
+    with pytest.raises(SettingsError, match=rf"unknown key {typed}. Did you mean {meant}\?"):
+        resolve("electra-small", [DATA, f"{typed}=3"])
+
+
 def test_all_problems_are_reported_at_once():
     with pytest.raises(SettingsError) as error:
         resolve("electra-small", [DATA, "masking.share=1.5", "optimizer.lr=-1", "train.batchh=3", "encoder.layers=two"])

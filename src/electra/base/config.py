@@ -175,6 +175,22 @@ def resolve(
     return settings, sources
 
 
+ELSEWHERE = {"learning_rate": "lr", "warmup_steps": "warmup", "num_warmup_steps": "warmup", "warmup_ratio": "warmup"}
+ELSEWHERE |= {"max_steps": "steps", "num_train_steps": "steps", "num_train_epochs": "epochs", "num_epochs": "epochs"}
+ELSEWHERE |= {
+    "per_device_train_batch_size": "batch",
+    "gradient_accumulation_steps": "accumulate",
+    "max_grad_norm": "clip",
+}
+ELSEWHERE |= {
+    "adam_epsilon": "eps",
+    "weight_decay_rate": "weight_decay",
+    "max_length": "length",
+    "max_seq_length": "length",
+}
+"""Keys of transformers and of the original code, whose names here are not like them."""
+
+
 def validate(kind: type[Tree], tree: Mapping[str, Any]) -> Tree:
     """The validated tree, or an error with every problem at once, one line each, and the nearest known key for an unknown one."""
     try:
@@ -195,7 +211,8 @@ def describe(problem: Any, kind: type[BaseModel]) -> str:
     if unknown:
         by_name = {key.rpartition(".")[2]: key for key in sorted(known, reverse=True)}
         same_name = [by_name[match] for match in difflib.get_close_matches(name, by_name, n=1)]
-        near = difflib.get_close_matches(path, known, n=1) or same_name
+        elsewhere = [key for key in known if key.rpartition(".")[2] == ELSEWHERE.get(name)]
+        near = sorted(elsewhere, key=len) or difflib.get_close_matches(path, known, n=1) or same_name
         return f"unknown key {path}." + (f" Did you mean {near[0]}?" if near else "")
     if problem["type"] == "missing" and isinstance(problem["loc"][-1], int):
         return f"{path} has too few values (got {short(problem['input'])})."

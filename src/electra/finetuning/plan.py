@@ -386,7 +386,8 @@ def place(tree: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[TaskSettin
     tree = kind.named_columns(tree)
     known = [*kind.model_fields, *MethodSettings.model_fields, *SourceSettings.model_fields]
     if unknown := [key for key in tree if key not in known]:
-        near = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
+        elsewhere = {key: [name] for key, name in config.ELSEWHERE.items() if name in known}
+        near = {key: elsewhere.get(key) or difflib.get_close_matches(key, known, n=1) for key in unknown}
         lines = [f"unknown key {key}." + "".join(f" Did you mean {it}?" for it in near[key]) for key in unknown]
         raise SettingsError("\n".join(lines))
     tree = {**defaults, **tree}
