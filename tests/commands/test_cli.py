@@ -550,6 +550,12 @@ def test_tokenizer_says_whether_it_lowercases_and_how_many_tokens_it_lacks(tmp_p
     assert adopted.endswith(" tokens; text is lowercased\n") and "fewer" not in adopted
 
 
+def test_prepare_says_of_how_many_documents_characters_were_replaced(tmp_path, prepared):
+    (tmp_path / "a.txt").write_bytes(b"The sch\xf6n walks.\n\nThe barak walks.\n")
+    done = electra("prepare", tmp_path / "out", tmp_path / "a.txt", "--tokenizer", prepared, "--on-bad", "replace")
+    assert done.returncode == 0 and "with characters replaced by \ufffd: 1\n" in done.stdout, done.stderr
+
+
 def test_prepare_names_its_options_and_hints_at_text_without_documents(tmp_path, prepared):
     (tmp_path / "a.jsonl").write_text('{"body": "one"}\n')
     (tmp_path / "lines.txt").write_text("The barak walks.\n" * 50)

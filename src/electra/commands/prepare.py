@@ -156,9 +156,9 @@ def show_manifest(out: str, manifest: "Manifest", heldout: float) -> None:
         )
     if warning := few_held_out(manifest):
         say(f"WARNING: {warning}")
-    skipped, repaired, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
+    skipped, replaced, empty = manifest.skipped_documents, manifest.replaced_documents, manifest.empty_files
     if removed := manifest.removed_documents:
         say(f"removed: {', '.join(f'{name} {count:,}' for name, count in removed.items())}")
-    exceptions = {"skipped": skipped, "repaired": repaired, "empty files": empty}
+    exceptions = {"skipped": skipped, "with characters replaced by \ufffd": replaced, "empty files": empty}
     if any(exceptions.values()):
         say(", ".join(f"{name}: {count}" for name, count in exceptions.items() if count))
