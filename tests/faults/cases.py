@@ -266,7 +266,7 @@ case("predict-leftover", PREDICT, 0, "40 rows", lambda w: put(w / ".p.csv.999999
 case("export-again", "export run new", 0, "already|same", lambda w: __import__("faults.world").world.run_words("export run new", w))
 case("export-elsewhere", "export run table.csv", 5, "table.csv")
 case("no-model", "detect nowhere hello", 3, "nowhere")
-case("folder-as-table", "predict tasks/table/seed-0 shards", 3, "not a file")
+case("folder-as-table", "predict tasks/table/seed-0 shards", 3, "shards is a folder. Give a file")
 case("read-only", "tokenizer /proc/x text.txt --vocab-size 300", 5, "cannot be written")
 
 # 6. Half characters, endless digits, NaN, bytes that are not UTF-8: alike in every verb
