@@ -66,9 +66,7 @@ def stages(given: argparse.Namespace) -> list[Stage]:
     minutes = f"--minutes {given.minutes:g}"
     tests = f"{python} -m pytest -m gpu -n 12 --maxschedchunk 1 -v --junitxml={out}/tests.xml"
     return [
-        Stage(
-            "claim", 1000, f"{claim} {rates} --jobs 7 --task-jobs 5", True
-        ),  # 12.5 GiB a job; goes on where it was stopped
+        Stage("claim", 1000, f"{claim} {rates} --jobs 7 --task-jobs 5", True),  # a training takes 12.5 GiB
         Stage("tests", 260, f"{tests} tests/train/test_distributed_gpu.py tests"),  # the slow ones first
         Stage("screens", 500, f"{screens} --at-once 4 --seconds 350 --name screens_more", True),
         Stage("overhead", 100, f"{overhead} --out torchrun_overhead"),

@@ -34,8 +34,6 @@ OTHER_WEIGHTS = {
 }
 ROBERTA_TOKENS = dict(zip(("<pad>", "<unk>", "<s>", "</s>", "<mask>"), SPECIAL_TOKENS, strict=True))
 OTHERS = ("spiece.model", "sentencepiece.bpe.model", "vocab.json")
-DESCRIBED = ("config.json", "tokenizer_config.json", "added_tokens.json")
-"""Files that say of what tokenizer a vocab.txt is."""
 OF_BERT = ("Bert", "Electra", "DistilBert", "MobileBert", "ConvBert")
 """Tokenizers of transformers that cut text as BERT's does."""
 
@@ -162,29 +160,34 @@ def folder_vocabulary(folder: Path, lowercase: bool | None, notes: list[str]) ->
             how = "Load it with transformers' AutoTokenizer and save_pretrained it, which writes one"
             raise DataError(f"{folder} has {other}, but no tokenizer.json. {how}.")
         return None
-    described = [read_object(inside(folder, name)) if (folder / name).exists() else {} for name in DESCRIBED]
-    settings = described[1]
+    settings = described(folder, "tokenizer_config.json")
     refuse_code(folder / "tokenizer_config.json", settings)
     do_lower_case = settings.get("do_lower_case")
     known = lowercase if lowercase is not None else do_lower_case if isinstance(do_lower_case, bool) else None
     strip, split = settings.get("strip_accents"), settings.get("tokenize_chinese_chars") is not False
-    path = inside(folder, "vocab.txt")
-    tokenizer = adopted(path, known, strip if isinstance(strip, bool) else None, split, notes)
-    refuse_more_than_pieces(path, tokenizer, *described)
+    tokenizer = adopted(inside(folder, "vocab.txt"), known, strip if isinstance(strip, bool) else None, split, notes)
+    refuse_more_than_pieces(folder, tokenizer)
     return tokenizer
 
 
-def refuse_more_than_pieces(
-    path: Path, tokenizer: Tokenizer, config: Mapping[str, Any], settings: Mapping[str, Any], added: Mapping[str, Any]
-) -> None:
+def described(folder: Path, name: str) -> dict[str, Any]:
+    return read_object(inside(folder, name)) if (folder / name).exists() else {}
+
+
+def refuse_more_than_pieces(folder: Path, tokenizer: Tokenizer) -> None:
     """Refuses a vocab.txt that is only a part of its tokenizer: Japanese text is cut by MeCab first, and tokens that were added to
     a vocabulary are in files of their own. The same text would have other ids."""
-    name = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "BertTokenizer")
+    settings, path = described(folder, "tokenizer_config.json"), folder / "vocab.txt"
+    named = settings.get("tokenizer_class") or described(folder, "config.json").get("tokenizer_class")
+    name = str(named or "BertTokenizer")
     if name.removesuffix("Fast").removesuffix("Tokenizer") not in OF_BERT:
         raise DataError(f"{path} is of a {name[:60]}, which does not cut text as BERT's does. Use another model.")
     decoder = settings.get("added_tokens_decoder")
     entries = decoder.values() if isinstance(decoder, dict) else ()
-    tokens = {*added, *(str(it.get("content")) for it in entries if isinstance(it, dict))}
+    tokens = {
+        *described(folder, "added_tokens.json"),
+        *(str(it.get("content")) for it in entries if isinstance(it, dict)),
+    }
     if more := sorted(tokens - tokenizer.get_vocab().keys()):
         how = "Load it with transformers' AutoTokenizer and save_pretrained it, which writes tokenizer.json"
         raise DataError(f"{path} lacks tokens that were added to it: {listed(more)}. {how}.")

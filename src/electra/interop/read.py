@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from electra.base.errors import CorruptError, DataError, ElectraError, first_line
 from electra.base.files import read_object, refuse_edited, validation_text
 from electra.data.tokenizer import adopt_vocabulary, load_tokenizer, vocabulary_size
-from electra.interop.foreign import DESCRIBED, INDEX, WEIGHTS, folder_weights, open_safetensors, refuse_more_than_pieces
+from electra.interop.foreign import INDEX, WEIGHTS, described, folder_weights, open_safetensors, refuse_more_than_pieces
 from electra.interop.formats import (
     FORMATS,
     NetworkKind,
@@ -187,13 +187,12 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder. Older folders have BERT's vocab.txt, with the rest in tokenizer_config.json."""
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
-    described = [read_object(folder / name) if (folder / name).is_file() else {} for name in DESCRIBED]
-    settings = described[1]
+    settings = described(folder, "tokenizer_config.json")
     lowercase, split_cjk = (settings.get(key) is not False for key in ("do_lower_case", "tokenize_chinese_chars"))
     strip = settings.get("strip_accents")
-    path = folder / "vocab.txt"
-    tokenizer = adopt_vocabulary(path, lowercase, strip if isinstance(strip, bool) else None, split_cjk)
-    refuse_more_than_pieces(path, tokenizer, *described)
+    vocabulary = folder / "vocab.txt"
+    tokenizer = adopt_vocabulary(vocabulary, lowercase, strip if isinstance(strip, bool) else None, split_cjk)
+    refuse_more_than_pieces(folder, tokenizer)
     return tokenizer
 
 
