@@ -29,7 +29,7 @@ def test_a_key_in_the_wrong_section_is_found_by_its_name():
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("learning_rate", "optimizer.lr"), ("train.max_steps", "train.steps"), ("max_length", "rows.length")],
+    [("learning_rate", "optimizer.lr"), ("train.num_train_steps", "train.steps"), ("max_grad_norm", "optimizer.clip")],
 )
 def test_a_key_of_transformers_is_answered_with_ours(typed, meant):
     with pytest.raises(SettingsError, match=rf"unknown key {typed}. Did you mean {meant}\?"):

@@ -183,7 +183,7 @@ def test_the_default_recipe_is_one_that_is_shipped():
         (["data={data}", "glue={glue}", "tokenizer={data}"], 2, "are token shards, which have their tokenizer."),
         (["data={data}", "glue={glue}", "optimiser.lr=1"], 2, "unknown key optimiser. Did you mean optimizer.lr?"),
         (["data={data}", "glue={glue}", "finetune.lrr=1"], 2, "unknown key lrr. Did you mean lr?"),
-        (["data={data}", "glue={glue}", "finetune.max_seq_length=1"], 2, "max_seq_length. Did you mean length?"),
+        (["data={data}", "glue={glue}", "finetune.num_train_epochs=1"], 2, "num_train_epochs. Did you mean epochs?"),
         (["data={data}", "glue={glue}", "train.processes=2"], 2, "train.processes is for a single pre-training run."),
         (["data={data}", "glue={glue}", "--minutes", "0"], 2, "minutes (0.0) must be above 0"),
     ],

@@ -176,7 +176,7 @@ def resolve(
 
 
 ELSEWHERE = {"learning_rate": "lr", "warmup_steps": "warmup", "num_warmup_steps": "warmup", "warmup_ratio": "warmup"}
-ELSEWHERE |= {"max_steps": "steps", "num_train_steps": "steps", "num_train_epochs": "epochs", "num_epochs": "epochs"}
+ELSEWHERE |= {"max_steps": "steps", "num_train_steps": "steps", "num_train_epochs": "epochs"}
 ELSEWHERE |= {
     "per_device_train_batch_size": "batch",
     "gradient_accumulation_steps": "accumulate",
