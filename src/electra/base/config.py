@@ -175,18 +175,20 @@ def resolve(
     return settings, sources
 
 
-ELSEWHERE = {"learning_rate": "lr", "warmup_steps": "warmup", "num_warmup_steps": "warmup", "warmup_ratio": "warmup"}
-ELSEWHERE |= {"max_steps": "steps", "num_train_steps": "steps", "num_train_epochs": "epochs"}
-ELSEWHERE |= {
-    "per_device_train_batch_size": "batch",
-    "gradient_accumulation_steps": "accumulate",
-    "max_grad_norm": "clip",
-}
-ELSEWHERE |= {
+ELSEWHERE = {
     "adam_epsilon": "eps",
-    "weight_decay_rate": "weight_decay",
+    "gradient_accumulation_steps": "accumulate",
+    "learning_rate": "lr",
+    "max_grad_norm": "clip",
     "max_length": "length",
     "max_seq_length": "length",
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+    "num_train_steps": "steps",
+    "num_warmup_steps": "warmup",
+    "per_device_train_batch_size": "batch",
+    "warmup_ratio": "warmup",
+    "warmup_steps": "warmup",
 }
 """Keys of transformers and of the original code, whose names here are not like them."""
 
